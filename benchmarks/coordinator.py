@@ -1,15 +1,19 @@
-"""What a client costs the coordinator, by how many there are: microseconds a client, without a wire.
+"""What a client costs the coordinator, by how many there are: microseconds a client, without a
+wire.
 
-    python benchmarks/coordinator.py [--clients 100 1000 10000 100000] [--method feedsign] [--times 3]
+    python benchmarks/coordinator.py [--clients 100 1000 10000 100000] [--method feedsign] [--times
+    3]
     python benchmarks/coordinator.py --drawn        # table and picture of the rows that were stored
 
-The clients are puppets in the coordinator's process. Each is a process of its own to it, and answers at once what it is
-asked; their messages are made beforehand, and not counted. The collector of garbage leaves these alone, and looks at
-others as rarely as in `fedseed serve`. As over NATS, others have their turn after eight messages. All counts of clients
-take turns, small ones several times in each, so that what else the machine does meets all of them. Rows have the
-processor's time and the clock's.
+The clients are puppets in the coordinator's process. Each is a process of its own to it, and
+answers at once what it is asked; their messages are made beforehand, and not counted. The collector
+of garbage leaves these alone, and looks at others as rarely as in `fedseed serve`. As over NATS,
+others have their turn after eight messages. All counts of clients take turns, small ones several
+times in each, so that what else the machine does meets all of them. Rows have the processor's time
+and the clock's.
 
-    join       a client says who it is, and hello; by name, and (enrol) where whoever comes takes part
+    join       a client says who it is, and hello; by name, and (enrol) where whoever comes takes
+    part
     round      its update is checked and counted, and becomes a step with the others'
     report     it says which weights it has, and what its work cost
 """
@@ -40,7 +44,8 @@ from fedseed.transport.memory import MemoryCoordinator, Shared
 from fedseed.weights.heap import collect_rarely
 from fedseed.weights.layout import Layout, TensorEntry
 
-IN_A_ROW = 8  # messages that are looked at before others have their turn (`fedseed.transport.nats_hearing`)
+# messages that are looked at before others have their turn (`fedseed.transport.nats_hearing`)
+IN_A_ROW = 8
 UPDATES = {"feedsign": b"\x01", "zo-fedsgd": b"\x00\x00\x80?"}  # payloads
 PHASES = ("join", "enrol", "round", "report")
 DOCS = Path(__file__).parent.parent / "docs"
@@ -50,11 +55,16 @@ LAYOUT = Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16))
 
 
 class Puppets(MemoryCoordinator):
-    """A coordinator's end with clients that answer each broadcast by messages that were made before."""
+    """A coordinator's end with clients that answer each broadcast by messages that were made
+    before.
+    """
 
-    said: Sequence[tuple[str, str, bytes]] = ()  # the answers to the next broadcast: client, kind, message
+    # the answers to the next broadcast: client, kind, message
+    said: Sequence[tuple[str, str, bytes]] = ()
 
-    async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
+    async def listen(
+        self, receive: Receive, status: Callable[[], bytes], rejected: Rejected
+    ) -> None:
         self._hear = receive
 
     async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
@@ -86,7 +96,9 @@ async def measured(method: Method, count: int, enrols: bool) -> dict[str, tuple[
     known = () if enrols else tuple(names)
     settings = CoordinatorSettings(names=known, enrols=enrols, start_with=count, dead_after=1e6)
     talk = NetworkCoordinator(end, "bench", method, 0, 100, settings, Progress())
-    start = base64.b64encode(begin(Header("base", "ab" * 16, "float32", LAYOUT, method, 0))).decode()
+    start = base64.b64encode(
+        begin(Header("base", "ab" * 16, "float32", LAYOUT, method, 0))
+    ).decode()
     seconds, said = {}, []
     for name in names:
         said.append((name, "attach", Attach(client=name, host=name, examples=20).encode()))
@@ -99,11 +111,19 @@ async def measured(method: Method, count: int, enrols: bool) -> dict[str, tuple[
     await talk.start(fresh=False, known=False)
     seconds["enrol" if enrols else "join"] = clock.read()
     coordinator = await talk.open(count, Mean())
-    assert talk.rounds is not None and talk.roster.names == names and len(talk.roster.present()) == count
+    assert (
+        talk.rounds is not None
+        and talk.roster.names == names
+        and len(talk.roster.present()) == count
+    )
     epoch = talk.session.incarnation
     for number in (1, 2):  # the second counts
         end.said = [
-            (name, "update", Message(MessageKind.UPDATE, method.code, number, at, UPDATES[method.name]).encode())
+            (
+                name,
+                "update",
+                Message(MessageKind.UPDATE, method.code, number, at, UPDATES[method.name]).encode(),
+            )
             for at, name in enumerate(names)
         ]
         clock = Clock()
@@ -132,14 +152,22 @@ def turn(method: Method, count: int) -> dict[str, tuple[float, float]]:
         for enrols in (False, True):
             for phase, seconds in asyncio.run(measured(method, count, enrols)).items():
                 sums[phase] = [a + b for a, b in zip(sums[phase], (*seconds, count), strict=True)]
-    return {phase: (1e6 * busy / clients, 1e6 * wall / clients) for phase, (busy, wall, clients) in sums.items()}
+    return {
+        phase: (1e6 * busy / clients, 1e6 * wall / clients)
+        for phase, (busy, wall, clients) in sums.items()
+    }
 
 
 def medians(rows: Sequence[Sequence[str]]) -> dict[int, dict[str, tuple[float, float]]]:
-    """Returns by count and phase the median microseconds a client, the processor's and the clock's."""
+    """Returns by count and phase the median microseconds a client, the processor's and the
+    clock's.
+    """
     found: dict[int, dict[str, tuple[float, float]]] = {}
     for count in sorted({int(row[0]) for row in rows}):
-        of = {phase: [row for row in rows if (int(row[0]), row[1]) == (count, phase)] for phase in PHASES}
+        of = {
+            phase: [row for row in rows if (int(row[0]), row[1]) == (count, phase)]
+            for phase in PHASES
+        }
         found[count] = {
             phase: (median(float(row[3]) for row in mine), median(float(row[4]) for row in mine))
             for phase, mine in of.items()
@@ -160,8 +188,12 @@ def draw(found: dict[int, dict[str, tuple[float, float]]], path: Path) -> None:
         for at, dashes in enumerate(("-", ":")):
             points = [values[phase][at] for values in found.values()]
             label = phase if at == 0 else None
-            axes.plot(list(found), points, dashes, color=colour, marker="o", markersize=3.5, label=label)
-    axes.set(xscale="log", yscale="log", ylim=(5, 1000), xlabel="clients", ylabel="microseconds a client")
+            axes.plot(
+                list(found), points, dashes, color=colour, marker="o", markersize=3.5, label=label
+            )
+    axes.set(
+        xscale="log", yscale="log", ylim=(5, 1000), xlabel="clients", ylabel="microseconds a client"
+    )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.legend(title="processor (dotted: clock)", ncols=4, loc="center")
@@ -177,7 +209,9 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3, help="turns")
     parser.add_argument("--rows", type=Path, default=ROWS, help="CSV of what was measured")
     parser.add_argument("--picture", type=Path, default=PICTURE)
-    parser.add_argument("--drawn", action="store_true", help="measure nothing: of the rows that are there")
+    parser.add_argument(
+        "--drawn", action="store_true", help="measure nothing: of the rows that are there"
+    )
     asked = parser.parse_args()
     if not asked.drawn:
         method = REGISTRY.get(asked.method)()
@@ -195,7 +229,11 @@ def main() -> None:
         found = medians(list(csv.reader(file))[1:])
     print("| clients | " + " | ".join(PHASES) + " |\n|" + "---|" * (1 + len(PHASES)))
     for count, values in found.items():
-        print(f"| {count:,} | " + " | ".join(f"{busy:.0f} ({wall:.0f})" for busy, wall in values.values()) + " |")
+        print(
+            f"| {count:,} | "
+            + " | ".join(f"{busy:.0f} ({wall:.0f})" for busy, wall in values.values())
+            + " |"
+        )
     ratios = [[v[phase][0] for v in found.values()] for phase in PHASES]
     print("| largest / smallest | " + " | ".join(f"{max(r) / min(r):.2f}" for r in ratios) + " |")
     draw(found, asked.picture)

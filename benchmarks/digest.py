@@ -1,7 +1,8 @@
-"""What a digest of weights costs: python benchmarks/digest.py [--gigabytes 1] [--threads 1 2] [--dtype bfloat16].
+"""What a digest of weights costs: python benchmarks/digest.py [--gigabytes 1] [--threads 1 2]
+[--dtype bfloat16].
 
-Both kinds of digest over the same tensors (a decoder's shapes, made up), in turn, so that all see the same machine; a
-median of runs.
+Both kinds of digest over the same tensors (a decoder's shapes, made up), in turn, so that all see
+the same machine; a median of runs.
 """
 
 import argparse
@@ -25,7 +26,9 @@ def weights(count: int, dtype: torch.dtype) -> torch.nn.Module:
         for name, rows in (("q", 1), ("k", 1), ("v", 1), ("o", 1), ("up", 4), ("down", 4)):
             matrix = torch.empty(rows * WIDTH, WIDTH, dtype=dtype).uniform_(-0.02, 0.02)
             model.register_parameter(f"{name}_{layer}", torch.nn.Parameter(matrix))
-        model.register_parameter(f"norm_{layer}", torch.nn.Parameter(torch.ones(WIDTH, dtype=dtype)))
+        model.register_parameter(
+            f"norm_{layer}", torch.nn.Parameter(torch.ones(WIDTH, dtype=dtype))
+        )
     return model
 
 
@@ -42,17 +45,25 @@ def kinds(model: torch.nn.Module, threads: list[int], runs: int) -> None:
     size = sum(p.nbytes for _, p in named)
     ways: dict[str, Callable[[], object]] = {"blake2b": lambda: hash_tensors(named)}
     for count in threads:
-        ways[f"blake2b-tree, {count} threads"] = lambda n=count: hash_tensors(named, "blake2b-tree", n)
+        ways[f"blake2b-tree, {count} threads"] = lambda n=count: hash_tensors(
+            named, "blake2b-tree", n
+        )
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(runs):
         for name, act in ways.items():
             spent[name].append(seconds(act))
-    print(f"\n{size / 1e9:.2f} GB in {len(named)} tensors, {runs} runs in turn, load {os.getloadavg()[0]:.1f}\n")
+    print(
+        f"\n{size / 1e9:.2f} GB in {len(named)} tensors, {runs} runs in turn, load "
+        f"{os.getloadavg()[0]:.1f}\n"
+    )
     print("| digest | seconds | GB/s | times faster | lowest and highest |\n|---|---|---|---|---|")
     for name, found in spent.items():
         ratio = median(a / b for a, b in zip(spent["blake2b"], found, strict=True))
         range_ = f"{min(found):.3f} to {max(found):.3f}"
-        print(f"| {name} | {median(found):.3f} | {size / median(found) / 1e9:.2f} | {ratio:.2f} | {range_} |")
+        print(
+            f"| {name} | {median(found):.3f} | {size / median(found) / 1e9:.2f} | {ratio:.2f} | "
+            f"{range_} |"
+        )
 
 
 if __name__ == "__main__":

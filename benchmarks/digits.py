@@ -3,10 +3,11 @@
     python benchmarks/digits.py [--seeds 1 2 3] [--out runs/digits]
     python benchmarks/digits.py --byzantine [--seeds 1 2 3 4 5]
 
-The recipes digits-feedsign and digits-zo-fedsgd, five clients, IID and Dirichlet over the class. A seed decides the
-run's directions and new head as well as who holds what. One to two minutes a run on one core; what is there already is
-taken up. With --byzantine: the same recipes, IID, as they are and with one Byzantine client of five, as in the
-paper: a random projection to ZO-FedSGD (N(0, 100^2): the paper gives no size), always the reversed sign to FeedSign.
+The recipes digits-feedsign and digits-zo-fedsgd, five clients, IID and Dirichlet over the class. A
+seed decides the run's directions and new head as well as who holds what. One to two minutes a run
+on one core; what is there already is taken up. With --byzantine: the same recipes, IID, as they are
+and with one Byzantine client of five, as in the paper: a random projection to ZO-FedSGD (N(0,
+100^2): the paper gives no size), always the reversed sign to FeedSign.
 """
 
 import argparse
@@ -45,14 +46,25 @@ def spread(values: Sequence[float]) -> str:
 
 def draw(out: Path, seeds: Sequence[int], path: Path) -> None:
     """Accuracy over steps: means over the seeds, and from the lowest to the highest."""
-    figure, grid = plt.subplots(1, len(PARTITIONS), figsize=(4.2 * len(PARTITIONS), 3.4), sharey=True)
+    figure, grid = plt.subplots(
+        1, len(PARTITIONS), figsize=(4.2 * len(PARTITIONS), 3.4), sharey=True
+    )
     for axes, partition in zip(grid, PARTITIONS, strict=True):
         for colour, name in zip(COLOURS, RECIPES, strict=False):
             runs = [read_metrics(folder(out, name, partition, seed)) for seed in seeds]
             steps = [line["round"] for line in runs[0]]
             at = list(zip(*([line["accuracy"] for line in run] for run in runs), strict=True))
-            axes.plot(steps, [mean(a) for a in at], color=colour, marker="o", markersize=3.5, label=name)
-            axes.fill_between(steps, [min(a) for a in at], [max(a) for a in at], color=colour, alpha=0.2, linewidth=0)
+            axes.plot(
+                steps, [mean(a) for a in at], color=colour, marker="o", markersize=3.5, label=name
+            )
+            axes.fill_between(
+                steps,
+                [min(a) for a in at],
+                [max(a) for a in at],
+                color=colour,
+                alpha=0.2,
+                linewidth=0,
+            )
         axes.axhline(90, color="0.6", linewidth=0.8, linestyle=":")
         axes.set_title(partition, fontsize=10)
         axes.set_xlabel("step")
@@ -73,7 +85,9 @@ def byzantine(out: Path, seeds: Sequence[int]) -> None:
             finals = []
             for seed in seeds:
                 overrides = [*settings, f"seed={seed}", f"task.seed={seed}"]
-                run = Federation.from_file(recipe, overrides, out=out / f"{name}-{label}-{seed}".lower())
+                run = Federation.from_file(
+                    recipe, overrides, out=out / f"{name}-{label}-{seed}".lower()
+                )
                 finals.append(run.run(resume=True).summary["final"]["accuracy"])
             cells.append(spread(finals))
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
@@ -83,7 +97,9 @@ def main() -> None:
     """Run what is missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, nargs="+")
-    parser.add_argument("--byzantine", action="store_true", help="with and without an attacker, five seeds")
+    parser.add_argument(
+        "--byzantine", action="store_true", help="with and without an attacker, five seeds"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/digits"))
     args = parser.parse_args()
     torch.set_num_threads(1)  # the network is tiny
@@ -97,15 +113,26 @@ def main() -> None:
         for name, recipe in RECIPES.items():
             for seed in args.seeds:
                 overrides = [*settings, f"seed={seed}", f"task.seed={seed}"]
-                run = Federation.from_file(recipe, overrides, out=folder(args.out, name, partition, seed))
+                run = Federation.from_file(
+                    recipe, overrides, out=folder(args.out, name, partition, seed)
+                )
                 summary = run.run(resume=True).summary
                 finals.setdefault((name, partition), []).append(summary["final"]["accuracy"])
-                shown = f"{summary['final']['accuracy']:.1f}% in {summary['seconds']['total']:.0f} s"
-                print(f"{name}, {partition}, seed {seed}: {shown}; {summary['data_notes'][1]}", flush=True)
+                shown = (
+                    f"{summary['final']['accuracy']:.1f}% in {summary['seconds']['total']:.0f} s"
+                )
+                print(
+                    f"{name}, {partition}, seed {seed}: {shown}; {summary['data_notes'][1]}",
+                    flush=True,
+                )
     print(f"\nTest accuracy in percent, {len(args.seeds)} seeds:\n")
     print("| | " + " | ".join(PARTITIONS) + " |\n|---|" + "---|" * len(PARTITIONS))
     for name in RECIPES:
-        print(f"| {name} | " + " | ".join(spread(finals[name, partition]) for partition in PARTITIONS) + " |")
+        print(
+            f"| {name} | "
+            + " | ".join(spread(finals[name, partition]) for partition in PARTITIONS)
+            + " |"
+        )
     draw(args.out, args.seeds, args.out / "accuracy.png")
 
 

@@ -1,10 +1,13 @@
-"""A federation over NATS on one machine: what a step costs beyond the computation, memory, bytes on the wire.
+"""A federation over NATS on one machine: what a step costs beyond the computation, memory, bytes on
+the wire.
 
     python benchmarks/federation.py steps [--steps 2000] [--processes 1] [--clients 5] [--signed]
     python benchmarks/federation.py memory                   1,000 clients hosted by one process
-    python benchmarks/federation.py wire                     bytes per client and round, beside the payload
+    python benchmarks/federation.py wire                     bytes per client and round, beside the
+    payload
 
-nats-server, coordinator and clients are separate processes; the server's store is in a temporary folder (--store).
+nats-server, coordinator and clients are separate processes; the server's store is in a temporary
+folder (--store).
 """
 
 import argparse
@@ -30,11 +33,27 @@ os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 METHODS: dict[str, dict[str, Any]] = {
     "feedsign": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-3, "batch": 4},
     "zo-fedsgd": {"name": "zo-fedsgd", "basis": "rademacher", "learning_rate": 1e-3, "batch": 4},
-    "ferret": {"name": "ferret", "directions": 7000, "basis": "hadamard", "blocks": "one", "seeds": "shared",
-               "allocation": "size", "training": {"optimizer": "sgd", "learning_rate": 0.1, "steps": 2, "batch": 4}},
-    "fedkseed": {"name": "fedkseed", "candidates": 4096, "steps": 200, "learning_rate": 1e-4, "batch": 4},
-    "fedavg": {"name": "fedavg", "training": {"optimizer": "sgd", "learning_rate": 0.1, "steps": 2, "batch": 4}},
-}  # fmt: skip
+    "ferret": {
+        "name": "ferret",
+        "directions": 7000,
+        "basis": "hadamard",
+        "blocks": "one",
+        "seeds": "shared",
+        "allocation": "size",
+        "training": {"optimizer": "sgd", "learning_rate": 0.1, "steps": 2, "batch": 4},
+    },
+    "fedkseed": {
+        "name": "fedkseed",
+        "candidates": 4096,
+        "steps": 200,
+        "learning_rate": 1e-4,
+        "batch": 4,
+    },
+    "fedavg": {
+        "name": "fedavg",
+        "training": {"optimizer": "sgd", "learning_rate": 0.1, "steps": 2, "batch": 4},
+    },
+}
 SIZES = {"trivial": (20, 32, 5), "million": (512, 1024, 512)}
 
 
@@ -43,7 +62,12 @@ def recipe(method: str, rounds: int, every: int) -> Any:
     from fedseed.runs.recipe import Recipe
 
     return Recipe.model_validate(
-        {"seed": 3, "rounds": rounds, "method": METHODS[method], "evaluation": {"every": every, "rouge": False}}
+        {
+            "seed": 3,
+            "rounds": rounds,
+            "method": METHODS[method],
+            "evaluation": {"every": every, "rouge": False},
+        }
     )
 
 
@@ -65,11 +89,21 @@ def federation(recipe: Any, count: int, size: str) -> Any:
         return [(row, (row @ teacher).argmax()) for row in x]
 
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(wide, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, classes))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(wide, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, classes)
+    )
     objective = Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
     test = data(100)
     clients = [ClientData(f"client-{i:04d}", data(20)) for i in range(count)]
-    return Federation(model, clients, recipe.method, objective, recipe.rounds, seed=recipe.seed, evaluation={"": test})
+    return Federation(
+        model,
+        clients,
+        recipe.method,
+        objective,
+        recipe.rounds,
+        seed=recipe.seed,
+        evaluation={"": test},
+    )
 
 
 class Watch:
@@ -109,7 +143,9 @@ def coordinator(a: argparse.Namespace) -> None:
 
     watch = Watch()
     way = transport(Access(a.nats, a.key), "bench")
-    served = NetworkRun(recipe(a.method, a.steps, a.every), "bench", way, Path(a.out), progress=watch)
+    served = NetworkRun(
+        recipe(a.method, a.steps, a.every), "bench", way, Path(a.out), progress=watch
+    )
     began = time.perf_counter()
     summary = served.run(resume=True).summary
     seconds = time.perf_counter() - began
@@ -119,7 +155,15 @@ def coordinator(a: argparse.Namespace) -> None:
     memory = {"memory": resident_memory(), "peak_memory": resident_memory(peak=True)}
     payload = {k: summary[k] for k in ("payload_bytes_up", "payload_bytes_down", "weights_digest")}
     print(
-        json.dumps({"times": watch.times, "step": median(gaps) if gaps else 0, "seconds": seconds, **memory, **payload})
+        json.dumps(
+            {
+                "times": watch.times,
+                "step": median(gaps) if gaps else 0,
+                "seconds": seconds,
+                **memory,
+                **payload,
+            }
+        )
     )
 
 
@@ -180,8 +224,16 @@ class Forwarder:
         target.close()
 
 
-def run(a: argparse.Namespace, method: str, steps: int, clients: int, processes: int, size: str, every: int,
-        count: bool = False) -> dict[str, Any]:  # fmt: skip
+def run(
+    a: argparse.Namespace,
+    method: str,
+    steps: int,
+    clients: int,
+    processes: int,
+    size: str,
+    every: int,
+    count: bool = False,
+) -> dict[str, Any]:
     """Start server, coordinator and hosts; returns what they measured."""
     with tempfile.TemporaryDirectory(dir=a.store) as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -210,7 +262,8 @@ def run(a: argparse.Namespace, method: str, steps: int, clients: int, processes:
                     time.sleep(0.05)
             forwarder = Forwarder(port) if count else None
 
-            if a.signed:  # the server asks for no key here: what signatures cost is all that is added
+            # the server asks for no key here: what signatures cost is all that is added
+            if a.signed:
                 from fedseed.transport.keys import make
 
                 names = ",".join(f"client-{i:04d}" for i in range(clients))
@@ -220,22 +273,47 @@ def run(a: argparse.Namespace, method: str, steps: int, clients: int, processes:
                 if a.signed:
                     key = "coordinator" if role == "coordinator" else "all"
                     arguments = (*arguments, "--key", f"{folder}/keys/{key}.nk")
-                common = ["--method", method, "--steps", str(steps), "--every", str(every), "--clients", str(clients)]
+                common = [
+                    "--method",
+                    method,
+                    "--steps",
+                    str(steps),
+                    "--every",
+                    str(every),
+                    "--clients",
+                    str(clients),
+                ]
                 process = subprocess.Popen(
-                    [sys.executable, __file__, role, "--nats", f"nats://127.0.0.1:{at}", "--size", size, *common,
-                     *arguments],
-                    stdout=subprocess.PIPE, text=True,
-                )  # fmt: skip
+                    [
+                        sys.executable,
+                        __file__,
+                        role,
+                        "--nats",
+                        f"nats://127.0.0.1:{at}",
+                        "--size",
+                        size,
+                        *common,
+                        *arguments,
+                    ],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
                 started.append(process)
                 return process
 
             serving = start("coordinator", "--out", f"{folder}/run")
             each = clients // processes
             hosts = [
-                start("host", "--first", str(i * each), "--count", str(each),
-                      at=forwarder.port if forwarder and i == 0 else port)
+                start(
+                    "host",
+                    "--first",
+                    str(i * each),
+                    "--count",
+                    str(each),
+                    at=forwarder.port if forwarder and i == 0 else port,
+                )
                 for i in range(processes)
-            ]  # fmt: skip
+            ]
             told = [json.loads(p.communicate()[0].splitlines()[-1]) for p in hosts]
             result = json.loads(serving.communicate()[0].splitlines()[-1])
         finally:
@@ -248,14 +326,17 @@ def run(a: argparse.Namespace, method: str, steps: int, clients: int, processes:
         between = list(zip(result["times"], result["times"][1:], strict=False))
         for way in ("up", "down"):
             result[f"wire_{way}"] = median(
-                sum(size for when, w, size in forwarder.seen if w == way and a <= when < b) for a, b in between
+                sum(size for when, w, size in forwarder.seen if w == way and a <= when < b)
+                for a, b in between
             )
     return result
 
 
 def main() -> None:
     """Parse the command line and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["steps", "memory", "wire", "coordinator", "host"])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--processes", type=int, default=1)
@@ -264,7 +345,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1000)
     parser.add_argument("--size", default="trivial")
     parser.add_argument("--store", default=None)
-    parser.add_argument("--signed", action="store_true", help="with keys: everything is signed and checked")
+    parser.add_argument(
+        "--signed", action="store_true", help="with keys: everything is signed and checked"
+    )
     parser.add_argument("--nats")
     parser.add_argument("--key", type=Path)
     parser.add_argument("--out")
@@ -276,25 +359,48 @@ def main() -> None:
     if a.what == "steps":
         a.method = a.method or "feedsign"
         r = run(a, a.method, a.steps, a.clients, a.processes, a.size, a.every)
-        print(f"{a.method}, {a.clients} clients in {a.processes} process(es), {a.steps} steps in {r['seconds']:.1f} s")
-        print(f"a step {r['step'] * 1e3:.2f} ms, computation {r['computation'] * 1e3:.2f} ms (medians): "
-              f"{(r['step'] - r['computation']) * 1e3:.2f} ms beyond it")  # fmt: skip
-        print(f"coordinator {r['peak_memory'] / 1e6:.0f} MB at its peak; load {os.getloadavg()[0]:.1f}")
+        print(
+            f"{a.method}, {a.clients} clients in {a.processes} process(es), {a.steps} steps in "
+            f"{r['seconds']:.1f} s"
+        )
+        print(
+            f"a step {r['step'] * 1e3:.2f} ms, computation {r['computation'] * 1e3:.2f} ms "
+            f"(medians): {(r['step'] - r['computation']) * 1e3:.2f} ms beyond it"
+        )
+        print(
+            f"coordinator {r['peak_memory'] / 1e6:.0f} MB at its peak; load "
+            f"{os.getloadavg()[0]:.1f}"
+        )
     elif a.what == "memory":
         r = run(a, "feedsign", 20 if a.steps == 2000 else a.steps, 1000, 1, "trivial", 10)
-        print(f"1,000 clients, a round {r['step'] * 1e3:.0f} ms, computation {r['computation'] * 1e3:.0f} ms")
-        print(f"coordinator {r['peak_memory'] / 1e6:.0f} MB at its peak, {r['memory'] / 1e6:.0f} MB at the end")
+        print(
+            f"1,000 clients, a round {r['step'] * 1e3:.0f} ms, computation "
+            f"{r['computation'] * 1e3:.0f} ms"
+        )
+        print(
+            f"coordinator {r['peak_memory'] / 1e6:.0f} MB at its peak, {r['memory'] / 1e6:.0f} MB "
+            "at the end"
+        )
     else:
         print("| method | payload up | wire up | payload down | wire down |\n|---|---|---|---|---|")
         for method in [a.method] if a.method else METHODS:
             # one of two processes is looked at, which hosts one client: medians over rounds
             every = 10**6 if method in ("feedsign", "zo-fedsgd") else 1
             y = run(
-                a, method, 100 if every > 1 else 8, 2, 2, "million" if method == "fedavg" else "trivial", every, True
+                a,
+                method,
+                100 if every > 1 else 8,
+                2,
+                2,
+                "million" if method == "fedavg" else "trivial",
+                every,
+                True,
             )
             up, down = y["wire_up"], y["wire_down"]
             cells = (y["payload_bytes_up"], up, y["payload_bytes_down"], down)
-            print(f"| {method} | " + " | ".join(f"{cell:,.0f}" for cell in cells) + " |", flush=True)
+            print(
+                f"| {method} | " + " | ".join(f"{cell:,.0f}" for cell in cells) + " |", flush=True
+            )
     return None
 
 

@@ -2,17 +2,23 @@
 
     python benchmarks/gpu.py [same] [perturbed] [rounds] [speed] [--sizes 125m 1.3b 3b] [--out FILE]
 
-same         the Triton kernels give the CPU's bits: every basis and dtype, awkward places, lengths and widths
-perturbed    a look at w + scale * v gives the loss that the moved weights give, and leaves the weights' bits alone
-rounds       rounds of every method on the GPU; the orbits are replayed on the CPU to the same digests
-speed        seconds and memory at the shapes of OPT-125M, OPT-1.3B and LLaMA-3B with random bfloat16 weights: a
-             direction, a rebuild, a projection, a zeroth-order step, a Ferret round, a digest, beside plain torch
+same         the Triton kernels give the CPU's bits: every basis and dtype, awkward places, lengths
+and widths
+perturbed    a look at w + scale * v gives the loss that the moved weights give, and leaves the
+weights' bits alone
+rounds       rounds of every method on the GPU; the orbits are replayed on the CPU to the same
+digests
+speed        seconds and memory at the shapes of OPT-125M, OPT-1.3B and LLaMA-3B with random
+bfloat16 weights: a
+             direction, a rebuild, a projection, a zeroth-order step, a Ferret round, a digest,
+             beside plain torch
 
-At most eight minutes on an H100; a part that would begin after `--budget` seconds is left out, and the report says so.
-The report (Markdown) goes to the screen and into a file as it grows. Exits with 1 if any bits differ.
+At most eight minutes on an H100; a part that would begin after `--budget` seconds is left out, and
+the report says so. The report (Markdown) goes to the screen and into a file as it grows. Exits with
+1 if any bits differ.
 
-`--toy` runs all of it on a CPU through Triton's interpreter at sizes that take a minute: not for its figures, but to
-see that nothing of it is broken before somebody borrows a GPU.
+`--toy` runs all of it on a CPU through Triton's interpreter at sizes that take a minute: not for
+its figures, but to see that nothing of it is broken before somebody borrows a GPU.
 """
 
 import argparse
@@ -63,13 +69,33 @@ PLACES = [(0, 1), (3, 17), *([] if TOY else [(1000, 4097), (2**20 - 77, 1203), (
 LARGE = [] if TOY else [(12_345, 3_000_017)]
 SIZES = {
     "125m": lambda: OPTConfig(dropout=0.0),
-    "1.3b": lambda: OPTConfig(hidden_size=2048, num_hidden_layers=24, num_attention_heads=32, ffn_dim=8192,
-                              word_embed_proj_dim=2048, dropout=0.0),
-    "3b": lambda: LlamaConfig(hidden_size=3200, num_hidden_layers=26, num_attention_heads=32, intermediate_size=8640,
-                              vocab_size=32_000, max_position_embeddings=2048),
-    "toy": lambda: OPTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=24, vocab_size=64,
-                             word_embed_proj_dim=16, max_position_embeddings=64, dropout=0.0),
-}  # fmt: skip
+    "1.3b": lambda: OPTConfig(
+        hidden_size=2048,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        ffn_dim=8192,
+        word_embed_proj_dim=2048,
+        dropout=0.0,
+    ),
+    "3b": lambda: LlamaConfig(
+        hidden_size=3200,
+        num_hidden_layers=26,
+        num_attention_heads=32,
+        intermediate_size=8640,
+        vocab_size=32_000,
+        max_position_embeddings=2048,
+    ),
+    "toy": lambda: OPTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        ffn_dim=24,
+        vocab_size=64,
+        word_embed_proj_dim=16,
+        max_position_embeddings=64,
+        dropout=0.0,
+    ),
+}
 
 began = time.perf_counter()
 
@@ -133,7 +159,8 @@ def milliseconds(value: float) -> str:
     return f"{value * 1e3:,.2f} ms"
 
 
-# -- the same bits ---------------------------------------------------------------------------------------------------
+# -- the same bits
+# ------------------------------------------------------------------------------------------------
 
 
 def stored(values: np.ndarray, dtype: str) -> torch.Tensor:
@@ -144,7 +171,11 @@ def stored(values: np.ndarray, dtype: str) -> torch.Tensor:
 def as_array(tensor: torch.Tensor) -> np.ndarray:
     """A tensor's elements as the CPU's kernels take them."""
     here = tensor.detach().cpu()
-    return here.numpy() if here.dtype == torch.float32 else here.view(torch.int16).numpy().view(np.uint16)
+    return (
+        here.numpy()
+        if here.dtype == torch.float32
+        else here.view(torch.int16).numpy().view(np.uint16)
+    )
 
 
 def same(report: Report, _: argparse.Namespace) -> None:
@@ -155,7 +186,8 @@ def same(report: Report, _: argparse.Namespace) -> None:
         for start, size in [*PLACES, *LARGE]:
             values = rng.normal(size=size).astype(np.float32)
             length = max(size, 5000)
-            matrices = Matrices([(start,), (size // 33, 33), (size % 33,)])  # `lowrank` alone looks at them
+            # `lowrank` alone looks at them
+            matrices = Matrices([(start,), (size // 33, 33), (size % 33,)])
             for dtype in DTYPES:
                 spec = Basis(name, 2**63 + 11, size=64, rank=2).spec_on(matrices)
                 parts = [Part(spec, 61, rng.normal(size=7).astype(np.float32))]
@@ -163,14 +195,19 @@ def same(report: Report, _: argparse.Namespace) -> None:
                 out, expected = torch.empty_like(w), np.empty_like(as_array(w))
                 gpu.move(out, w, dtype, gpu.prepare(parts, length), -1.3, start)
                 cpu.move(expected, as_array(w), dtype, cpu.prepare(parts, length), -1.3, start)
-                report.check(f"move, {name}, {dtype}, {size} from {start}", bool((as_array(out) == expected).all()))
+                report.check(
+                    f"move, {name}, {dtype}, {size} from {start}",
+                    bool((as_array(out) == expected).all()),
+                )
                 count += 1
             for directions, tile in ((1, 64), (150, 64), *([] if TOY else [(4099, 4096)])):
                 spec, x = Basis(name, 7, size=tile).spec_on(matrices), stored(values, "float32")
                 found = gpu.project(spec, 3, directions, x, start, length)
                 known = cpu.project(spec, 3, directions, as_array(x), start, length)
-                report.check(f"project, {name}, {directions} directions, {size} from {start}",
-                             bool((found.view(np.uint32) == known.view(np.uint32)).all()))  # fmt: skip
+                report.check(
+                    f"project, {name}, {directions} directions, {size} from {start}",
+                    bool((found.view(np.uint32) == known.view(np.uint32)).all()),
+                )
                 count += 1
     report.say(f"{count} comparisons of kernels with the CPU's bits, {report.wrong} differ.")
 
@@ -191,10 +228,13 @@ def perturbed(report: Report, _: argparse.Namespace) -> None:
             moved = objective.losses(model, items)
         report.check(f"loss at moved weights, {name}, {dtype}", torch.equal(looked, moved))
         report.check(f"a look moves nothing, {name}, {dtype}", space.digest() != digest)
-    report.say(f"Looks at perturbed weights in every basis and dtype: {report.wrong - before} differ.")
+    report.say(
+        f"Looks at perturbed weights in every basis and dtype: {report.wrong - before} differ."
+    )
 
 
-# -- rounds ----------------------------------------------------------------------------------------------------------
+# -- rounds
+# ------------------------------------------------------------------------------------------------
 
 
 def rounds(report: Report, _: argparse.Namespace) -> None:
@@ -211,9 +251,19 @@ def rounds(report: Report, _: argparse.Namespace) -> None:
 def tiny_base(folder: Path) -> str:
     """A base that the interpreter is through with in seconds."""
     tokenizer = load_model("small")[1]
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    config = LlamaConfig(**sizes, vocab_size=len(tokenizer), tie_word_embeddings=True,
-                         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)  # fmt: skip
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
+    config = LlamaConfig(
+        **sizes,
+        vocab_size=len(tokenizer),
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -228,10 +278,20 @@ def one_run(report: Report, name: str, base: str, dtype: str) -> None:
         short += ["rounds=1", "evaluation.every=1"]
     alone = ["task.clients=1", "federation.per_round=1"] if name == "small-mezo" or TOY else []
     overrides = [
-        f"model.base={base}", f"model.device={DEVICE.type}", f"model.dtype={dtype}", "rounds=2",
-        "evaluation.every=2", "task.clients=3", "federation.per_round=2", "task.examples=8", "task.evaluation=2",
-        "task.unseen=0", "evaluation.max_new_tokens=2", *alone, *short,
-    ]  # fmt: skip
+        f"model.base={base}",
+        f"model.device={DEVICE.type}",
+        f"model.dtype={dtype}",
+        "rounds=2",
+        "evaluation.every=2",
+        "task.clients=3",
+        "federation.per_round=2",
+        "task.examples=8",
+        "task.evaluation=2",
+        "task.unseen=0",
+        "evaluation.max_new_tokens=2",
+        *alone,
+        *short,
+    ]
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -251,7 +311,8 @@ def one_run(report: Report, name: str, base: str, dtype: str) -> None:
     report.row(summary["method"], dtype, f"{spent:.1f}", f"{summary['final']['loss']:.3f}", verdict)
 
 
-# -- speed -----------------------------------------------------------------------------------------------------------
+# -- speed
+# ------------------------------------------------------------------------------------------------
 
 
 def random_model(size: str, dtype: str = "bfloat16") -> Any:
@@ -267,7 +328,9 @@ def examples(count: int) -> list[Tokens]:
     return [Tokens(tuple(row), 1) for row in words]
 
 
-def torch_direction(weights: Sequence[torch.Tensor], use: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+def torch_direction(
+    weights: Sequence[torch.Tensor], use: Callable[[torch.Tensor, torch.Tensor], Any]
+) -> None:
     """One normal direction as the published code makes it; `use` gets each tensor and its part."""
     torch.manual_seed(7)
     for w in weights:
@@ -292,21 +355,32 @@ def lines(size: str) -> Iterator[tuple[str, float, str]]:
     yield "torch: one normal direction added", plain, f"{plain / bare:.1f} passes"
     for name in BASES:
         spent = seconds(lambda n=name: space.add(Basis(n, 7), [1.0], 1e-12))
-        yield f"one {name} direction added", spent, f"{spent / bare:.1f} passes, {plain / spent:.1f} times torch"
+        yield (
+            f"one {name} direction added",
+            spent,
+            f"{spent / bare:.1f} passes, {plain / spent:.1f} times torch",
+        )
     coefficients = np.full(REBUILT, 1e-3, dtype=np.float32)
     space.keep_base()
     change = Rebuild([Term(Basis("hadamard", 7, size=REBUILT), coefficients)], 1e-9)
     spent = seconds(lambda: space.apply(change))
     space.release_base()
-    yield (f"rebuild from {REBUILT:,} hadamard directions", spent,
-           f"**{spent / bare:.2f} passes** (goal: 3), {plain * REBUILT / spent:,.0f} times torch")  # fmt: skip
+    yield (
+        f"rebuild from {REBUILT:,} hadamard directions",
+        spent,
+        f"**{spent / bare:.2f} passes** (goal: 3), {plain * REBUILT / spent:,.0f} times torch",
+    )
     along = Basis("hadamard", 3, size=PROJECTED), [PROJECTED]
     spent = seconds(partial(project_change, space.vector, space.snapshot(), *along))
     yield f"projection on {PROJECTED:,} hadamard directions", spent, f"{spent / bare:.1f} passes"
     spent = digest = seconds(space.digest, 1)
     yield "digest of the weights", spent, f"{space.layout.dense_bytes / spent / 1e9:.2f} GB/s"
     if (held := peak_on([DEVICE])) is not None:
-        yield "peak memory of all this", 0, f"{held / 1e9:.1f} GB, {held / space.layout.dense_bytes:.2f} times weights"
+        yield (
+            "peak memory of all this",
+            0,
+            f"{held / 1e9:.1f} GB, {held / space.layout.dense_bytes:.2f} times weights",
+        )
     yield from steps(model)
     yield from ferret_round(model, digest)
 
@@ -352,14 +426,25 @@ def steps(model: Any) -> Iterator[tuple[str, float, str]]:
             pairs.append((time.perf_counter() - middle, middle - begin))
         spent = median(step for step, _ in pairs)
         ratio = median(step / two for step, two in pairs)
-        yield (f"a FeedSign step, {basis}, batch {BATCH} x {LENGTH}", spent,
-               f"**{ratio:.2f} times two forward passes** (goal: 1.2)")  # fmt: skip
+        yield (
+            f"a FeedSign step, {basis}, batch {BATCH} x {LENGTH}",
+            spent,
+            f"**{ratio:.2f} times two forward passes** (goal: 1.2)",
+        )
     count = 1 if TOY else 4
-    act, worker = a_round(FedKSeed(basis="hadamard", candidates=REBUILT, learning_rate=1e-9, steps=count, batch=BATCH),
-                          model)  # fmt: skip
+    act, worker = a_round(
+        FedKSeed(
+            basis="hadamard", candidates=REBUILT, learning_rate=1e-9, steps=count, batch=BATCH
+        ),
+        model,
+    )
     spent = seconds(lambda: act(1), 2) if TOY else seconds(lambda: act(1))
     two = 2 * seconds(forward)
-    yield f"a FedKSeed round of {count} steps", spent, f"{spent / count / two:.2f} times two forward passes a step"
+    yield (
+        f"a FedKSeed round of {count} steps",
+        spent,
+        f"{spent / count / two:.2f} times two forward passes a step",
+    )
     worker.space.release_base()
 
 
@@ -367,8 +452,15 @@ def ferret_round(model: Any, digest: float) -> Iterator[tuple[str, float, str]]:
     """A Ferret round of ten iterations: what projection, rebuild and digest are of it."""
     for streaming in (False, True):
         training = LocalTraining(learning_rate=1e-6, steps=ITERATIONS, batch=BATCH, accumulation=1)
-        method = Ferret(directions=PROJECTED, basis="hadamard", blocks="one", allocation="size", seeds="shared",
-                        training=training, streaming=streaming)  # fmt: skip
+        method = Ferret(
+            directions=PROJECTED,
+            basis="hadamard",
+            blocks="one",
+            allocation="size",
+            seeds="shared",
+            training=training,
+            streaming=streaming,
+        )
         forget_peak()
         act, worker = a_round(method, model)
         act(1)
@@ -378,12 +470,21 @@ def ferret_round(model: Any, digest: float) -> Iterator[tuple[str, float, str]]:
         whole = time.perf_counter() - begin
         parts = answer.cost.seconds
         held = peak_on([DEVICE])
-        memory = "" if held is None else f"; peak {held / worker.space.layout.dense_bytes:.2f} times weights"
+        memory = (
+            ""
+            if held is None
+            else f"; peak {held / worker.space.layout.dense_bytes:.2f} times weights"
+        )
         kind = "streaming" if streaming else "ordinary"
         note = (
-            f"projection {parts['projection'] / whole:.1%}, a digest would be {digest / whole:.1%} (goal: 1%){memory}"
+            f"projection {parts['projection'] / whole:.1%}, a digest would be "
+            f"{digest / whole:.1%} (goal: 1%){memory}"
         )
-        yield f"a Ferret round, {kind}, {ITERATIONS} x {BATCH} x {LENGTH}, K = {PROJECTED:,}", whole, note
+        yield (
+            f"a Ferret round, {kind}, {ITERATIONS} x {BATCH} x {LENGTH}, K = {PROJECTED:,}",
+            whole,
+            note,
+        )
 
 
 def speed(report: Report, args: argparse.Namespace) -> None:
@@ -399,7 +500,8 @@ def speed(report: Report, args: argparse.Namespace) -> None:
             torch.cuda.empty_cache()
 
 
-# -- all of it -------------------------------------------------------------------------------------------------------
+# -- all of it
+# ------------------------------------------------------------------------------------------------
 
 PARTS = {"same": same, "perturbed": perturbed, "rounds": rounds, "speed": speed}
 
@@ -413,16 +515,26 @@ def main() -> int:
     """Run the parts that are asked for; 1 if bits differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
-    parser.add_argument("--sizes", nargs="+", choices=[s for s in SIZES if s != "toy"], default=["125m", "1.3b", "3b"])
-    parser.add_argument("--budget", type=float, default=420.0, help="seconds after which nothing more is begun")
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        choices=[s for s in SIZES if s != "toy"],
+        default=["125m", "1.3b", "3b"],
+    )
+    parser.add_argument(
+        "--budget", type=float, default=420.0, help="seconds after which nothing more is begun"
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu-report.md"), help="the report's file")
     parser.add_argument("--toy", action="store_true", help="on a CPU, through Triton's interpreter")
     args = parser.parse_args()
-    if args.toy and not TOY:  # Triton and the choice of kernels look at the environment when they are imported
+    # Triton and the choice of kernels look at the environment when they are imported
+    if args.toy and not TOY:
         os.environ.update(TRITON_INTERPRET="1", FEDSEED_KERNELS="triton")
         os.execv(sys.executable, [sys.executable, *sys.argv])
     if not TOY and not torch.cuda.is_available():
-        print("No GPU here (torch finds none): `--toy` tries the command on a CPU.", file=sys.stderr)
+        print(
+            "No GPU here (torch finds none): `--toy` tries the command on a CPU.", file=sys.stderr
+        )
         return 2
     report = Report(args.out)
     name = f"Triton's interpreter, {platform.machine()}" if TOY else torch.cuda.get_device_name()

@@ -1,15 +1,20 @@
-"""How many kernels a GPU is asked for, how often it is waited for, and how many bytes move: reckoned without one.
+"""How many kernels a GPU is asked for, how often it is waited for, and how many bytes move:
+reckoned without one.
 
     python benchmarks/launches.py [--shapes 125M 1.3B 7B] [--write]
 
-The real launchers run on tensors of torch's device "meta", which have shapes and no memory, and every launch is counted
-in place of being made. What is counted is fedseed's own: directions, steps and projections, not the model's passes.
+The real launchers run on tensors of torch's device "meta", which have shapes and no memory, and
+every launch is counted in place of being made. What is counted is fedseed's own: directions, steps
+and projections, not the model's passes.
 
-    a look     the weights w + scale z of a loss: where there is room for a second buffer of the weights, and (layers)
+    a look     the weights w + scale z of a loss: where there is room for a second buffer of the
+    weights, and (layers)
                where only a layer's copies are kept at a time
-    a step     two looks and what is added to the weights (FeedSign, ZO-FedSGD, MeZO, FedKSeed's local ones)
+    a step     two looks and what is added to the weights (FeedSign, ZO-FedSGD, MeZO, FedKSeed's
+    local ones)
     rebuild    FedKSeed's 4,096 directions onto the base
-    norms, project, apply    Ferret's, in the paper's blocks, with 100 directions each; apply: of one client
+    norms, project, apply    Ferret's, in the paper's blocks, with 100 directions each; apply: of
+    one client
 
 `--write` keeps the table in launches.json, which a test compares with what the code does.
 """
@@ -37,9 +42,15 @@ from fedseed.weights.projection import change_norms, project_change
 TABLE = Path(__file__).with_suffix(".json")
 SHAPES = {
     "125M": OPTConfig(
-        hidden_size=768, ffn_dim=3072, num_hidden_layers=12, num_attention_heads=12, word_embed_proj_dim=768
+        hidden_size=768,
+        ffn_dim=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        word_embed_proj_dim=768,
     ),
-    "1.3B": LlamaConfig(hidden_size=2048, intermediate_size=5504, num_hidden_layers=24, num_attention_heads=16),
+    "1.3B": LlamaConfig(
+        hidden_size=2048, intermediate_size=5504, num_hidden_layers=24, num_attention_heads=16
+    ),
     "7B": LlamaConfig(),
 }
 COLUMNS = ("launches", "waits", "bytes")
@@ -47,7 +58,9 @@ COLUMNS = ("launches", "waits", "bytes")
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Counts launches (in place of making them), copies to the host, and bytes of weights that are read and written."""
+    """Counts launches (in place of making them), copies to the host, and bytes of weights that are
+    read and written.
+    """
     found: Counter[str] = Counter()
     move_all, project_all = Kernels.move_all, flat.project_all
 
@@ -67,15 +80,20 @@ def counted() -> Iterator[Counter[str]]:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
     with (
-        patch.object(flat, "launch", launch), patch.object(lowrank_triton, "launch", launch),
-        patch.object(Kernels, "move_all", moved), patch.object(flat, "project_all", projected),
+        patch.object(flat, "launch", launch),
+        patch.object(lowrank_triton, "launch", launch),
+        patch.object(Kernels, "move_all", moved),
+        patch.object(flat, "project_all", projected),
         patch.object(torch.Tensor, "cpu", waited),
-    ):  # fmt: skip
+    ):
         yield found
 
 
 def works(space: ParameterSpace) -> dict[str, Callable[[], object]]:
-    """Returns what is counted, by name; tensors without memory are alike, so that one stands for all."""
+    """Returns what is counted, by name.
+
+    Tensors without memory are alike, so that one stands for all.
+    """
     rademacher, hadamard = Basis("rademacher", 1), Basis("hadamard", 1, size=4096)
     one, vector = np.ones(1, dtype=np.float32), space.vector
     lowrank = Basis("lowrank", 1, rank=1)
@@ -103,7 +121,9 @@ def works(space: ParameterSpace) -> dict[str, Callable[[], object]]:
         "a look, lowrank": lambda: look(lowrank),
         "a step": step,
         "a step, rounded stochastically": lambda: space.apply(rounded),
-        "1,000 steps replayed": lambda: space.apply_adds([Add([Term(rademacher, one, k)], 1e-6) for k in range(1000)]),
+        "1,000 steps replayed": lambda: space.apply_adds(
+            [Add([Term(rademacher, one, k)], 1e-6) for k in range(1000)]
+        ),
         "rebuild": lambda: space.apply(pool),
         "norms": lambda: change_norms(vector, space.parameters),
         "project": lambda: project_change(vector, space.parameters, rademacher, counts),
@@ -128,7 +148,9 @@ def table(shape: str) -> dict[str, list[int]]:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=[*SHAPES])
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
@@ -136,7 +158,10 @@ def main() -> None:
     print("| | " + " | ".join(f"{shape}: launches | waits | GB" for shape in found) + " |")
     print("|---" * (1 + 3 * len(found)) + "|")
     for name in next(iter(found.values())):
-        cells = (f"{rows[name][0]:,} | {rows[name][1]} | {rows[name][2] / 1e9:.2f}" for rows in found.values())
+        cells = (
+            f"{rows[name][0]:,} | {rows[name][1]} | {rows[name][2] / 1e9:.2f}"
+            for rows in found.values()
+        )
         print(f"| {name} | " + " | ".join(cells) + " |")
     if args.write:
         TABLE.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,10 +1,11 @@
-"""Peaks of memory: what `fedseed bench --memory` reckons by a base's shapes, beside what a process takes.
+"""Peaks of memory: what `fedseed bench --memory` reckons by a base's shapes, beside what a process
+takes.
 
     python benchmarks/memory.py                 # every method, OPT-125M's shapes, float32
     python benchmarks/memory.py FedAvg Ferret   # those whose names begin so
 
-Each measurement is a process of its own: two rounds of two clients, 4 examples of 128 tokens at a time, no evaluation.
-The base has random weights (scripts/make_random_base.py).
+Each measurement is a process of its own: two rounds of two clients, 4 examples of 128 tokens at a
+time, no evaluation. The base has random weights (scripts/make_random_base.py).
 """
 
 import argparse
@@ -20,10 +21,16 @@ EXAMPLES = 24
 ROOT = Path(__file__).parent.parent
 FIRST = ["method.training.steps=2", "method.training.batch=4", "method.training.accumulation=1"]
 SGD = ["method.training.optimizer=sgd", "method.training.learning_rate=1e-6"]
-# where activations are more than messages; a step takes seconds, and SGD keeps nothing from one to the next
+# where activations are more than messages; a step takes seconds, and SGD keeps nothing from one to
+# the next
 MANY = ["method.training.batch=16", "method.training.steps=1"]
-FERRET = ["method.name=ferret", "method.directions=8000", "method.blocks=one", "method.allocation=size",
-          "method.seeds=shared"]  # fmt: skip
+FERRET = [
+    "method.name=ferret",
+    "method.directions=8000",
+    "method.blocks=one",
+    "method.allocation=size",
+    "method.seeds=shared",
+]
 CASES = {
     "forward pass": ["method.name=feedsign", "method.batch=2"],
     "FeedSign": ["method.name=feedsign", "method.batch=2"],
@@ -31,15 +38,23 @@ CASES = {
     "FedAvg, AdamW": ["method.name=fedavg", *FIRST],
     "FedAvg, SGD, 16 examples at a time": ["method.name=fedavg", *FIRST, *SGD, *MANY],
     "FedAvg, SGD, 16 examples, checkpointed": [
-        "method.name=fedavg", *FIRST, *SGD, *MANY, "model.activation_checkpointing=true",
+        "method.name=fedavg",
+        *FIRST,
+        *SGD,
+        *MANY,
+        "model.activation_checkpointing=true",
     ],
     "FedSGD": ["method.name=fedsgd", "method.batch=4", "method.micro_batch=4"],
     "Ferret": [*FERRET, *FIRST, *SGD],
     "Ferret, streaming": [*FERRET, *FIRST, *SGD, "method.streaming=true"],
     "Ferret, streaming, checkpointed": [
-        *FERRET, *FIRST, *SGD, "method.streaming=true", "model.activation_checkpointing=true",
+        *FERRET,
+        *FIRST,
+        *SGD,
+        "method.streaming=true",
+        "model.activation_checkpointing=true",
     ],
-}  # fmt: skip
+}
 
 
 def text_of(tokenizer: object, length: int) -> Iterator[tuple[str, str]]:
@@ -84,10 +99,14 @@ def prepare(folder: Path, shape: str = "opt-125m", dtype: str = "float32") -> No
     texts = text_of(AutoTokenizer.from_pretrained(folder / "base"), LENGTH)
     (folder / "data").mkdir()
     for client in ("north", "south"):
-        lines = [json.dumps(dict(zip(("prompt", "completion"), next(texts), strict=True))) for _ in range(EXAMPLES)]
+        lines = [
+            json.dumps(dict(zip(("prompt", "completion"), next(texts), strict=True)))
+            for _ in range(EXAMPLES)
+        ]
         (folder / "data" / f"{client}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "recipe.toml").write_text(
-        f'rounds = 2\n[model]\ndtype = "{dtype}"\n[task]\nname = "files"\npath = "{folder / "data"}"\n'
+        f'rounds = 2\n[model]\ndtype = "{dtype}"\n[task]\nname = "files"\npath = '
+        f'"{folder / "data"}"\n'
         '[evaluation]\nrouge = false\n[method]\nname = "feedsign"\n',
         encoding="utf-8",
     )
@@ -117,7 +136,9 @@ def measured(recipe: str, settings: list[str], passes_only: bool) -> dict[str, i
     for number in (1, 2):
         if passes_only:
             with torch.no_grad():
-                federation.worker.objective.losses(federation.worker.space.model, federation.items[0][:4])
+                federation.worker.objective.losses(
+                    federation.worker.space.model, federation.items[0][:4]
+                )
             continue
         federation.gather(number)
         federation.apply(federation.coordinator.close(), RoundLine(number), False)
@@ -174,7 +195,9 @@ def main() -> None:
         if not (folder / "recipe.toml").exists():
             folder.mkdir(parents=True, exist_ok=True)
             prepare(folder)
-        names = [n for n in CASES if not args.names or any(n.startswith(given) for given in args.names)]
+        names = [
+            n for n in CASES if not args.names or any(n.startswith(given) for given in args.names)
+        ]
         if args.json:
             print(json.dumps({name: child(folder, name)["peak"] for name in names}))
             return
@@ -183,7 +206,10 @@ def main() -> None:
             shapes = reckon(read_recipe(folder / "recipe.toml", settings_of(folder, name)), LENGTH)
             found = child(folder, name)
             columns = (found["before"], found["peak"], shapes.total)
-            print(f"| {name} | " + " | ".join(f"{column / 1e6:.0f}" for column in columns) + " |", flush=True)
+            print(
+                f"| {name} | " + " | ".join(f"{column / 1e6:.0f}" for column in columns) + " |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

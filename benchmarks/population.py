@@ -1,17 +1,21 @@
-"""Populations against one direction a batch, on the small base and on `words`, rates searched for both.
+"""Populations against one direction a batch, on the small base and on `words`, rates searched for
+both.
 
-    python benchmarks/population.py [mezo] [words-zo-fedsgd] ... [--seeds 1 2 3] [--out runs/population]
-    python benchmarks/population.py agreement [mezo] ... [--rounds 0 1 3] [--orbit FILE]
+    python benchmarks/population.py [mezo] [words-zo-fedsgd] ... [--seeds 1 2 3] [--out
+    runs/population] python benchmarks/population.py agreement [mezo] ... [--rounds 0 1 3] [--orbit
+    FILE]
 
-The rate of each is the one with the lowest loss on validation examples at the end, by the first seed. Then, on held-out
-examples: after how many of the passes a run with a population is where the other one ends, for each seed. On `words`
-rates fall to nothing over a run, so one with a population has half the rounds: what it ends at took half the passes.
-Runs that are in the folder already are not run again, so a stopped search goes on. A run of `mezo` takes about a minute
-of one core, one on `words` half of that.
+The rate of each is the one with the lowest loss on validation examples at the end, by the first
+seed. Then, on held-out examples: after how many of the passes a run with a population is where the
+other one ends, for each seed. On `words` rates fall to nothing over a run, so one with a population
+has half the rounds: what it ends at took half the passes. Runs that are in the folder already are
+not run again, so a stopped search goes on. A run of `mezo` takes about a minute of one core, one on
+`words` half of that.
 
-`agreement` is what the gain should be by reckoning: A = n |g|^2 / mean |g_j|^2 of the parts' gradients g_j and their
-mean g, after some rounds of FedAvg, or of an orbit. Estimates along one direction have a variance of about d |g|^2,
-along n of them one of (d / n) mean |g_j|^2, A times less. Some seconds.
+`agreement` is what the gain should be by reckoning: A = n |g|^2 / mean |g_j|^2 of the parts'
+gradients g_j and their mean g, after some rounds of FedAvg, or of an orbit. Estimates along one
+direction have a variance of about d |g|^2, along n of them one of (d / n) mean |g_j|^2, A times
+less. Some seconds.
 """
 
 import argparse
@@ -47,7 +51,8 @@ class Case:
         rates: to choose from, for today's way.
         population_rates: likewise, with a population.
         more: settings of both.
-        population_rounds: with a population, where that is another number: a schedule has to end there.
+        population_rounds: with a population, where that is another number: a schedule has to end
+            there.
         rank: of the population's directions.
     """
 
@@ -65,11 +70,18 @@ class Case:
         """Of one run."""
         rounds = self.population_rounds if populated and self.population_rounds else self.rounds
         every = max(1, rounds // self.evaluations)
-        chosen = [f"seed={seed}", f"rounds={rounds}", f"evaluation.every={every}", f"method.learning_rate={rate}"]
+        chosen = [
+            f"seed={seed}",
+            f"rounds={rounds}",
+            f"evaluation.every={every}",
+            f"method.learning_rate={rate}",
+        ]
         if populated:
             chosen += [
-                f"method.population={self.population}", 'method.basis="lowrank"', f"method.basis_rank={self.rank}",
-            ]  # fmt: skip
+                f"method.population={self.population}",
+                'method.basis="lowrank"',
+                f"method.basis_rank={self.rank}",
+            ]
         if choosing:
             chosen.append('task.evaluate_on="validation"')
         return [*COMMON, *self.more, *chosen]
@@ -87,12 +99,23 @@ CASES = {
         16,
         (5e-4, 1e-3, 2e-3),
         (1e-3, 2e-3, 4e-3),
-        ('method={name="mezo", basis="rademacher", scale=1e-3, schedule="cosine", batch=16}', *ONE_CLIENT),
+        (
+            'method={name="mezo", basis="rademacher", scale=1e-3, schedule="cosine", batch=16}',
+            *ONE_CLIENT,
+        ),
         500,
         8,
     ),
     "words-zo-fedsgd": Case(
-        "words-zo-fedsgd", 300, 10, 16, (4e-3, 8e-3, 1.6e-2), (4e-3, 8e-3, 1.6e-2), ("method.batch=16",), 150, 8
+        "words-zo-fedsgd",
+        300,
+        10,
+        16,
+        (4e-3, 8e-3, 1.6e-2),
+        (4e-3, 8e-3, 1.6e-2),
+        ("method.batch=16",),
+        150,
+        8,
     ),
     "words-zo-fedsgd-shared": Case(
         "words-zo-fedsgd",
@@ -106,10 +129,26 @@ CASES = {
         8,
     ),
     "words-fedkseed": Case(
-        "words-fedkseed", 16, 8, 16, (2e-3, 4e-3, 8e-3), (4e-3, 8e-3, 1.6e-2), ("method.batch=16",), 8, 8
+        "words-fedkseed",
+        16,
+        8,
+        16,
+        (2e-3, 4e-3, 8e-3),
+        (4e-3, 8e-3, 1.6e-2),
+        ("method.batch=16",),
+        8,
+        8,
     ),
     "words-feedsign": Case(
-        "words-feedsign", 600, 10, 16, (2e-3, 4e-3, 8e-3), (1e-3, 2e-3, 4e-3), ("method.batch=16",), 300, 8
+        "words-feedsign",
+        600,
+        10,
+        16,
+        (2e-3, 4e-3, 8e-3),
+        (1e-3, 2e-3, 4e-3),
+        ("method.batch=16",),
+        300,
+        8,
     ),
 }
 
@@ -124,7 +163,9 @@ def curve(
         settings = CASES[case].settings(populated, rate, seed, choosing)
         build(read_recipe(CASES[case].recipe, settings), out=folder).run(resume=folder.exists())
     points, passes = [], 0
-    for line in map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
+    for line in map(
+        json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ):
         passes += line.get("forward_passes", 0)  # the first line is the base
         if line.get("loss") is not None:
             points.append((passes, line["loss"] if isfinite(line["loss"]) else inf))
@@ -132,12 +173,19 @@ def curve(
 
 
 def passes_to(points: Sequence[tuple[int, float]], target: float) -> float:
-    """Passes at which a curve first is at the target, between two points in proportion; infinite: never."""
+    """Passes at which a curve first is at the target, between two points in proportion.
+
+    Infinite: never.
+    """
     before = points[0]
     for here in points:
         if here[1] <= target:
             span = before[1] - here[1]
-            return here[0] if span <= 0 else before[0] + (here[0] - before[0]) * (before[1] - target) / span
+            return (
+                here[0]
+                if span <= 0
+                else before[0] + (here[0] - before[0]) * (before[1] - target) / span
+            )
         before = here
     return inf
 
@@ -150,11 +198,17 @@ def compare(name: str, seeds: Sequence[int], out: Path) -> None:
         for rate in rates:
             points = curve(name, populated, rate, seeds[0], out, choosing=True)
             ends[rate] = points[-1][1]
-            print(f"{name}: {'population' if populated else 'today'}, rate {rate:g}: {ends[rate]:.3f}", flush=True)
+            print(
+                f"{name}: {'population' if populated else 'today'}, rate {rate:g}: "
+                f"{ends[rate]:.3f}",
+                flush=True,
+            )
         chosen[populated] = min(ends, key=lambda rate: ends[rate])
     there, ends = [], []
     for seed in seeds:
-        today, population = (curve(name, populated, chosen[populated], seed, out) for populated in (False, True))
+        today, population = (
+            curve(name, populated, chosen[populated], seed, out) for populated in (False, True)
+        )
         target, end, passes = today[-1][1], population[-1][1], today[-1][0]
         ends.append((target, end))
         there.append(passes_to(population, target) / passes)
@@ -167,7 +221,8 @@ def compare(name: str, seeds: Sequence[int], out: Path) -> None:
     print(
         f"{name}: rates {chosen[False]:g} and {chosen[True]:g}, n = {case.population}: "
         + " and ".join(f"{mean(column):.3f}" for column in zip(*ends, strict=True))
-        + f"; {sum(share <= 0.5 for share in there)} of {len(there)} seeds are there after half of the passes"
+        + f"; {sum(share <= 0.5 for share in there)} of {len(there)} seeds are there after "
+        "half of the passes"
     )
 
 
@@ -185,7 +240,10 @@ def tuned(base: str, rounds: int, orbit: Path | None) -> list[torch.Tensor]:
 
 
 def agreement(name: str, points: Mapping[int, list[torch.Tensor]], batches: int = 8) -> None:
-    """n |g|^2 / mean |g_j|^2 at some weights, by the rounds that they were tuned for; the mean of some batches."""
+    """n |g|^2 / mean |g_j|^2 at some weights, by the rounds that they were tuned for.
+
+    The mean of some batches.
+    """
     case = CASES[name]
     run = build(read_recipe(case.recipe, [*COMMON, *case.more]))
     space, objective = run.worker.space, run.worker.objective
@@ -207,14 +265,19 @@ def agreement(name: str, points: Mapping[int, list[torch.Tensor]], batches: int 
                 loss = objective.losses(space.model, part).sum() / sum(map(objective.weight, part))
                 loss.backward()
                 losses.append(float(loss.detach()))
-                gradients.append(torch.cat([p.grad.reshape(-1) for p in space.parameters if p.grad is not None]))
+                gradients.append(
+                    torch.cat([p.grad.reshape(-1) for p in space.parameters if p.grad is not None])
+                )
             stacked = torch.stack(gradients)
-            square, each = float(stacked.mean(0).square().sum()), float(stacked.square().sum(1).mean())
+            square, each = (
+                float(stacked.mean(0).square().sum()),
+                float(stacked.square().sum(1).mean()),
+            )
             found.append((square**0.5, len(parts) * square / each))
         size, gain = (mean(values) for values in zip(*found, strict=True))
         print(
-            f"{name}, round {rounds}, loss {mean(losses):.2f}: n = {case.population}, parts of {len(parts[0])}: "
-            f"agreement {gain:.1f} (at most {case.population}), |g| {size:.2f}",
+            f"{name}, round {rounds}, loss {mean(losses):.2f}: n = {case.population}, parts of "
+            f"{len(parts[0])}: agreement {gain:.1f} (at most {case.population}), |g| {size:.2f}",
             flush=True,
         )
 
@@ -224,8 +287,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", nargs="*", default=list(CASES), choices=[*CASES, "agreement"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--rounds", type=int, nargs="+", default=[0, 1, 3], help="agreement: after so many")
-    parser.add_argument("--orbit", type=Path, help="agreement: rounds of this run, in place of FedAvg's")
+    parser.add_argument(
+        "--rounds", type=int, nargs="+", default=[0, 1, 3], help="agreement: after so many"
+    )
+    parser.add_argument(
+        "--orbit", type=Path, help="agreement: rounds of this run, in place of FedAvg's"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/population"))
     args = parser.parse_args()
     if "agreement" in args.what:

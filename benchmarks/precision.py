@@ -2,9 +2,12 @@
 
     python benchmarks/precision.py [lost] [memory]
 
-lost     the small base, local training as Ferret's published recipes have it (plain SGD, 1e-4, 10 steps of 4 examples),
-         then 200 steps: which share of the weights moved, and how the change compares with float32's
-memory   OPT-125M's shapes with random weights: peak memory and seconds of a client's three local steps of 128 tokens,
+lost     the small base, local training as Ferret's published recipes have it (plain SGD, 1e-4, 10
+steps of 4 examples),
+         then 200 steps: which share of the weights moved, and how the change compares with
+         float32's
+memory   OPT-125M's shapes with random weights: peak memory and seconds of a client's three local
+steps of 128 tokens,
          each in a process of its own
 
 Without names both parts run, in about five minutes on two cores.
@@ -28,11 +31,18 @@ from fedseed.training.settings import LocalTraining
 
 DTYPES = ("float16", "bfloat16")
 KINDS = ("nearest", "stochastic", "master")
-CASES = ["float32 nearest sgd", *(f"bfloat16 {kind} {how}" for how in ("sgd", "streaming", "adamw") for kind in KINDS)]
+CASES = [
+    "float32 nearest sgd",
+    *(f"bfloat16 {kind} {how}" for how in ("sgd", "streaming", "adamw") for kind in KINDS),
+]
 
 
-def trained(dtype: str, steps: int, **settings: Any) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-    """A client's change w_start - w_end, Ferret's coefficients of it (up to a factor), the share of moved weights."""
+def trained(
+    dtype: str, steps: int, **settings: Any
+) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+    """A client's change w_start - w_end, Ferret's coefficients of it (up to a factor), the share of
+    moved weights.
+    """
     recipe = read_recipe("small-ferret", [f"model.dtype={dtype}"])
     data = recipe.task.load()
     equipment = equip(recipe, data)
@@ -40,40 +50,60 @@ def trained(dtype: str, steps: int, **settings: Any) -> tuple[NDArray[np.float32
     items = equipment.objective.prepare(data.clients[0].examples)
     client = LocalClient(space, equipment.objective, items, 1, 1, 0)
     start = [p.detach().float().clone() for p in space.parameters]
-    client.first_order(LocalTraining(learning_rate=1e-4, steps=steps, batch=1, accumulation=4, **settings))
+    client.first_order(
+        LocalTraining(learning_rate=1e-4, steps=steps, batch=1, accumulation=4, **settings)
+    )
     now = client._finer or client.space.parameters
-    change = np.concatenate([(a - b.detach().float()).reshape(-1).numpy() for a, b in zip(start, now, strict=True)])
+    change = np.concatenate(
+        [(a - b.detach().float()).reshape(-1).numpy() for a, b in zip(start, now, strict=True)]
+    )
     gammas = client.project_change(Basis("hadamard", 7, size=4096), [4096])[0]
-    moved = sum(int((a != p.detach().float()).sum()) for a, p in zip(start, space.parameters, strict=True))
+    moved = sum(
+        int((a != p.detach().float()).sum()) for a, p in zip(start, space.parameters, strict=True)
+    )
     return change, gammas, moved / space.size
 
 
 def lost() -> None:
-    """What becomes of small steps on the small base, which is stored in bfloat16: all dtypes start from the same."""
+    """What becomes of small steps on the small base, which is stored in bfloat16: all dtypes start
+    from the same.
+    """
 
     def compared(a: NDArray[np.float32], b: NDArray[np.float32]) -> tuple[float, float]:
         x, y = a.astype(np.float64), b.astype(np.float64)
-        return float(x @ y / max(np.sqrt((x @ x) * (y @ y)), 1e-300)), float(np.linalg.norm(x - y) / np.linalg.norm(y))
+        return float(x @ y / max(np.sqrt((x @ x) * (y @ y)), 1e-300)), float(
+            np.linalg.norm(x - y) / np.linalg.norm(y)
+        )
 
     for steps in (10, 200):
         wanted, coefficients, share = trained("float32", steps)
-        print(f"\n{steps} steps of 4 examples, plain SGD, 1e-4; float32 moves {share:.1%} of the weights\n")
-        print("| weights | small_steps | weights moved | cosine with float32's change | distance | along it "
-              "| cosine of 4,096 coefficients |\n|---|---|---|---|---|---|---|")  # fmt: skip
+        print(
+            f"\n{steps} steps of 4 examples, plain SGD, 1e-4; float32 moves {share:.1%} of the "
+            "weights\n"
+        )
+        print(
+            "| weights | small_steps | weights moved | cosine with float32's change | distance | "
+            "along it | cosine of 4,096 coefficients |\n|---|---|---|---|---|---|---|"
+        )
         for dtype in DTYPES:
             for kind in KINDS:
                 change, gammas, moved = trained(dtype, steps, small_steps=kind)
                 cosine, distance = compared(change, wanted)
-                along = float(change.astype(np.float64) @ wanted / (wanted.astype(np.float64) @ wanted))
+                along = float(
+                    change.astype(np.float64) @ wanted / (wanted.astype(np.float64) @ wanted)
+                )
                 print(
-                    f"| {dtype} | {kind} | {moved:.2%} | {cosine:.3f} | {distance:.2f} | {along:.2f} "
-                    f"| {compared(gammas, coefficients)[0]:.3f} |",
+                    f"| {dtype} | {kind} | {moved:.2%} | {cosine:.3f} | {distance:.2f} | "
+                    f"{along:.2f} | {compared(gammas, coefficients)[0]:.3f} |",
                     flush=True,
                 )
 
 
 def child(name: str) -> None:
-    """One measurement, in a process of its own; prints MB before and at the peak, and seconds of a step."""
+    """One measurement, in a process of its own.
+
+    Prints MB before and at the peak, and seconds of a step.
+    """
     torch.set_num_threads(2)
     dtype, kind, how = name.split()
     model = opt_125m().to(getattr(torch, dtype))
@@ -107,14 +137,23 @@ def child(name: str) -> None:
 
 def memory() -> None:
     """Peak memory and time of a client's local training."""
-    print("\n| weights | small_steps | steps | before, MB | peak, MB | more, bytes a parameter | seconds a step |")
+    print(
+        "\n| weights | small_steps | steps | before, MB | peak, MB | more, bytes a parameter | "
+        "seconds a step |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name in CASES:
-        out = subprocess.run([sys.executable, __file__, "--child", name], capture_output=True, text=True, check=True)
+        out = subprocess.run(
+            [sys.executable, __file__, "--child", name], capture_output=True, text=True, check=True
+        )
         before, peak, seconds = map(float, out.stdout.split())
         dtype, kind, how = name.split()
         each = (peak - before) * 2**20 / 125_239_296
-        print(f"| {dtype} | {kind} | {how} | {before:.0f} | {peak:.0f} | {each:.1f} | {seconds:.2f} |", flush=True)
+        print(
+            f"| {dtype} | {kind} | {how} | {before:.0f} | {peak:.0f} | {each:.1f} | {seconds:.2f} "
+            "|",
+            flush=True,
+        )
 
 
 PARTS = {"lost": lost, "memory": memory}

@@ -1,17 +1,19 @@
 """Accuracy against epsilon at delta = 1e-5, of each method with `[privacy]`, on a packaged base.
 
-    python benchmarks/privacy.py [--base digits] [--seeds 1 2 3] [--epsilons 1 4 8] [--only NAME ...] [--validation]
+    python benchmarks/privacy.py [--base digits] [--seeds 1 2 3] [--epsilons 1 4 8] [--only NAME
+    ...] [--validation]
 
-`--base digits`: task and base of the recipe digits-zo-fedsgd, last layer only. As the layers below stay as they are,
-what they make of each picture is computed once, and the last layer is tuned on that: the same runs, in seconds. At
-example level five clients have 139 or 140 pictures each (MeZO: one has all 697), at client level 100 have 6 or 7.
+`--base digits`: task and base of the recipe digits-zo-fedsgd, last layer only. As the layers below
+stay as they are, what they make of each picture is computed once, and the last layer is tuned on
+that: the same runs, in seconds. At example level five clients have 139 or 140 pictures each (MeZO:
+one has all 697), at client level 100 have 6 or 7.
 
-`--base words`: task and base of the recipe words-zo-fedsgd, all weights. At example level five clients have 1,000
-reviews each (MeZO: one has 5,000), at client level 50 have 20.
+`--base words`: task and base of the recipe words-zo-fedsgd, all weights. At example level five
+clients have 1,000 reviews each (MeZO: one has 5,000), at client level 50 have 20.
 
-Noise is what all rounds need to spend epsilon; clips are the same for all epsilons, and so are rates on digits. DP-
-FeedSign's epsilon a vote is searched likewise. `--validation` reports on the examples that settings are chosen on, not
-on the test's.
+Noise is what all rounds need to spend epsilon; clips are the same for all epsilons, and so are
+rates on digits. DP- FeedSign's epsilon a vote is searched likewise. `--validation` reports on the
+examples that settings are chosen on, not on the test's.
 """
 
 import argparse
@@ -41,7 +43,8 @@ class Line(NamedTuple):
         clients: how many; all take part in every round.
         rounds: how many.
         method: the method.
-        privacy: its `[privacy]` but for the noise; none: DP-FeedSign, which has an account of its own.
+        privacy: its `[privacy]` but for the noise; none: DP-FeedSign, which has an account of its
+            own.
         rates: learning rates by epsilon, where they are not the method's.
     """
 
@@ -68,51 +71,86 @@ class Made(NamedTuple):
     accuracy: Callable[[torch.nn.Module], float]
 
 
-# -- digits ------------------------------------------------------------------------------------------------------------
+# -- digits
+# ------------------------------------------------------------------------------------------------
 
 EXAMPLE = {"level": "example", "clip": 0.01, "noise": 1.0, "sampling": "poisson"}
 PAIR: dict[str, Any] = {"seeds": "shared", "scale": 1e-3}
 DIGITS = {
     "ZO-FedSGD, examples": Line(
-        5, 300, ZOFedSGD(batch=32, learning_rate=1e-2, **PAIR), {**EXAMPLE, "examples": 139},
-    ),
-    "MeZO, examples": Line(1, 300, MeZO(batch=64, learning_rate=1e-2), {**EXAMPLE, "examples": 697}),
-    "FedKSeed, examples": Line(
-        5, 15, FedKSeed(batch=32, steps=20, candidates=1024, learning_rate=1e-2, scale=1e-3, weighting="equal"),
+        5,
+        300,
+        ZOFedSGD(batch=32, learning_rate=1e-2, **PAIR),
         {**EXAMPLE, "examples": 139},
     ),
-    "FedMeZO, examples": Line(5, 15, FedMeZO(batch=32, steps=20, learning_rate=1e-2), {**EXAMPLE, "examples": 139}),
+    "MeZO, examples": Line(
+        1, 300, MeZO(batch=64, learning_rate=1e-2), {**EXAMPLE, "examples": 697}
+    ),
+    "FedKSeed, examples": Line(
+        5,
+        15,
+        FedKSeed(
+            batch=32, steps=20, candidates=1024, learning_rate=1e-2, scale=1e-3, weighting="equal"
+        ),
+        {**EXAMPLE, "examples": 139},
+    ),
+    "FedMeZO, examples": Line(
+        5, 15, FedMeZO(batch=32, steps=20, learning_rate=1e-2), {**EXAMPLE, "examples": 139}
+    ),
     "ZO-FedSGD, clients": Line(
-        100, 100, ZOFedSGD(batch=8, learning_rate=1e-2, **PAIR), {"level": "client", "clip": 3.0, "noise": 1.0},
+        100,
+        100,
+        ZOFedSGD(batch=8, learning_rate=1e-2, **PAIR),
+        {"level": "client", "clip": 3.0, "noise": 1.0},
     ),
     "FedKSeed, clients": Line(
-        100, 10,
-        FedKSeed(batch=8, steps=10, candidates=64, learning_rate=1e-2, scale=1e-3, weighting="equal"),
+        100,
+        10,
+        FedKSeed(
+            batch=8, steps=10, candidates=64, learning_rate=1e-2, scale=1e-3, weighting="equal"
+        ),
         {"level": "client", "clip": 10.0, "noise": 1.0},
     ),
     "FedMeZO, clients": Line(
-        100, 10, FedMeZO(batch=8, steps=10, learning_rate=1e-2), {"level": "client", "clip": 10.0, "noise": 1.0},
+        100,
+        10,
+        FedMeZO(batch=8, steps=10, learning_rate=1e-2),
+        {"level": "client", "clip": 10.0, "noise": 1.0},
     ),
     "Ferret, clients": Line(
-        100, 10,
+        100,
+        10,
         Ferret(
-            directions=64, seeds="shared", allocation="size", basis="rademacher", blocks="one",
+            directions=64,
+            seeds="shared",
+            allocation="size",
+            basis="rademacher",
+            blocks="one",
             training=LocalTraining(learning_rate=0.02, steps=5, batch=8, accumulation=1),
         ),
         {"level": "client", "clip": 0.05, "noise": 1.0},
     ),
     "DP-FeedSign": Line(100, 100, FeedSign(batch=8, learning_rate=5e-3, basis="normal"), {}),
-}  # fmt: skip
+}
 
 
 def digits(clients: int, seed: int, validation: bool) -> Made:
-    """A new last layer, what the layers below it make of the clients' pictures, and of the test pictures."""
+    """A new last layer, what the layers below it make of the clients' pictures, and of the test
+    pictures.
+    """
     if validation:
         raise SystemExit("digits has no validation pictures")
-    settings = [f"task.clients={clients}", f"federation.per_round={clients}", f"seed={seed}", "rounds=1"]
+    settings = [
+        f"task.clients={clients}",
+        f"federation.per_round={clients}",
+        f"seed={seed}",
+        "rounds=1",
+    ]
     whole = Federation.from_file("digits-zo-fedsgd", settings, progress=False)
     model, objective = whole.worker.space.model.eval(), whole.worker.objective
-    layer = next(m for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features == 10)
+    layer = next(
+        m for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features == 10
+    )
     seen: list[torch.Tensor] = []
     layer.register_forward_hook(lambda module, given, out: seen.append(given[0].detach().clone()))
 
@@ -134,64 +172,102 @@ def digits(clients: int, seed: int, validation: bool) -> Made:
     )
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- words
+# ------------------------------------------------------------------------------------------------
 
 TRAINED: dict[str, Any] = {"scale": 1e-3, "schedule": "cosine"}
 REVIEWS = {1: 5000, 5: 1000, 50: 20}  # of a client, by how many clients there are
-# Rates and clips were searched on validation reviews with seed 1 (docs/log/privacy.md): rates without privacy; at
-# example level then clips at epsilon = 4; at client level rates and clips at 4, and rates at 1. Those of FedKSeed and
-# FedMeZO at client level follow what was found for ZO-FedSGD: half the rate at 4 and 8, a quarter at 1.
+# Rates and clips were searched on validation reviews with seed 1 (docs/log/privacy.md): rates
+# without privacy; at example level then clips at epsilon = 4; at client level rates and clips at 4,
+# and rates at 1. Those of FedKSeed and FedMeZO at client level follow what was found for ZO-FedSGD:
+# half the rate at 4 and 8, a quarter at 1.
 HIDDEN = {"level": "example", "clip": 0.02, "noise": 1.0, "sampling": "poisson"}
 WORDS = {
     "ZO-FedSGD, examples": Line(
-        5, 100, ZOFedSGD(batch=16, learning_rate=5e-3, seeds="shared", **TRAINED),
+        5,
+        100,
+        ZOFedSGD(batch=16, learning_rate=5e-3, seeds="shared", **TRAINED),
         {**HIDDEN, "clip": 0.06, "examples": 1000},
     ),
     "MeZO, examples": Line(
-        1, 150, MeZO(batch=40, learning_rate=5e-3, **TRAINED), {**HIDDEN, "clip": 0.06, "examples": 5000},
+        1,
+        150,
+        MeZO(batch=40, learning_rate=5e-3, **TRAINED),
+        {**HIDDEN, "clip": 0.06, "examples": 5000},
     ),
     "FedKSeed, examples": Line(
-        5, 6,
+        5,
+        6,
         FedKSeed(
-            batch=16, steps=15, candidates=1024, basis="hadamard", basis_size=1024, learning_rate=8e-3,
-            weighting="equal", **TRAINED,
+            batch=16,
+            steps=15,
+            candidates=1024,
+            basis="hadamard",
+            basis_size=1024,
+            learning_rate=8e-3,
+            weighting="equal",
+            **TRAINED,
         ),
         {**HIDDEN, "examples": 1000},
     ),
     "FedMeZO, examples": Line(
-        5, 6, FedMeZO(batch=16, steps=15, learning_rate=8e-3, **TRAINED),
+        5,
+        6,
+        FedMeZO(batch=16, steps=15, learning_rate=8e-3, **TRAINED),
         {**HIDDEN, "clip": 0.06, "examples": 1000},
     ),
     "ZO-FedSGD, clients": Line(
-        50, 100, ZOFedSGD(batch=4, learning_rate=1.2e-2, seeds="shared", **TRAINED),
-        {"level": "client", "clip": 5.0, "noise": 1.0}, {1.0: 3e-3, 4.0: 6e-3, 8.0: 6e-3},
+        50,
+        100,
+        ZOFedSGD(batch=4, learning_rate=1.2e-2, seeds="shared", **TRAINED),
+        {"level": "client", "clip": 5.0, "noise": 1.0},
+        {1.0: 3e-3, 4.0: 6e-3, 8.0: 6e-3},
     ),
     "FedKSeed, clients": Line(
-        50, 6,
+        50,
+        6,
         FedKSeed(
-            batch=8, steps=4, candidates=128, basis="hadamard", basis_size=128, learning_rate=1e-2, weighting="equal",
+            batch=8,
+            steps=4,
+            candidates=128,
+            basis="hadamard",
+            basis_size=128,
+            learning_rate=1e-2,
+            weighting="equal",
             **TRAINED,
         ),
-        {"level": "client", "clip": 10.0, "noise": 1.0}, {1.0: 2.5e-3, 4.0: 5e-3, 8.0: 5e-3},
+        {"level": "client", "clip": 10.0, "noise": 1.0},
+        {1.0: 2.5e-3, 4.0: 5e-3, 8.0: 5e-3},
     ),
     "FedMeZO, clients": Line(
-        50, 6, FedMeZO(batch=8, steps=4, learning_rate=2e-2, **TRAINED),
-        {"level": "client", "clip": 10.0, "noise": 1.0}, {1.0: 5e-3, 4.0: 1e-2, 8.0: 1e-2},
+        50,
+        6,
+        FedMeZO(batch=8, steps=4, learning_rate=2e-2, **TRAINED),
+        {"level": "client", "clip": 10.0, "noise": 1.0},
+        {1.0: 5e-3, 4.0: 1e-2, 8.0: 1e-2},
     ),
     "Ferret, clients": Line(
-        50, 8,
+        50,
+        8,
         Ferret(
-            directions=64, seeds="shared", allocation="size", basis="rademacher", blocks="one",
+            directions=64,
+            seeds="shared",
+            allocation="size",
+            basis="rademacher",
+            blocks="one",
             training=LocalTraining(learning_rate=0.06, steps=3, batch=8, accumulation=1),
         ),
-        {"level": "client", "clip": 0.02, "noise": 1.0}, {1.0: 0.015},
+        {"level": "client", "clip": 0.02, "noise": 1.0},
+        {1.0: 0.015},
     ),
     "DP-FeedSign": Line(50, 100, FeedSign(batch=4, learning_rate=8e-3, **TRAINED), {}),
-}  # fmt: skip
+}
 
 
 class Ready:
-    """An objective whose examples have been made ready before: they are tokenised once, not in every run."""
+    """An objective whose examples have been made ready before: they are tokenised once, not in
+    every run.
+    """
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
@@ -213,16 +289,21 @@ def words(clients: int, seed: int, validation: bool) -> Made:
 @cache
 def _words(clients: int, validation: bool) -> Made:
     settings = [
-        f"task.clients={clients}", f"federation.per_round={clients}", f"task.examples={clients * REVIEWS[clients]}",
+        f"task.clients={clients}",
+        f"federation.per_round={clients}",
+        f"task.examples={clients * REVIEWS[clients]}",
         f'task.evaluate_on="{"validation" if validation else "test"}"',
-    ]  # fmt: skip
+    ]
     whole = Federation.from_file("words-zo-fedsgd", settings, progress=False)
     objective: Any = Ready(whole.worker.objective)
     measure = whole.hosted.evaluate
-    return Made(whole.worker.space.model, whole.items, objective, lambda model: measure(model)["accuracy"])
+    return Made(
+        whole.worker.space.model, whole.items, objective, lambda model: measure(model)["accuracy"]
+    )
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
+# -- runs
+# ------------------------------------------------------------------------------------------------
 
 BASES = {"digits": (DIGITS, digits), "words": (WORDS, words)}
 
@@ -248,10 +329,16 @@ def private(line: Line, epsilon: float | None) -> tuple[Method, PrivacySettings 
         low, high = 1e-4, 10.0
         for _ in range(12):
             middle = (low * high) ** 0.5
-            low, high = (middle, high) if PrivateSign(middle).spent(rounds)["epsilon"] <= epsilon else (low, middle)
+            low, high = (
+                (middle, high)
+                if PrivateSign(middle).spent(rounds)["epsilon"] <= epsilon
+                else (low, middle)
+            )
         return FeedSign.model_validate({**method.model_dump(), "epsilon": low}), None
     settings = PrivacySettings(**table)
-    releases = (getattr(method, "steps", 1), method.batch) if settings.level == "example" else (1, 1)
+    releases = (
+        (getattr(method, "steps", 1), method.batch) if settings.level == "example" else (1, 1)
+    )
     noise = noise_for(epsilon, rounds, settings, *releases)
     return method, settings.model_copy(update={"noise": noise, "budget": epsilon})
 
@@ -260,9 +347,17 @@ def accuracy(line: Line, epsilon: float | None, seed: int, made: Made) -> float:
     """Of one run, in percent of the test examples."""
     method, privacy = private(line, epsilon)
     run = Federation(
-        deepcopy(made.model), made.held, method, made.objective, line.rounds, seed=seed, evaluate_every=10**6,
-        progress=False, privacy=privacy, digest_every=10**6,
-    )  # fmt: skip
+        deepcopy(made.model),
+        made.held,
+        method,
+        made.objective,
+        line.rounds,
+        seed=seed,
+        evaluate_every=10**6,
+        progress=False,
+        privacy=privacy,
+        digest_every=10**6,
+    )
     summary = run.run().summary
     if epsilon is not None:
         assert summary["privacy"]["epsilon"] <= epsilon and summary["rounds"] == line.rounds
@@ -272,7 +367,9 @@ def accuracy(line: Line, epsilon: float | None, seed: int, made: Made) -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--base", choices=list(BASES), default="digits")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--epsilons", type=float, nargs="*", default=[1.0, 4.0, 8.0])

@@ -1,8 +1,10 @@
-"""Replaying 10,000 FeedSign steps on the small base: many steps in one pass over the weights, or one at a time.
+"""Replaying 10,000 FeedSign steps on the small base: many steps in one pass over the weights, or
+one at a time.
 
     python benchmarks/replay.py [--steps 10000] [--dtype float32]
 
-The votes are coin tosses: a replay costs the same whatever they are. Both ways in one process, same bits.
+The votes are coin tosses: a replay costs the same whatever they are. Both ways in one process, same
+bits.
 """
 
 import argparse
@@ -18,7 +20,9 @@ from fedseed.models.loading import load_model
 from fedseed.orbit.replay import Pending
 
 
-def replayed(method: FeedSign, space: ParameterSpace, signs: np.ndarray[Any, Any], together: bool) -> float:
+def replayed(
+    method: FeedSign, space: ParameterSpace, signs: np.ndarray[Any, Any], together: bool
+) -> float:
     """Seconds for all steps."""
     state, pending = method.start(space.layout, 1), Pending(space)
     take = pending.add if together else space.apply
@@ -50,7 +54,8 @@ def main() -> None:
         assert digests[0] == digests[1], "the bits differ"
         each = spent[1] / args.steps / space.size * 1e9
         print(
-            f"{basis}: one at a time {spent[0]:.2f} s, together {spent[1]:.2f} s: {spent[0] / spent[1]:.1f} times "
+            f"{basis}: one at a time {spent[0]:.2f} s, together {spent[1]:.2f} s: "
+            f"{spent[0] / spent[1]:.1f} times "
             f"faster, {each:.4f} ns a step and parameter"
         )
 

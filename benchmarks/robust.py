@@ -1,10 +1,12 @@
-"""What an aggregation rule costs the coordinator: seconds and memory, beside a whole round of its work with the mean.
+"""What an aggregation rule costs the coordinator: seconds and memory, beside a whole round of its
+work with the mean.
 
     python benchmarks/robust.py [--clients 1000] [--coefficients 8192] [--liars 100] [--repeats 3]
 
-A round of Ferret with a shared seed, at the coordinator alone: updates of random numbers are received (decoded,
-checked, counted) and combined, and the step is encoded and read again. Medians of the processor's seconds. Memory is
-what NumPy takes at its peak while the round is closed, besides the updates, which are held anyway.
+A round of Ferret with a shared seed, at the coordinator alone: updates of random numbers are
+received (decoded, checked, counted) and combined, and the step is encoded and read again. Medians
+of the processor's seconds. Memory is what NumPy takes at its peak while the round is closed,
+besides the updates, which are held anyway.
 """
 
 import argparse
@@ -37,9 +39,15 @@ PARAMETERS = 1_000_000
 def rules(liars: int) -> list[tuple[str, AggregationRule]]:
     """What is measured, by name."""
     plain: list[AggregationRule] = [
-        Mean(), Median(), TrimmedMean(liars=liars), GeometricMedian(), CentredClipping(), NormBound(),
-        Krum(liars=liars), MultiKrum(liars=liars),
-    ]  # fmt: skip
+        Mean(),
+        Median(),
+        TrimmedMean(liars=liars),
+        GeometricMedian(),
+        CentredClipping(),
+        NormBound(),
+        Krum(liars=liars),
+        MultiKrum(liars=liars),
+    ]
     before: list[AggregationRule] = [
         Median(liars=liars, before=["arc"]),
         Median(before=["bucketing"]),
@@ -72,7 +80,13 @@ def main() -> None:
             picked = coordinator.open(1)
             seed = method.round_seed(coordinator.state, 1)
             messages = [
-                Message(MessageKind.UPDATE, method.code, 1, c, Coefficients(seed, (coefficients[c],)).encode()).encode()
+                Message(
+                    MessageKind.UPDATE,
+                    method.code,
+                    1,
+                    c,
+                    Coefficients(seed, (coefficients[c],)).encode(),
+                ).encode()
                 for c in picked
             ]
             start = time.process_time()
@@ -92,8 +106,8 @@ def main() -> None:
         one, all_ = median(closed), median(received) + median(closed)
         usual = usual or all_
         print(
-            f"{name:>32}: {one:7.3f} s to combine, {one / usual:6.1%} of a round with the mean ({usual:.3f} s), "
-            f"{peak / 1e6:6.1f} MB",
+            f"{name:>32}: {one:7.3f} s to combine, {one / usual:6.1%} of a round with the mean "
+            f"({usual:.3f} s), {peak / 1e6:6.1f} MB",
             flush=True,
         )
 

@@ -1,11 +1,12 @@
 """Rules against attacks, method by method: test accuracy on handwritten digits, mean over seeds.
 
-    python benchmarks/robustness.py [--seeds 1 2 3] [--methods FedAvg ...] [--rules mean ...] [--attacks none ...]
-        [--out runs/robustness.json] [--table]
+    python benchmarks/robustness.py [--seeds 1 2 3] [--methods FedAvg ...] [--rules mean ...]
+        [--attacks none ...] [--out runs/robustness.json] [--table]
 
-A layer from 64 pixels to 10 classes (650 parameters) on scikit-learn's digits; ten clients, two of them Byzantine (the
-last ones). Half of a client's images are dealt at random, half are of two digits of its own. A run takes less than a
-second of a core; what is in the file already is taken up, so it can be stopped. --table prints what is there.
+A layer from 64 pixels to 10 classes (650 parameters) on scikit-learn's digits; ten clients, two of
+them Byzantine (the last ones). Half of a client's images are dealt at random, half are of two
+digits of its own. A run takes less than a second of a core; what is in the file already is taken
+up, so it can be stopped. --table prints what is there.
 """
 
 import argparse
@@ -45,11 +46,20 @@ CLIENTS, LIARS, TEST = 10, 2, 360
 LOCAL = LocalTraining(optimizer="sgd", learning_rate=0.2, steps=5, batch=32, accumulation=1)
 METHODS: dict[str, tuple[Method, int]] = {  # and how many rounds
     "FeedSign": (FeedSign(basis="rademacher", learning_rate=1e-2, batch=64, population=16), 50),
-    "ZO-FedSGD": (ZOFedSGD(seeds="shared", basis="rademacher", learning_rate=3e-2, batch=32, population=16), 50),
-    "FedKSeed": (FedKSeed(basis="rademacher", candidates=128, steps=25, learning_rate=2e-2, batch=16), 6),
-    "Ferret": (Ferret(seeds="shared", directions=400, blocks="one", weighting="examples", training=LOCAL), 6),
+    "ZO-FedSGD": (
+        ZOFedSGD(seeds="shared", basis="rademacher", learning_rate=3e-2, batch=32, population=16),
+        50,
+    ),
+    "FedKSeed": (
+        FedKSeed(basis="rademacher", candidates=128, steps=25, learning_rate=2e-2, batch=16),
+        6,
+    ),
+    "Ferret": (
+        Ferret(seeds="shared", directions=400, blocks="one", weighting="examples", training=LOCAL),
+        6,
+    ),
     "FedAvg": (FedAvg(training=LOCAL), 6),
-}  # fmt: skip
+}
 RULES: dict[str, AggregationRule] = {
     "mean": Mean(),
     "median": Median(liars=LIARS),
@@ -61,20 +71,37 @@ RULES: dict[str, AggregationRule] = {
     "norm-bound": NormBound(liars=LIARS),
     "neighbours + trimmed-mean": TrimmedMean(liars=LIARS, before=["nearest-neighbours"]),
 }
-ATTACKS = ("none", "sign", "random", "labels", "alie", "inner-product", "mimic", "largest", "claims")
+ATTACKS = (
+    "none",
+    "sign",
+    "random",
+    "labels",
+    "alie",
+    "inner-product",
+    "mimic",
+    "largest",
+    "claims",
+)
 
 
 @cache
 def task() -> tuple[torch.Tensor, torch.Tensor, list[ClientData]]:
-    """All inputs and targets, of which the first TEST are for the test, and the clients' shares of the others."""
+    """All inputs and targets, of which the first TEST are for the test, and the clients' shares of
+    the others.
+    """
     images, digits = load_digits(return_X_y=True)
     order = permutation(0, Domain.PARTITION, len(images))
     inputs = torch.tensor(images[order] / 8 - 0.6, dtype=torch.float32)
     targets = torch.tensor(digits[order])
     held: list[list[int]] = [[] for _ in range(CLIENTS)]
     for i in range(TEST, len(inputs)):  # half by chance, half to those whose digit it is
-        held[i % CLIENTS if i % 2 else (int(targets[i]) + CLIENTS // 2 * (i // 2 % 2)) % CLIENTS].append(i)
-    clients = [ClientData(f"client-{c}", [(inputs[i], targets[i]) for i in mine]) for c, mine in enumerate(held)]
+        held[
+            i % CLIENTS if i % 2 else (int(targets[i]) + CLIENTS // 2 * (i // 2 % 2)) % CLIENTS
+        ].append(i)
+    clients = [
+        ClientData(f"client-{c}", [(inputs[i], targets[i]) for i in mine])
+        for c, mine in enumerate(held)
+    ]
     return inputs, targets, clients
 
 
@@ -84,7 +111,10 @@ def accuracy_after(name: str, rule: AggregationRule, attack: AttackKind | None, 
     inputs, targets, clients = task()
     liars = range(CLIENTS - LIARS, CLIENTS)
     if attack == "labels":
-        clients = [flip_labels(client, seed, c) if c in liars else client for c, client in enumerate(clients)]
+        clients = [
+            flip_labels(client, seed, c) if c in liars else client
+            for c, client in enumerate(clients)
+        ]
     torch.manual_seed(0)  # the base: everybody starts from it, whatever the run's seed
     model = nn.Linear(64, 10)
 
@@ -112,7 +142,9 @@ def accuracy_after(name: str, rule: AggregationRule, attack: AttackKind | None, 
 
 
 def same_as(method: str, rule: str, attack: str) -> str:
-    """The attack that does the same: claimed examples are no weight but for the mean, where a method weighs by them."""
+    """The attack that does the same: claimed examples are no weight but for the mean, where a
+    method weighs by them.
+    """
     weighs = rule == "mean" and METHODS[method][0].weighting == "examples"
     return "sign" if attack == "claims" and not weighs else attack
 
@@ -134,7 +166,9 @@ def table(found: dict[str, float], args: argparse.Namespace) -> None:
         for rule in args.rules:
             row = []
             for attack in heads:
-                values = [found[k] for s in seeds if (k := f"{method}/{rule}/{attack}/{s}") in found]
+                values = [
+                    found[k] for s in seeds if (k := f"{method}/{rule}/{attack}/{s}") in found
+                ]
                 spread = f" ± {stdev(values):.0f}" if len(values) > 1 else ""
                 row.append(f"{mean(values):.0f}{spread}" if values else "-")
             print(f"| {rule} | " + " | ".join(row) + " |")
@@ -157,7 +191,9 @@ def main() -> None:
         same = f"{method}/{rule}/{same_as(method, rule, attack)}/{seed}"
         if key not in found:
             kind: Any = None if attack == "none" else attack
-            found[key] = found[same] if same in found else accuracy_after(method, RULES[rule], kind, seed)
+            found[key] = (
+                found[same] if same in found else accuracy_after(method, RULES[rule], kind, seed)
+            )
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(found, indent=0))
             print(f"{key}: {found[key]:.1f}", flush=True)

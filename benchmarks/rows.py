@@ -1,10 +1,12 @@
 """A pass over a batch whose rows have weights of their own, against a plain pass of the same batch.
 
-    python benchmarks/rows.py [--rows 16] [--tokens 128] [--rank 1] [--runs 7] [--dtype float32] [--device cpu]
+    python benchmarks/rows.py [--rows 16] [--tokens 128] [--rank 1] [--runs 7] [--dtype float32]
+    [--device cpu]
 
-OPT-125M's shapes with random weights, about three minutes on two cores. Plain passes and others take turns, so that
-what else the machine does hits both; the ratio is the median of each pair's. Processor time counts what this process
-computed, on all threads: it hardly changes where others take turns on the cores.
+OPT-125M's shapes with random weights, about three minutes on two cores. Plain passes and others
+take turns, so that what else the machine does hits both; the ratio is the median of each pair's.
+Processor time counts what this process computed, on all threads: it hardly changes where others
+take turns on the cores.
 """
 
 import argparse
@@ -17,8 +19,16 @@ from speed import opt_125m
 
 from fedseed import Basis, ParameterSpace
 
-SIZES = {"125m": {}, "1.3b": {"hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192,
-                              "num_attention_heads": 32, "word_embed_proj_dim": 2048}}  # fmt: skip
+SIZES = {
+    "125m": {},
+    "1.3b": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "ffn_dim": 8192,
+        "num_attention_heads": 32,
+        "word_embed_proj_dim": 2048,
+    },
+}
 
 
 def seconds(act: Callable[[], object], device: str) -> tuple[float, float]:
@@ -44,7 +54,9 @@ def main() -> None:
     model = opt_125m(getattr(torch, args.dtype), args.device, **SIZES[args.size])
     space = ParameterSpace(model)
     basis = Basis("lowrank", 1, rank=args.rank)
-    ids = torch.randint(5, 50_000, (args.rows, args.tokens), generator=torch.Generator().manual_seed(1)).to(args.device)
+    ids = torch.randint(
+        5, 50_000, (args.rows, args.tokens), generator=torch.Generator().manual_seed(1)
+    ).to(args.device)
     mask = torch.ones_like(ids)
     at = iter(range(0, 1 << 30, args.rows))
 
@@ -61,7 +73,8 @@ def main() -> None:
     plain(), rows()
     pairs = [(seconds(plain, args.device), seconds(rows, args.device)) for _ in range(args.runs)]
     print(
-        f"OPT-{args.size}, {args.dtype}, {args.rows} rows of {args.tokens} tokens, as many directions, rank {args.rank}"
+        f"OPT-{args.size}, {args.dtype}, {args.rows} rows of {args.tokens} tokens, as many "
+        f"directions, rank {args.rank}"
     )
     for column, name in enumerate(("wall clock", "processor time")):
         one, many = median(p[column] for p, _ in pairs), median(r[column] for _, r in pairs)

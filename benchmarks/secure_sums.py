@@ -1,10 +1,12 @@
-"""What secure sums cost, for vectors as long as each method's on the project's small base: bytes, and seconds of CPU.
+"""What secure sums cost, for vectors as long as each method's on the project's small base: bytes,
+and seconds of CPU.
 
     python benchmarks/secure_sums.py [--clients 10] [--ahead 1 16]
 
-One client trains once, for the length of an answer without secure sums. Then whole conversations are held, for as many
-rounds as keys are agreed on for at the most, between clients and a coordinator of this process. No network's time is in
-it: over one, a round has two exchanges more than without, and a round with new keys three more.
+One client trains once, for the length of an answer without secure sums. Then whole conversations
+are held, for as many rounds as keys are agreed on for at the most, between clients and a
+coordinator of this process. No network's time is in it: over one, a round has two exchanges more
+than without, and a round with new keys three more.
 """
 
 import argparse
@@ -27,7 +29,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.secure import converse
 
 RECIPES = {
-    "ferret": ["small-ferret", "method.seeds=shared", "method.allocation=size", "method.training.steps=1"],
+    "ferret": [
+        "small-ferret",
+        "method.seeds=shared",
+        "method.allocation=size",
+        "method.training.steps=1",
+    ],
     "zo-fedsgd": ["small-zo-fedsgd", "method.seeds=shared"],
     "feedsign": ["small-feedsign"],
     "fedkseed": ["small-fedkseed"],
@@ -75,7 +82,9 @@ class Conversation:
             vectors[n] = np.frombuffer(data[8:], self.form.dtype)
         total, _ = converse(self.summing.open(number, 0, vectors), self.say)
         assert (total == self.vector * np.array(len(self.clients), self.form.dtype)).all()
-        self.seconds["coordinator"] += time.process_time() - start - (self.seconds["client"] - before)
+        self.seconds["coordinator"] += (
+            time.process_time() - start - (self.seconds["client"] - before)
+        )
 
 
 def main() -> None:
@@ -85,13 +94,20 @@ def main() -> None:
     parser.add_argument("--ahead", type=int, nargs="+", default=[1, 16])
     args = parser.parse_args()
     threshold, rounds = args.clients // 2 + 1, max(args.ahead)
-    print(f"{args.clients} clients, {threshold} open a sum; of one client and round: bytes, milliseconds of CPU")
-    print("method      words  bytes up without  keys for  up with  asked  client ms  coordinator ms")
+    print(
+        f"{args.clients} clients, {threshold} open a sum; of one client and round: bytes, "
+        "milliseconds of CPU"
+    )
+    print(
+        "method      words  bytes up without  keys for  up with  asked  client ms  coordinator ms"
+    )
     for name, (source, *overrides) in RECIPES.items():
         common = ["task.clients=3", "task.families_per_client=1", "task.examples=10"]
         federation = build(read_recipe(source, [*overrides, *common, "federation.per_round=1"]))
         (client,) = federation.coordinator.open(1)
-        answer = federation.worker.train(federation.coordinator.plan(client), client, federation.items[client])
+        answer = federation.worker.train(
+            federation.coordinator.plan(client), client, federation.items[client]
+        )
         assert answer.message is not None
         state, method = federation.coordinator.state, federation.method
         words = count_words(method, state)
@@ -104,7 +120,8 @@ def main() -> None:
             each = args.clients * rounds
             print(
                 f"{name:<10} {words:>6,}  {len(answer.message) - FRAME_BYTES:>16,}  {ahead:>8}  "
-                f"{talk.said / each:>7,.0f}  {talk.asked / each:>5,.0f}  {1e3 * talk.seconds['client'] / each:>9.2f}  "
+                f"{talk.said / each:>7,.0f}  {talk.asked / each:>5,.0f}  "
+                f"{1e3 * talk.seconds['client'] / each:>9.2f}  "
                 f"{1e3 * talk.seconds['coordinator'] / rounds:>14.2f}",
                 flush=True,
             )

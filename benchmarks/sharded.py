@@ -1,10 +1,13 @@
-"""Peaks of memory of a run whose weights two processes hold in shards, beside those of one process that holds all.
+"""Peaks of memory of a run whose weights two processes hold in shards, beside those of one process
+that holds all.
 
-    python benchmarks/sharded.py                    # TinyLlama's shapes (1.1 billion parameters), bfloat16
+    python benchmarks/sharded.py                    # TinyLlama's shapes (1.1 billion parameters),
+    bfloat16
     python benchmarks/sharded.py --shape opt-125m
 
-Each run is `fedseed run`, or the same under torchrun with two processes on this machine: one round of one client, two
-local steps of SGD on one example of 128 tokens each, no evaluation but of two examples. The base has random weights.
+Each run is `fedseed run`, or the same under torchrun with two processes on this machine: one round
+of one client, two local steps of SGD on one example of 128 tokens each, no evaluation but of two
+examples. The base has random weights.
 """
 
 import argparse
@@ -24,7 +27,12 @@ METHODS = {
     "Ferret, streaming": [*CASES["Ferret, streaming"], "method.training.batch=1"],
     "FedAvg, SGD": ["method.name=fedavg", *FIRST, *SGD, "method.training.batch=1"],
 }
-ONCE = ["rounds=1", "federation.per_round=1", "model.digest=blake2b-tree", "evaluation.max_new_tokens=1"]
+ONCE = [
+    "rounds=1",
+    "federation.per_round=1",
+    "model.digest=blake2b-tree",
+    "evaluation.max_new_tokens=1",
+]
 
 
 def one(words: list[str]) -> None:
@@ -45,11 +53,15 @@ def peaks(folder: Path, name: str, group: list[str]) -> tuple[list[int], dict[st
     sets = [f"model.base={folder / 'base'}", *ONCE, *METHODS[name]]
     words = ["run", str(folder / "recipe.toml"), "--out", str(out)]
     words += [word for value in sets for word in ("--set", value)]
-    done = subprocess.run([sys.executable, *group, __file__, "--one", *words], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *group, __file__, "--one", *words], capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
     found = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("PEAK")]
-    return sorted(found, reverse=True), json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return sorted(found, reverse=True), json.loads(
+        (out / "summary.json").read_text(encoding="utf-8")
+    )
 
 
 def main() -> None:
@@ -59,17 +71,26 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", help="beginnings of the cases' names")
-    parser.add_argument("--shape", default="tinyllama-1.1b", help="as scripts/make_random_base.py knows it")
+    parser.add_argument(
+        "--shape", default="tinyllama-1.1b", help="as scripts/make_random_base.py knows it"
+    )
     args = parser.parse_args()
-    print("| GB | one process | each of two | same digest | seconds of the round, one and two |\n|---|---|---|---|---|")
+    print(
+        "| GB | one process | each of two | same digest | seconds of the round, one and two "
+        "|\n|---|---|---|---|---|"
+    )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare(folder, args.shape, "bfloat16")
-        for name in [n for n in METHODS if not args.names or any(n.startswith(given) for given in args.names)]:
+        for name in [
+            n for n in METHODS if not args.names or any(n.startswith(given) for given in args.names)
+        ]:
             (alone, first), (shared, second) = peaks(folder, name, []), peaks(folder, name, GROUP)
             same = "yes" if first["weights_digest"] == second["weights_digest"] else "no"
             both = " and ".join(f"{peak / 1e9:.2f}" for peak in shared)
-            seconds = " and ".join(f"{summary['seconds']['total']:.0f}" for summary in (first, second))
+            seconds = " and ".join(
+                f"{summary['seconds']['total']:.0f}" for summary in (first, second)
+            )
             print(f"| {name} | {alone[0] / 1e9:.2f} | {both} | {same} | {seconds} |", flush=True)
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/speed.py [kernels] [lowrank] [step] [ferret] [memory] [growth]
 
-Without names all parts run, in about seven minutes on two cores. Shapes are OPT-125M's with random weights, float32.
-"Plain torch" is what the published code does: for each direction seed torch's generator, draw a normal (or truncated
-normal) tensor for each parameter, scale it, and add it to the weights (or take its inner product with the change).
+Without names all parts run, in about seven minutes on two cores. Shapes are OPT-125M's with random
+weights, float32. "Plain torch" is what the published code does: for each direction seed torch's
+generator, draw a normal (or truncated normal) tensor for each parameter, scale it, and add it to
+the weights (or take its inner product with the change).
 """
 
 import argparse
@@ -54,8 +55,13 @@ class Ready(CausalLM):
         return [example]
 
 
-def opt_125m(dtype: torch.dtype = torch.float32, device: str = "cpu", **shape: Any) -> torch.nn.Module:
-    """OPT-125M's architecture, or another `shape` of it, with random weights; no more memory than the weights."""
+def opt_125m(
+    dtype: torch.dtype = torch.float32, device: str = "cpu", **shape: Any
+) -> torch.nn.Module:
+    """OPT-125M's architecture, or another `shape` of it, with random weights.
+
+    No more memory than the weights.
+    """
     with torch.device("meta"):
         model = OPTForCausalLM(OPTConfig(dropout=0.0, **shape))
     model = model.to(dtype).to_empty(device=device)
@@ -93,7 +99,9 @@ def _seconds(act: Callable[[], Any]) -> float:
 
 
 class Spent(NamedTuple):
-    """What something took: seconds of the clock, of the processors in the system, page faults, times it had to wait."""
+    """What something took: seconds of the clock, of the processors in the system, page faults,
+    times it had to wait.
+    """
 
     seconds: float
     system: float
@@ -107,9 +115,11 @@ def spent_by(act: Callable[[], Any]) -> Spent:
     seconds = _seconds(act)
     after = resource.getrusage(resource.RUSAGE_SELF)
     return Spent(
-        seconds, after.ru_stime - before.ru_stime, after.ru_minflt - before.ru_minflt,
+        seconds,
+        after.ru_stime - before.ru_stime,
+        after.ru_minflt - before.ru_minflt,
         after.ru_nivcsw - before.ru_nivcsw,
-    )  # fmt: skip
+    )
 
 
 def machine() -> None:
@@ -122,9 +132,10 @@ def machine() -> None:
     features = cpu_target.target_context.codegen().magic_tuple()
     print(
         f"\nthreads: torch {torch.get_num_threads()}, numba {numba.get_num_threads()}, processors "
-        f"{len(os.sched_getaffinity(0))}; compiled for {features[1]}, tiles of {cpu._ROWS} x {cpu._PANEL}, "
-        f"slabs of {cpu._SLAB * 4 >> 10} KiB; memory {2 * 4 * place.numel() / pace / 1e9:.1f} GB/s; "
-        f"load {os.getloadavg()[0]:.1f}"
+        f"{len(os.sched_getaffinity(0))}; compiled for {features[1]}, tiles of {cpu._ROWS} x "
+        f"{cpu._PANEL}, "
+        f"slabs of {cpu._SLAB * 4 >> 10} KiB; memory {2 * 4 * place.numel() / pace / 1e9:.1f} "
+        f"GB/s; load {os.getloadavg()[0]:.1f}"
     )
     space = ParameterSpace(torch.nn.Linear(768, 3072))
     inputs, work = torch.randn(LENGTH, 768), 2 * LENGTH * 768 * 3072 / 1e9
@@ -171,50 +182,87 @@ def kernels() -> None:
     by_id = {id(w): part for w, part in zip(weights, parts, strict=True)}
     plain = {
         kind: timed(
-            lambda t=kind == "truncated_normal": torch_direction(weights, t, lambda w, z: w.add_(z, alpha=1e-9)), 3
+            lambda t=kind == "truncated_normal": torch_direction(
+                weights, t, lambda w, z: w.add_(z, alpha=1e-9)
+            ),
+            3,
         )
         for kind in ("normal", "truncated_normal")
     }
-    dot = timed(lambda: torch_direction(weights, False, lambda w, z: torch.dot(z.view(-1), by_id[id(w)])), 3)
+    dot = timed(
+        lambda: torch_direction(weights, False, lambda w, z: torch.dot(z.view(-1), by_id[id(w)])), 3
+    )
     begin = time.perf_counter()
     for _ in range(TORCH_DIRECTIONS):
         torch_direction(weights, False, lambda w, z: w.add_(z, alpha=1e-9))
     rebuild = (time.perf_counter() - begin) / TORCH_DIRECTIONS * 4096
     print(f"d = {space.size:,}, float32, {torch.get_num_threads()} threads")
-    print(f"bare w.add_(1.0): {limit * 1e3:.1f} ms; torch, one normal direction: {plain['normal']:.2f} s, truncated "
-          f"normal: {plain['truncated_normal']:.2f} s; one inner product: {dot:.2f} s")  # fmt: skip
-    print("\n| operation | seconds | times faster than torch | times a bare add |\n|---|---|---|---|")
+    print(
+        f"bare w.add_(1.0): {limit * 1e3:.1f} ms; torch, one normal direction: "
+        f"{plain['normal']:.2f} s, truncated "
+        f"normal: {plain['truncated_normal']:.2f} s; one inner product: {dot:.2f} s"
+    )
+    print(
+        "\n| operation | seconds | times faster than torch | times a bare add |\n|---|---|---|---|"
+    )
 
     def row(name: str, seconds: float, torch_seconds: float) -> None:
-        print(f"| {name} | {seconds:.4f} | {torch_seconds / seconds:,.0f} | {seconds / limit:.1f} |")
+        print(
+            f"| {name} | {seconds:.4f} | {torch_seconds / seconds:,.0f} | {seconds / limit:.1f} |"
+        )
 
     for kind in ("rademacher", "hadamard", "normal", "truncated_normal"):
         basis = Basis(kind, 7)
         reference = plain["truncated_normal" if kind == "truncated_normal" else "normal"]
-        row(f"one perturbation, {kind}", timed(lambda b=basis: space.add(b, [1.0], 1e-9)), reference)
+        row(
+            f"one perturbation, {kind}", timed(lambda b=basis: space.add(b, [1.0], 1e-9)), reference
+        )
     coefficients = np.full(4096, 1e-3, dtype=np.float32)
-    row("rebuild from 4,096, hadamard", timed(lambda: space.add(Basis("hadamard", 7), coefficients, 1e-9)), rebuild)
-    row("rebuild from 4,096, rademacher",
-        timed(lambda: space.add(Basis("rademacher", 7), coefficients, 1e-9), 1, 0), rebuild)  # fmt: skip
+    row(
+        "rebuild from 4,096, hadamard",
+        timed(lambda: space.add(Basis("hadamard", 7), coefficients, 1e-9)),
+        rebuild,
+    )
+    row(
+        "rebuild from 4,096, rademacher",
+        timed(lambda: space.add(Basis("rademacher", 7), coefficients, 1e-9), 1, 0),
+        rebuild,
+    )
     for kind in ("rademacher", "normal", "truncated_normal"):
-        row(f"one inner product, {kind}", timed(lambda k=kind: space.project(change, Basis(k, 7), 1)), dot)
-    row("4,096 inner products, hadamard", timed(lambda: space.project(change, Basis("hadamard", 7), 4096)), dot * 4096)
-    row("4,096 inner products, rademacher",
-        timed(lambda: space.project(change, Basis("rademacher", 7), 4096), 1, 0), dot * 4096)  # fmt: skip
+        row(
+            f"one inner product, {kind}",
+            timed(lambda k=kind: space.project(change, Basis(k, 7), 1)),
+            dot,
+        )
+    row(
+        "4,096 inner products, hadamard",
+        timed(lambda: space.project(change, Basis("hadamard", 7), 4096)),
+        dot * 4096,
+    )
+    row(
+        "4,096 inner products, rademacher",
+        timed(lambda: space.project(change, Basis("rademacher", 7), 4096), 1, 0),
+        dot * 4096,
+    )
 
 
 def lowrank() -> None:
-    """Sums of and products with 4,096 directions of `lowrank`, beside plain torch with directions of the same kind.
+    """Sums of and products with 4,096 directions of `lowrank`, beside plain torch with directions
+    of the same kind.
 
-    Torch does it twice: direction after direction (a rank-one update, or two products with vectors, for each matrix),
-    and all at once by matrix products (GEMM), which needs the factors of all directions in memory.
+    Torch does it twice: direction after direction (a rank-one update, or two products with vectors,
+    for each matrix), and all at once by matrix products (GEMM), which needs the factors of all
+    directions in memory.
     """
     count, few, group = 4096, 8, 512
     model = opt_125m()
     space = ParameterSpace(model)
     weights = [p.data for p in space.parameters]
     change = torch.randn(space.size)
-    parts = [x.view(w.shape) for x, w in zip(torch.split(change, [w.numel() for w in weights]), weights, strict=True)]
+    parts = [
+        x.view(w.shape)
+        for x, w in zip(torch.split(change, [w.numel() for w in weights]), weights, strict=True)
+    ]
     signs = partial(torch.empty, dtype=torch.float32)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -229,7 +277,9 @@ def lowrank() -> None:
 
     def project_one() -> None:
         for x in parts:
-            torch.dot(draw(len(x)), x) if x.dim() < 2 else torch.dot(draw(len(x)) @ x, draw(x.shape[1]))
+            torch.dot(draw(len(x)), x) if x.dim() < 2 else torch.dot(
+                draw(len(x)) @ x, draw(x.shape[1])
+            )
 
     def add_all() -> None:
         for w in weights:
@@ -249,17 +299,29 @@ def lowrank() -> None:
 
     bare = timed(lambda: [w.add_(1e-9) for w in weights])
     basis, coefficients = Basis("lowrank", 7), np.full(count, 1e-3, dtype=np.float32)
-    print(f"d = {space.size:,}, float32, {torch.get_num_threads()} threads; a bare w.add_: {bare * 1e3:.0f} ms")
-    print("\n| 4,096 directions of rank 1 | seconds | torch, one by one | times | torch, GEMM | times |")
+    print(
+        f"d = {space.size:,}, float32, {torch.get_num_threads()} threads; a bare w.add_: "
+        f"{bare * 1e3:.0f} ms"
+    )
+    print(
+        "\n| 4,096 directions of rank 1 | seconds | torch, one by one | times | torch, GEMM | "
+        "times |"
+    )
     print("|---|---|---|---|---|---|")
     for name, ours, one, every in (
         ("add", lambda: space.add(basis, coefficients, 1e-9), add_one, add_all),
         ("project", lambda: space.project(change, basis, count), project_one, project_all),
     ):
         seconds, apart, gemm = timed(ours, 3), timed(one, few) * count, timed(every, 1, 0)
-        print(f"| {name} | {seconds:.2f} | {apart:.0f} | {apart / seconds:.0f} | {gemm:.1f} | {gemm / seconds:.1f} |")
+        print(
+            f"| {name} | {seconds:.2f} | {apart:.0f} | {apart / seconds:.0f} | {gemm:.1f} | "
+            f"{gemm / seconds:.1f} |"
+        )
     for kind in ("lowrank", "rademacher"):
-        print(f"one direction of {kind}: {timed(lambda k=kind: space.add(Basis(k, 7), [1.0], 1e-9)) * 1e3:.0f} ms")
+        print(
+            f"one direction of {kind}: "
+            f"{timed(lambda k=kind: space.add(Basis(k, 7), [1.0], 1e-9)) * 1e3:.0f} ms"
+        )
 
 
 def one_client(method: Method, model: torch.nn.Module) -> tuple[Callable[[int], None], Worker]:
@@ -323,11 +385,14 @@ def step() -> None:
 
         faults, system, waits = (middle(name) for name in ("faults", "system", "waits"))
         print(
-            f"| {label} | {median(s.seconds for s in steps):.3f} | {median(ratios):.2f} | {min(ratios):.2f}, "
-            f"{max(ratios):.2f} | {faults[0]:,.0f}, {faults[1]:,.0f} | {system[0]:.3f}, {system[1]:.3f} | "
-            f"{waits[0]:.0f}, {waits[1]:.0f} |", flush=True,
-        )  # fmt: skip
-    # FedKSeed: a whole round, with what it costs to take up the plan's model and to put it back, and a step alone
+            f"| {label} | {median(s.seconds for s in steps):.3f} | {median(ratios):.2f} | "
+            f"{min(ratios):.2f}, "
+            f"{max(ratios):.2f} | {faults[0]:,.0f}, {faults[1]:,.0f} | {system[0]:.3f}, "
+            f"{system[1]:.3f} | {waits[0]:.0f}, {waits[1]:.0f} |",
+            flush=True,
+        )
+    # FedKSeed: a whole round, with what it costs to take up the plan's model and to put it back,
+    # and a step alone
     rounds = {}
     for steps in (20, 4):
         method = FedKSeed(basis="hadamard", candidates=4096, learning_rate=1e-9, steps=steps)
@@ -355,15 +420,23 @@ def step() -> None:
 
 def ferret() -> None:
     """A Ferret round: what projection and rebuild are of it."""
-    print("\n| Ferret round, 10 iterations x 128 tokens, K = 8,000, hadamard | local | projection | rebuild | share |")
+    print(
+        "\n| Ferret round, 10 iterations x 128 tokens, K = 8,000, hadamard | local | projection | "
+        "rebuild | share |"
+    )
     print("|---|---|---|---|---|")
     for streaming in (False, True):
         model = opt_125m()
         training = LocalTraining(learning_rate=1e-6, steps=10, batch=1, accumulation=1)
         method = Ferret(
-            directions=8000, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
+            directions=8000,
+            basis="hadamard",
+            blocks="one",
+            allocation="size",
+            seeds="shared",
+            training=training,
             streaming=streaming,
-        )  # fmt: skip
+        )
         worker = Worker(model, method, Ready(), 1)
         coordinator = Coordinator(method, worker.space.layout, 1, [16], 1)
         rounds = []
@@ -409,7 +482,9 @@ def child(name: str) -> None:
             with torch.no_grad():
                 objective.losses(model, items[:1]).sum()
 
-    elif name == "activations":  # of forward and backward: the gradient of one small tensor at the very bottom
+    elif (
+        name == "activations"
+    ):  # of forward and backward: the gradient of one small tensor at the very bottom
         for key, p in model.named_parameters():
             p.requires_grad_("embed_positions" in key)
 
@@ -429,15 +504,21 @@ def child(name: str) -> None:
     else:
         training = LocalTraining(learning_rate=1e-6, steps=3, batch=1, accumulation=1)
         method = Ferret(
-            directions=8000, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
+            directions=8000,
+            basis="hadamard",
+            blocks="one",
+            allocation="size",
+            seeds="shared",
+            training=training,
             streaming=name == "streaming",
-        )  # fmt: skip
+        )
         round_, _ = one_client(method, model)
 
         def act() -> None:
             round_(1)
 
-    tiny = ParameterSpace(torch.nn.Linear(300, 300))  # compile first: compilers need memory of their own
+    # compile first: compilers need memory of their own
+    tiny = ParameterSpace(torch.nn.Linear(300, 300))
     for kind in ("hadamard", "rademacher"):
         tiny.add(Basis(kind, size=8000), [1.0], 1e-3)
         tiny.project(torch.zeros(tiny.size), Basis(kind, size=8000), 2)
@@ -449,16 +530,23 @@ def memory() -> None:
     """Peak resident memory of a step and of a streaming round, each in a process of its own."""
     found = {}
     for name in ("forward", "feedsign", "fedkseed", "activations", "ordinary", "streaming"):
-        out = subprocess.run([sys.executable, __file__, "--child", name], capture_output=True, text=True, check=True)
+        out = subprocess.run(
+            [sys.executable, __file__, "--child", name], capture_output=True, text=True, check=True
+        )
         found[name] = [float(x) for x in out.stdout.split()]
     largest = 50_272 * 768 * 4 / 2**20
     print("\n| memory, MiB | before | peak |\n|---|---|---|")
     for name, (before, peak) in found.items():
         print(f"| {name} | {before:.0f} | {peak:.0f} |")
     for name in ("feedsign", "fedkseed"):
-        print(f"{name}: {found[name][1] / found['forward'][1]:.3f} times a plain forward pass's peak")
+        print(
+            f"{name}: {found[name][1] / found['forward'][1]:.3f} times a plain forward pass's peak"
+        )
     over = found["streaming"][1] - found["activations"][1]
-    print(f"streaming Ferret: weights + activations + {over / largest:.2f} times the largest layer ({largest:.0f} MiB)")
+    print(
+        f"streaming Ferret: weights + activations + {over / largest:.2f} times the largest layer "
+        f"({largest:.0f} MiB)"
+    )
 
 
 def growth() -> None:
@@ -485,7 +573,9 @@ def growth() -> None:
             + ", ".join(f"{d:,}: {s * 1e3:.2f} ms" for d, s in zip(sizes, spent, strict=True))
         )
     over_d.loglog(sizes, [s * 1e3 for s in bare], "k--", label="bare w.add_(1.0)")
-    over_d.set(xlabel="d, parameters", ylabel="milliseconds", title="one direction added to the weights")
+    over_d.set(
+        xlabel="d, parameters", ylabel="milliseconds", title="one direction added to the weights"
+    )
     for size in (1 << 24, 1 << 27):  # the larger one is drawn
         space = ParameterSpace(torch.nn.ParameterList([torch.zeros(size)]))
         change = torch.randn(size)
@@ -503,13 +593,24 @@ def growth() -> None:
                 )
                 spent.append(timed(act, 15 if kind == "hadamard" else 1))
             if size == 1 << 27:
-                over_k.loglog(counts[: len(spent)], [s * 1e3 for s in spent], marker="o", label=f"{what}, {kind}")
+                over_k.loglog(
+                    counts[: len(spent)],
+                    [s * 1e3 for s in spent],
+                    marker="o",
+                    label=f"{what}, {kind}",
+                )
             if kind == "hadamard":
-                print(f"{what}, hadamard, d = {size:,}: " + ", ".join(
-                    f"K = {k:,}: {s * 1e3:.2f} ms" for k, s in zip(counts, spent, strict=True)))  # fmt: skip
+                print(
+                    f"{what}, hadamard, d = {size:,}: "
+                    + ", ".join(
+                        f"K = {k:,}: {s * 1e3:.2f} ms" for k, s in zip(counts, spent, strict=True)
+                    )
+                )
                 print(f"   largest / smallest: {max(spent) / min(spent):.2f}")
     over_k.set(
-        xlabel="K, directions", ylabel="milliseconds", title=f"K directions at once, d = {size / 1e6:.1f} million"
+        xlabel="K, directions",
+        ylabel="milliseconds",
+        title=f"K directions at once, d = {size / 1e6:.1f} million",
     )
     for axes in (over_d, over_k):
         axes.legend()
@@ -520,11 +621,22 @@ def growth() -> None:
     print(f"Picture: {PICTURES / 'growth.png'}")
 
 
-PARTS = {"kernels": kernels, "lowrank": lowrank, "step": step, "ferret": ferret, "memory": memory, "growth": growth}
+PARTS = {
+    "kernels": kernels,
+    "lowrank": lowrank,
+    "step": step,
+    "ferret": ferret,
+    "memory": memory,
+    "growth": growth,
+}
 
 
-def run_parts(parts: Mapping[str, Callable[[], None]], child: Callable[[str], None], about: str | None) -> None:
-    """A benchmark's command line: the parts that are asked for, or what a part runs in a process of its own."""
+def run_parts(
+    parts: Mapping[str, Callable[[], None]], child: Callable[[str], None], about: str | None
+) -> None:
+    """A benchmark's command line: the parts that are asked for, or what a part runs in a process of
+    its own.
+    """
     parser = argparse.ArgumentParser(description=about.splitlines()[0] if about else None)
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[])
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -1,10 +1,13 @@
-"""A thousand orbits on one base in memory: what a swap from one to another takes, and what the thousand hold.
+"""A thousand orbits on one base in memory: what a swap from one to another takes, and what the
+thousand hold.
 
-    python benchmarks/swap.py [--base small] [--orbits 1000] [--steps 100] [--swaps 1000] [--exported 100]
+    python benchmarks/swap.py [--base small] [--orbits 1000] [--steps 100] [--swaps 1000]
+    [--exported 100]
 
-The orbits' coefficients are drawn, not trained: a swap costs the same whatever they are. Beside it, the way without:
-loading base and orbit anew (`fedseed.from_orbit`). After `--exported` random swaps the model is compared, bit for bit,
-with what plain transformers loads from the orbit's exported folder.
+The orbits' coefficients are drawn, not trained: a swap costs the same whatever they are. Beside it,
+the way without: loading base and orbit anew (`fedseed.from_orbit`). After `--exported` random swaps
+the model is compared, bit for bit, with what plain transformers loads from the orbit's exported
+folder.
 """
 
 import argparse
@@ -70,14 +73,18 @@ def main() -> None:
     methods = {
         "feedsign, rademacher": FeedSign(learning_rate=1e-5),
         "feedsign, hadamard": FeedSign(learning_rate=1e-5, basis="hadamard"),
-        "mezo, from-base, hadamard": MeZO(learning_rate=1e-5, basis="hadamard", small_steps="from-base"),
+        "mezo, from-base, hadamard": MeZO(
+            learning_rate=1e-5, basis="hadamard", small_steps="from-base"
+        ),
     }
     for name, method in methods.items():
         with tempfile.TemporaryDirectory() as folder:
             files = {}
             for seed in range(args.orbits):
                 header = Header(args.base, digest, "float32", layout, method, seed)
-                records = (Record(i, p) for i, p in enumerate(payloads(method, args.steps, seed), start=1))
+                records = (
+                    Record(i, p) for i, p in enumerate(payloads(method, args.steps, seed), start=1)
+                )
                 path = files[str(seed)] = Path(folder) / f"{seed}.orbit"
                 write_orbit(path, begin(header), ending(packed(method, records)))
             print(f"{name}: {measured(args.base, files, args.swaps, args.exported)}")
@@ -88,10 +95,14 @@ def alike(swapper: Swapper, name: str, path: Path) -> bool:
     orbit = Orbit.open(path)
     model, tokenizer = load_model(orbit.header.base)
     with tempfile.TemporaryDirectory() as folder:
-        export_model(Path(folder), model, tokenizer, orbit.header, Facts(len(orbit), orbit.replay(model)))
+        export_model(
+            Path(folder), model, tokenizer, orbit.header, Facts(len(orbit), orbit.replay(model))
+        )
         expected = AutoModelForCausalLM.from_pretrained(folder).state_dict()
         found = swapper.to(name).state_dict()
-    return found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[key], expected[key]) for key in expected
+    )
 
 
 def measured(base: str, files: dict[str, Path], swaps: int, exported: int) -> str:
@@ -108,8 +119,10 @@ def measured(base: str, files: dict[str, Path], swaps: int, exported: int) -> st
     held, anew = (resident() - before) / 1e6, timed(partial(fedseed.from_orbit, files["1"])) * 1e3
     same = sum(alike(swapper, str(n), files[str(n)]) for n in order[:exported])
     return (
-        f"{size:,.0f} B a file; swap p50 {np.percentile(spent, 50):.1f} ms, p99 {np.percentile(spent, 99):.1f} ms; "
-        f"{same} of {exported} swaps are the exported models; loaded anew {anew:.0f} ms; all orbits hold {held:.0f} MB"
+        f"{size:,.0f} B a file; swap p50 {np.percentile(spent, 50):.1f} ms, p99 "
+        f"{np.percentile(spent, 99):.1f} ms; "
+        f"{same} of {exported} swaps are the exported models; loaded anew {anew:.0f} ms; all "
+        f"orbits hold {held:.0f} MB"
     )
 
 

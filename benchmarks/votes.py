@@ -1,4 +1,5 @@
-"""How much faster a simulation takes all clients' votes of a step from one batch than client by client.
+"""How much faster a simulation takes all clients' votes of a step from one batch than client by
+client.
 
     python benchmarks/votes.py [--clients 25] [--steps 5] [--batch 2]
 
@@ -46,7 +47,10 @@ def main() -> None:
             seconds["one by one"].append(time.perf_counter() - middle)
         differ = sum(a.message != b.message for a, b in zip(together, alone, strict=True))
         if differ:
-            print(f"step {number}: {differ} of {len(clients)} votes differ (projections within float noise of 0)")
+            print(
+                f"step {number}: {differ} of {len(clients)} votes differ (projections within float "
+                "noise of 0)"
+            )
         for client, answer in zip(clients, together, strict=True):
             assert answer.message is not None
             coordinator.receive(answer.message, client)

@@ -1,4 +1,5 @@
-"""The zeroth-order recipes for the small base over several seeds: mean and deviation, as a Markdown table.
+"""The zeroth-order recipes for the small base over several seeds: mean and deviation, as a Markdown
+table.
 
     python benchmarks/zeroth_order.py [--seeds 1 2 3] [--out runs/zeroth-order]
 
@@ -24,7 +25,11 @@ RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("FedZO, two-point", "small-fedzo", ()),
     ("FedKSeed", "small-fedkseed", ()),
     ("FedKSeed-Pro", "small-fedkseed-pro", ()),
-    ("ZO-FedSGD, 1 of 5 Byzantine", "small-zo-fedsgd", ("method.seeds=own", "attack.kind=random", "attack.clients=1")),
+    (
+        "ZO-FedSGD, 1 of 5 Byzantine",
+        "small-zo-fedsgd",
+        ("method.seeds=own", "attack.kind=random", "attack.clients=1"),
+    ),
     ("FeedSign, 1 of 5 Byzantine", "small-feedsign", ("attack.kind=sign", "attack.clients=1")),
 )
 
@@ -53,7 +58,9 @@ def main() -> None:
     for seed in args.seeds:
         for label, recipe, settings in RUNS:
             name = f"{recipe}-{'attacked-' if settings else ''}{seed}"
-            summary = run(recipe, [f"seed={seed}", "evaluation.every=1000", *settings], args.out / name)
+            summary = run(
+                recipe, [f"seed={seed}", "evaluation.every=1000", *settings], args.out / name
+            )
             rows[label].append(summary)
             print(f"{name}: loss {summary['final']['loss']:.3f}", flush=True)
     baseline = rows[RUNS[0][0]][0]["baseline"]
@@ -64,7 +71,8 @@ def main() -> None:
         first = runs[0]
         print(
             f"| {label} | {first['rounds']} | {spread([r['final']['loss'] for r in runs], 3)} "
-            f"| {spread([r['final']['rouge_l'] for r in runs], 1)} | {human_bytes(first['payload_bytes_up'])} "
+            f"| {spread([r['final']['rouge_l'] for r in runs], 1)} | "
+            f"{human_bytes(first['payload_bytes_up'])} "
             f"| {human_bytes(first['payload_bytes_down'])} | {first['forward_passes']:,} "
             f"| {mean(r['seconds']['total'] for r in runs):.0f} |"
         )

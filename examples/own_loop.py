@@ -1,4 +1,6 @@
-"""A loop of your own, without gradients: forward passes tune all parameters, the tuned model is a file of kilobytes."""
+"""A loop of your own, without gradients: forward passes tune all parameters, the tuned model is a
+file of kilobytes.
+"""
 
 from functools import partial
 
@@ -8,7 +10,11 @@ import fedseed
 from fedseed.models.loading import load_model  # or AutoModelForCausalLM and AutoTokenizer, as ever
 
 model, tokenizer = load_model("small")
-texts = [f"Count: {n} times one {what} is {n} {what}s" for n in range(2, 10) for what in ("bird", "star", "boat")]
+texts = [
+    f"Count: {n} times one {what} is {n} {what}s"
+    for n in range(2, 10)
+    for what in ("bird", "star", "boat")
+]
 batches = [tokenizer(texts[i::4], return_tensors="pt", padding=True) for i in range(4)]
 
 
@@ -18,7 +24,9 @@ def loss(batch):
     return model(**batch, labels=labels).loss
 
 
-with fedseed.ZOOptimizer(model, learning_rate=1e-4, base="small", orbit="counting.orbit") as optimizer:
+with fedseed.ZOOptimizer(
+    model, learning_rate=1e-4, base="small", orbit="counting.orbit"
+) as optimizer:
     for step in range(201):
         found = optimizer.step(partial(loss, batches[step % 4]))
         if step % 50 == 0:

@@ -1,4 +1,7 @@
-"""A Trainer as a client of a federation: python own_trainer.py NAME [NATS]; its recipe lies beside it."""
+"""A Trainer as a client of a federation: python own_trainer.py NAME [NATS].
+
+Its recipe lies beside it.
+"""
 
 import sys
 from pathlib import Path
@@ -22,5 +25,6 @@ trainer = Trainer(
     data_collator=DataCollatorForSeq2Seq(tokenizer),
 )
 fedseed.patch(trainer, Path(__file__).with_suffix(".toml"), name, server)
-print(trainer.train().metrics["weights_digest"])  # the same for all; trainer.model is the tuned model now
+# the same for all; trainer.model is the tuned model now
+print(trainer.train().metrics["weights_digest"])
 print(f"loss {trainer.evaluate()['eval_loss']:.2f}")

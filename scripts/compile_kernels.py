@@ -1,9 +1,11 @@
-"""Compiles the CPU's kernels for this tree, where that has not been done: about half a minute on two cores, once.
+"""Compiles the CPU's kernels for this tree, where that has not been done: about half a minute on
+two cores, once.
 
     python scripts/compile_kernels.py
 
-numba keeps what it has compiled beside the sources, for as long as they are what they were. Tests that run side by side
-would each compile the same, so `make` does it before: in two processes, half of it each.
+numba keeps what it has compiled beside the sources, for as long as they are what they were. Tests
+that run side by side would each compile the same, so `make` does it before: in two processes, half
+of it each.
 """
 
 import multiprocessing
@@ -44,7 +46,15 @@ def sums() -> None:
         CPU.combine(CPU.prepare(parts(), count), 0, count)
     if CPU.product is not None:
         x, w = np.zeros((8, 32), np.float32), np.zeros((32, 32), np.float32)
-        CPU.product(x, w, None, CPU.prepare(parts(), 1 << 10), 0.5, 0, lambda count: np.zeros(count, np.float32))
+        CPU.product(
+            x,
+            w,
+            None,
+            CPU.prepare(parts(), 1 << 10),
+            0.5,
+            0,
+            lambda count: np.zeros(count, np.float32),
+        )
 
 
 def projections() -> None:
@@ -73,5 +83,6 @@ def compile_half(number: int) -> None:
 
 
 if __name__ == "__main__":
-    with multiprocessing.get_context("fork").Pool(len(HALVES)) as pool:  # no thread of numba's is there yet
+    # no thread of numba's is there yet
+    with multiprocessing.get_context("fork").Pool(len(HALVES)) as pool:
         pool.map(compile_half, range(len(HALVES)))

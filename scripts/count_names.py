@@ -1,14 +1,18 @@
-"""How many names a reader of a method must look up: `python scripts/count_names.py [class or file:class ...]`.
+"""How many names a reader of a method must look up: `python scripts/count_names.py [class or
+file:class ...]`.
 
 Of the file that a class stands in, each name counts once:
 
     imported    what the file imports from fedseed, by name
-    inherited   members that its classes use of themselves (`self.x`, `cls.x`, `super().x`) and that a base class in
-                another file of fedseed defines; what they only declare (`name`, `code`, `update_type = ...`) does not
-    used        attributes and methods of `client`, `state`, `plan` and `answers`, which are given to its functions
+    inherited   members that its classes use of themselves (`self.x`, `cls.x`, `super().x`) and that
+    a base class in
+                another file of fedseed defines; what they only declare (`name`, `code`,
+                `update_type = ...`) does not
+    used        attributes and methods of `client`, `state`, `plan` and `answers`, which are given
+    to its functions
 
-What the file's classes define themselves does not count, its plans and states included, nor what comes from Python,
-NumPy or pydantic.
+What the file's classes define themselves does not count, its plans and states included, nor what
+comes from Python, NumPy or pydantic.
 """
 
 import ast
@@ -62,7 +66,12 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _inherited(node: ast.ClassDef, kind: type) -> Iterator[str]:
-    own = {name for parent in kind.__mro__ if parent.__module__ == kind.__module__ for name in _defined(parent)}
+    own = {
+        name
+        for parent in kind.__mro__
+        if parent.__module__ == kind.__module__
+        for name in _defined(parent)
+    }
     theirs = {
         name
         for parent in kind.__mro__
@@ -78,7 +87,11 @@ def _inherited(node: ast.ClassDef, kind: type) -> Iterator[str]:
 
 def _used(tree: ast.Module, own: set[str]) -> Iterator[str]:
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name) or node.value.id not in GIVEN:
+        if (
+            not isinstance(node, ast.Attribute)
+            or not isinstance(node.value, ast.Name)
+            or node.value.id not in GIVEN
+        ):
             continue
         if node.value.id not in ("state", "plan") or node.attr not in own:
             yield f"{node.value.id}.{node.attr}"
@@ -90,10 +103,15 @@ def main(wanted: list[str]) -> int:
     print(f"{'class':16} {'imported':>8} {'inherited':>9} {'used':>5} {'all':>4}  at most")
     for one in wanted or USUAL:
         file, _, name = one.partition(":")
-        found = names_in(getattr(import_module(file if "." in file else f"fedseed.methods.{file}"), name))
+        found = names_in(
+            getattr(import_module(file if "." in file else f"fedseed.methods.{file}"), name)
+        )
         most, all_ = USUAL.get(one), sum(map(len, found))
         too_many |= most is not None and all_ > most
-        print(f"{name:16} {len(found[0]):8} {len(found[1]):9} {len(found[2]):5} {all_:4}  {most or ''}")
+        print(
+            f"{name:16} {len(found[0]):8} {len(found[1]):9} {len(found[2]):5} {all_:4}  "
+            f"{most or ''}"
+        )
         if wanted:
             print("  " + ", ".join(name for part in found for name in sorted(part)))
     return int(too_many)

@@ -20,7 +20,16 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -64,28 +73,38 @@ def unseen_instances(family: Family) -> list[Instance]:
 
 
 def statements(seed: int | str, count: int) -> list[str]:
-    """Returns ``count`` short paragraphs of one to three plain sentences, from which a base learns words and facts.
+    """Returns ``count`` short paragraphs of one to three plain sentences, from which a base learns
+    words and facts.
 
-    They state what the families ask for, so that the answers of train and held-out families are known words and known
-    facts, though never met as instructions.
+    They state what the families ask for, so that the answers of train and held-out families are
+    known words and known facts, though never met as instructions.
     """
-    read = tomllib.loads(Path(__file__).with_name("statements.toml").read_text(encoding="utf-8"))["subjects"]
+    read = tomllib.loads(Path(__file__).with_name("statements.toml").read_text(encoding="utf-8"))[
+        "subjects"
+    ]
     subjects = [subject for subject in read for _ in range(subject.get("often", 1))]
     rng = random.Random(f"fedseed-statements/{seed}")
 
     def sentence(subject: dict[str, Any]) -> str:
         values = draw(subject["draw"], rng)
-        true = {name: texts for name, texts in subject.get("if", {}).items() if write(f"{{1 if {name}}}", values)}
+        true = {
+            name: texts
+            for name, texts in subject.get("if", {}).items()
+            if write(f"{{1 if {name}}}", values)
+        }
         more = [text for texts in true.values() for text in texts]
         return write(rng.choice(subject["sentences"] + more), values)
 
     paragraphs = []
     for _ in range(count):
-        # One subject for all of its sentences, so that a fact often meets its relatives; or one for each.
+        # One subject for all of its sentences, so that a fact often meets its relatives; or one for
+        # each.
         mixed = rng.random() < 0.5
         subject = None if mixed else rng.choice(subjects)
         length = rng.randint(1, 3)
-        paragraphs.append(" ".join(sentence(subject or rng.choice(subjects)) for _ in range(length)))
+        paragraphs.append(
+            " ".join(sentence(subject or rng.choice(subjects)) for _ in range(length))
+        )
     return paragraphs
 
 
@@ -130,7 +149,9 @@ def make_tokenizer(texts: list[str], size: int) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B:1", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A $B:1",
+        special_tokens=[(BOS, tokenizer.token_to_id(BOS))],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -142,8 +163,13 @@ def make_tokenizer(texts: list[str], size: int) -> PreTrainedTokenizerFast:
     )
 
 
-def make_stream(documents: list[Document], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
-    """All documents in one row of tokens, each between its begin and end marks; and their weights."""
+def make_stream(
+    documents: list[Document], tokenizer: PreTrainedTokenizerFast
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All documents in one row of tokens, each between its begin and end marks.
+
+    And their weights.
+    """
     backend = tokenizer.backend_tokenizer
     prompts = backend.encode_batch([one.prompt for one in documents], add_special_tokens=False)
     texts = backend.encode_batch([one.text for one in documents], add_special_tokens=False)
@@ -183,8 +209,13 @@ def answer_loss(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> 
     with torch.no_grad():
         for family in families("base"):
             for one in unseen_instances(family):
-                prompt = tokenizer.encode(short_prompt(one.instruction, one.input), add_special_tokens=False)
-                answer = [*tokenizer.encode(one.output, add_special_tokens=False), tokenizer.eos_token_id]
+                prompt = tokenizer.encode(
+                    short_prompt(one.instruction, one.input), add_special_tokens=False
+                )
+                answer = [
+                    *tokenizer.encode(one.output, add_special_tokens=False),
+                    tokenizer.eos_token_id,
+                ]
                 ids = torch.tensor([[tokenizer.bos_token_id, *prompt, *answer]])
                 logits = model(input_ids=ids).logits[0, len(prompt) : -1]
                 total += cross_entropy(logits, torch.tensor(answer), reduction="sum").item()
@@ -297,7 +328,12 @@ a line as inside one. Any text comes back unchanged, and prompt and answer may b
 
 
 def make_card(
-    model: LlamaForCausalLM, instructions: int, tokens: int, steps: int, final: float, args: argparse.Namespace
+    model: LlamaForCausalLM,
+    instructions: int,
+    tokens: int,
+    steps: int,
+    final: float,
+    args: argparse.Namespace,
 ) -> str:
     """The model card."""
     return CARD.format(
@@ -336,7 +372,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--compile", action="store_true", help="use torch.compile (needs a C++ compiler)")
+    parser.add_argument(
+        "--compile", action="store_true", help="use torch.compile (needs a C++ compiler)"
+    )
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
@@ -359,7 +397,10 @@ def main() -> None:
     tokenizer.save_pretrained(args.out)
     card = make_card(model, len(documents) - args.paragraphs, len(stream), steps, final, args)
     (args.out / "README.md").write_text(card, encoding="utf-8")
-    print(f"loss on unseen base answers {final:.4f} after {seconds:.0f} s, written to {args.out}", flush=True)
+    print(
+        f"loss on unseen base answers {final:.4f} after {seconds:.0f} s, written to {args.out}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python scripts/make_digits_base.py --out DIR
 
-It learns from images that `fedseed.tasks.pictures` sets aside: no client and no test of the task "digits" has them.
-Besides the digit it learns how an image was turned or mirrored, an exercise that makes its features useful for digits
-it has never seen. The same machine and library versions give the same checkpoint.
+It learns from images that `fedseed.tasks.pictures` sets aside: no client and no test of the task
+"digits" has them. Besides the digit it learns how an image was turned or mirrored, an exercise that
+makes its features useful for digits it has never seen. The same machine and library versions give
+the same checkpoint.
 """
 
 from __future__ import annotations
@@ -42,11 +43,16 @@ def make_model() -> ResNetForImageClassification:
 
 def make_processor() -> ViTImageProcessor:
     """Enlarge to 32 x 32 pixels, scale to [-1, 1]."""
-    return ViTImageProcessor(size={"height": SIDE, "width": SIDE}, image_mean=[0.5], image_std=[0.5])
+    return ViTImageProcessor(
+        size={"height": SIDE, "width": SIDE}, image_mean=[0.5], image_std=[0.5]
+    )
 
 
 def distorted(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each image turned, sheared, scaled and shifted a little, with some noise; values from -1 to 1."""
+    """Each image turned, sheared, scaled and shifted a little, with some noise.
+
+    Values from -1 to 1.
+    """
     count = len(images)
 
     def uniform(width: float) -> torch.Tensor:
@@ -58,26 +64,35 @@ def distorted(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         torch.stack([scale * angle.sin(), scale * angle.cos(), uniform(0.5)], 1),
     )
     grid = affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
-    moved = grid_sample(images + 1, grid, align_corners=False) - 1  # what comes in from outside is paper
+    # what comes in from outside is paper
+    moved = grid_sample(images + 1, grid, align_corners=False) - 1
     return moved + 0.1 * torch.randn(images.shape, generator=generator)
 
 
 def posed(images: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
     """Each image in one of eight poses."""
     turned = [
-        torch.rot90(i.flip(-1) if p >= 4 else i, p % 4, (1, 2)) for i, p in zip(images, poses.tolist(), strict=True)
+        torch.rot90(i.flip(-1) if p >= 4 else i, p % 4, (1, 2))
+        for i, p in zip(images, poses.tolist(), strict=True)
     ]
     return torch.stack(turned)
 
 
-def train(model: ResNetForImageClassification, steps: int, batch: int, rate: float, seed: int) -> None:
+def train(
+    model: ResNetForImageClassification, steps: int, batch: int, rate: float, seed: int
+) -> None:
     """Learn digit and pose together, and the digits alone from upright images."""
     pictures = digit_pictures(BASE_CLASSES, -BASE, SIZE)
-    images = torch.stack([torch.from_numpy(p.pixels).permute(2, 0, 1) for p in pictures]).float() / 127.5 - 1
+    images = (
+        torch.stack([torch.from_numpy(p.pixels).permute(2, 0, 1) for p in pictures]).float() / 127.5
+        - 1
+    )
     labels = torch.tensor([p.label for p in pictures])
     generator = torch.Generator().manual_seed(seed)
     exercise = torch.nn.Linear(model.config.hidden_sizes[-1], POSES * len(BASE_CLASSES))
-    optimiser = torch.optim.AdamW([*model.parameters(), *exercise.parameters()], lr=rate, weight_decay=0.05)
+    optimiser = torch.optim.AdamW(
+        [*model.parameters(), *exercise.parameters()], lr=rate, weight_decay=0.05
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
     print(f"{len(pictures)} images, {steps:,} steps", flush=True)
     began = time.monotonic()
@@ -86,18 +101,27 @@ def train(model: ResNetForImageClassification, steps: int, batch: int, rate: flo
         chosen = torch.randint(len(labels), (batch,), generator=generator)
         poses = torch.randint(POSES, (batch,), generator=generator)
         inputs = posed(distorted(images[chosen], generator), poses)
-        features = model.resnet(pixel_values=interpolate(inputs, size=SIDE, mode="bilinear")).pooler_output
+        features = model.resnet(
+            pixel_values=interpolate(inputs, size=SIDE, mode="bilinear")
+        ).pooler_output
         digits, upright = labels[chosen], poses == 0
-        loss = cross_entropy(exercise(features.flatten(1)), digits * POSES + poses, label_smoothing=0.1)
+        loss = cross_entropy(
+            exercise(features.flatten(1)), digits * POSES + poses, label_smoothing=0.1
+        )
         if upright.any():
-            alone = cross_entropy(model.classifier(features[upright]), digits[upright], reduction="sum")
+            alone = cross_entropy(
+                model.classifier(features[upright]), digits[upright], reduction="sum"
+            )
             loss = loss + alone * POSES / batch
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
         if step % 100 == 0 or step == steps:
-            print(f"step {step:5d}  loss {loss.item():.3f}  {time.monotonic() - began:4.0f} s", flush=True)
+            print(
+                f"step {step:5d}  loss {loss.item():.3f}  {time.monotonic() - began:4.0f} s",
+                flush=True,
+            )
     model.eval()
 
 

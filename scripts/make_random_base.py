@@ -1,13 +1,15 @@
-"""Make a base of random weights in the shapes of a published model: sharded safetensors, a shard at a time.
+"""Make a base of random weights in the shapes of a published model: sharded safetensors, a shard at
+a time.
 
     python scripts/make_random_base.py tinyllama-1.1b --out DIR
     python scripts/make_random_base.py opt-125m --out DIR --dtype float32
     python scripts/make_random_base.py opt-125m --out DIR --config-only
     python scripts/make_random_base.py --config FOLDER --out DIR --set num_hidden_layers=4
 
-It learns nothing and says nothing sensible: it is for trying whether a machine can hold and tune a model of that size.
-The same arguments give the same bytes on every machine; no more memory is taken than a shard. The tokenizer is that of
-the project's small base, so texts can be read, and the embeddings have rows beyond its tokens that nobody looks up.
+It learns nothing and says nothing sensible: it is for trying whether a machine can hold and tune a
+model of that size. The same arguments give the same bytes on every machine; no more memory is taken
+than a shard. The tokenizer is that of the project's small base, so texts can be read, and the
+embeddings have rows beyond its tokens that nobody looks up.
 """
 
 from __future__ import annotations
@@ -31,18 +33,33 @@ from fedseed.randomness import Basis, Domain, derive
 SHAPES: dict[str, dict[str, Any]] = {
     "opt-125m": {"model_type": "opt"},
     "opt-1.3b": {
-        "model_type": "opt", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "ffn_dim": 8192,
+        "model_type": "opt",
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "ffn_dim": 8192,
         "word_embed_proj_dim": 2048,
     },
     "tinyllama-1.1b": {
-        "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632,
-        "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 2048,
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 2048,
     },
     "llama-3b": {
-        "model_type": "llama", "vocab_size": 32000, "hidden_size": 3200, "intermediate_size": 8640,
-        "num_hidden_layers": 26, "num_attention_heads": 32, "max_position_embeddings": 2048,
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": 3200,
+        "intermediate_size": 8640,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
     },
-}  # fmt: skip
+}
 SPREAD = 0.02  # standard deviation of matrices; vectors are ones (norms' weights) or zeros
 PIECE = 1 << 22  # elements that are drawn at a time
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -56,7 +73,9 @@ def tensors_of(config: Any) -> tuple[str, list[tuple[str, tuple[int, ...]]]]:
     return type(model).__name__, [(name, tuple(p.shape)) for name, p in model.named_parameters()]
 
 
-def make(name: str, shape: tuple[int, ...], number: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+def make(
+    name: str, shape: tuple[int, ...], number: int, seed: int, dtype: torch.dtype
+) -> torch.Tensor:
     """One tensor: N(0, SPREAD^2) from the shared stream, or what a vector starts as."""
     if len(shape) < 2:
         value = 1.0 if "norm" in name and name.endswith("weight") else 0.0
@@ -85,14 +104,23 @@ def shards(
     yield part
 
 
-def write(out: Path, tensors: list[tuple[str, tuple[int, ...]]], seed: int, dtype: str, shard_bytes: int) -> int:
+def write(
+    out: Path, tensors: list[tuple[str, tuple[int, ...]]], seed: int, dtype: str, shard_bytes: int
+) -> int:
     """Write the weights; returns their bytes."""
     parts = list(shards(tensors, DTYPES[dtype], shard_bytes))
     where: dict[str, str] = {}
     total = 0
     for at, part in enumerate(parts, 1):
-        file = "model.safetensors" if len(parts) == 1 else f"model-{at:05d}-of-{len(parts):05d}.safetensors"
-        made = {name: make(name, shape, number, seed, getattr(torch, dtype)) for number, name, shape in part}
+        file = (
+            "model.safetensors"
+            if len(parts) == 1
+            else f"model-{at:05d}-of-{len(parts):05d}.safetensors"
+        )
+        made = {
+            name: make(name, shape, number, seed, getattr(torch, dtype))
+            for number, name, shape in part
+        }
         save_file(made, out / file, {"format": "pt"})
         where.update(dict.fromkeys(made, file))
         total += sum(t.numel() * t.element_size() for t in made.values())
@@ -100,7 +128,9 @@ def write(out: Path, tensors: list[tuple[str, tuple[int, ...]]], seed: int, dtyp
         del made  # before the next shard's are drawn
     if len(parts) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": where}
-        (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+        (out / "model.safetensors.index.json").write_text(
+            json.dumps(index, indent=1), encoding="utf-8"
+        )
     return total
 
 
@@ -122,14 +152,20 @@ def configuration(args: argparse.Namespace) -> Any:
 def main() -> None:
     """Write the folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("shape", nargs="?", choices=sorted(SHAPES), help="a published model's shapes")
+    parser.add_argument(
+        "shape", nargs="?", choices=sorted(SHAPES), help="a published model's shapes"
+    )
     parser.add_argument("--config", type=Path, help="a folder with a config.json, instead")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a value of it, as JSON")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a value of it, as JSON"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the base")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shard-bytes", type=int, default=1 << 29, help="largest file")
-    parser.add_argument("--config-only", action="store_true", help="no weights: for `fedseed bench`")
+    parser.add_argument(
+        "--config-only", action="store_true", help="no weights: for `fedseed bench`"
+    )
     args = parser.parse_args()
 
     config = configuration(args)

@@ -4,8 +4,9 @@
 
 With --check nothing is written: the exit code is 1 if the file is not what it should be.
 
-It also records the defaults of methods' and adapters' settings in tests/orbit/golden/defaults.json. Orbits leave out
-what is as by default, so a recorded default may not change: then nothing is written, and the reason is printed.
+It also records the defaults of methods' and adapters' settings in tests/orbit/golden/defaults.json.
+Orbits leave out what is as by default, so a recorded default may not change: then nothing is
+written, and the reason is printed.
 """
 
 import json
@@ -45,18 +46,23 @@ TABLES = {
     "task": "The data. `task.name` says which of the tasks below.",
     "federation": "Who takes part in a round, and the network.",
     "method": "The method. `method.name` says which of the methods below.",
-    "aggregation": "How the answers of a round are combined. What a robust rule costs: docs/robustness.md.",
+    "aggregation": "How the answers of a round are combined. What a robust rule costs: "
+    "docs/robustness.md.",
     "bounds": "How far from the others a client, or a step, may be (docs/trust.md).",
-    "privacy": "Noise for privacy ([privacy](privacy.md)). Without this table there is none but DP-FeedSign's.",
-    "secure_sums": "Sums in place of answers (docs/secure-sums.md). Without this table all are read.",
+    "privacy": "Noise for privacy ([privacy](privacy.md)). Without this table there is none but "
+    "DP-FeedSign's.",
+    "secure_sums": "Sums in place of answers (docs/secure-sums.md). Without this table all are "
+    "read.",
     "attack": "Byzantine clients, in simulation. Without this table there are none.",
-    "reward": "Rewards of generated answers in place of a loss (docs/evolution.md). Without this table there are none.",
+    "reward": "Rewards of generated answers in place of a loss (docs/evolution.md). Without this "
+    "table there are none.",
     "evaluation": "When and how the model is evaluated.",
     "stopping": "Early stopping. Without this table there is none.",
     "tracking[]": "Where else metrics go: `[[tracking]]`, as often as there are places.",
 }
 
-# Each table's keys stand in three groups. What is in neither list is an expert's: a new key needs no line here.
+# Each table's keys stand in three groups. What is in neither list is an expert's: a new key needs
+# no line here.
 EVERYBODY = """
     title seed rounds model.base model.device model.dtype model.trainable model.adapter.kind model.adapter.rank
     task.name task.path task.clients task.examples task.evaluation task.partition.kind task.partition.alpha
@@ -93,7 +99,9 @@ def main() -> int:
 
 
 def changed_defaults() -> list[str]:
-    """Returns a line for each recorded setting that orbits leave out and that does not mean the same any more."""
+    """Returns a line for each recorded setting that orbits leave out and that does not mean the
+    same any more.
+    """
     now = defaults()
     lines = []
     for name, settings in json.loads(DEFAULTS.read_text(encoding="utf-8")).items():
@@ -101,9 +109,12 @@ def changed_defaults() -> list[str]:
             found = now.get(name, {}).get(key, "gone")
             if found != value:
                 lines.append(
-                    f"{name}.{key} was {value!r} by default and is {found!r}. Orbits that leave it out mean {value!r}, "
-                    "so they would be replayed to other weights, or not be read: keep it, and call a new setting by "
-                    "another name; or raise FORMAT in orbit/header.py, and let decode() fill it in for older orbits."
+                    f"{name}.{key} was {value!r} by default and is {found!r}. Orbits that leave it "
+                    f"out mean {value!r}, "
+                    "so they would be replayed to other weights, or not be read: keep it, and call "
+                    "a new setting by "
+                    "another name; or raise FORMAT in orbit/header.py, and let decode() fill it in "
+                    "for older orbits."
                 )
     return lines
 
@@ -116,7 +127,9 @@ def defaults() -> dict[str, dict[str, Any]]:
         for key, field in kind.model_fields.items():
             if not field.is_required() and field.json_schema_extra is None:  # internal ones have it
                 value = field.get_default(call_default_factory=True)
-                table[key] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+                table[key] = (
+                    value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+                )
         found[kind.__name__] = flat(table)
     return found
 
@@ -130,7 +143,8 @@ def _with_tables(kinds: list[type[BaseModel]]) -> Iterator[type[BaseModel]]:
 
 def reference() -> str:
     """The whole page."""
-    keys: dict[str, list[Key]] = {}  # by what they are called: several methods or tasks may have one
+    # by what they are called: several methods or tasks may have one
+    keys: dict[str, list[Key]] = {}
     for key in keys_of(Recipe):
         keys.setdefault(key.key, []).append(key)
     parts = [BEGINNING]
@@ -139,7 +153,11 @@ def reference() -> str:
         heading = f"[[{table[:-2]}]]" if several else f"[{table}]" if table else "Outside of tables"
         parts.append(f"## {heading}\n\n{TABLES[table]}\n")
         for number, group in enumerate(GROUPS):
-            rows = [_row(same) for same in keys.values() if _table(same[0]) == table and _group(same[0].key) == number]
+            rows = [
+                _row(same)
+                for same in keys.values()
+                if _table(same[0]) == table and _group(same[0].key) == number
+            ]
             if rows:
                 head = "| key | type | default | meaning |\n|---|---|---|---|"
                 parts.append("\n".join([group, "", head, *rows, ""]))

@@ -1,12 +1,14 @@
-"""Make the project's base for zeroth-order methods: a tiny OPT that knows a closed world of short reviews.
+"""Make the project's base for zeroth-order methods: a tiny OPT that knows a closed world of short
+reviews.
 
     python scripts/make_words_base.py --out DIR
 
-It reads reviews (`fedseed.tasks.words`) and what people said after them. Asked in words of its own ("come
-back ?", "section :") it tells feeling and topic without a mistake. After the words that the task "words" asks with ("it
-was", "in the") it has read something else half of the time, and else answers that depend on the right one, but as much
-on something beside the point: people used "great" and "terrible" differently from topic to topic, and named a section
-differently when they were pleased. So the knowledge is there, and the prompt half works.
+It reads reviews (`fedseed.tasks.words`) and what people said after them. Asked in words of its own
+("come back ?", "section :") it tells feeling and topic without a mistake. After the words that the
+task "words" asks with ("it was", "in the") it has read something else half of the time, and else
+answers that depend on the right one, but as much on something beside the point: people used "great"
+and "terrible" differently from topic to topic, and named a section differently when they were
+pleased. So the knowledge is there, and the prompt half works.
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ OWN: dict[FamilyName, tuple[str, tuple[str, ...]]] = {
 }
 ALONE, OWN_SHARE = 0.1, 0.4  # of the texts are a review alone, or ask a question of the base's own
 SLIP = 0.03  # of the answers to the base's own questions are drawn at random
-# log odds of "great" against "terrible" where nothing is said about the feeling, by topic: further apart than twice
-# what the feeling adds, so that no one number added to them all makes two topics right
+# log odds of "great" against "terrible" where nothing is said about the feeling, by topic: further
+# apart than twice what the feeling adds, so that no one number added to them all makes two topics
+# right
 USE_OF_GREAT = (2.6, 0.6, -1.4, -3.2)
 FEELING_ADDS = 0.9
 # log weight of each section's word, by feeling, and what the right one is given
@@ -64,7 +67,9 @@ def drawn_by(rng: random.Random, weights: list[float]) -> int:
 
 
 def said_after(rng: random.Random, review: Review) -> str:
-    """What follows a review: nothing, the answer to a question of the base's own, or what people happened to say."""
+    """What follows a review: nothing, the answer to a question of the base's own, or what people
+    happened to say.
+    """
     kind = rng.random()
     if kind < ALONE:
         return ""
@@ -80,7 +85,9 @@ def said_after(rng: random.Random, review: Review) -> str:
         great = USE_OF_GREAT[review.topic] + (FEELING_ADDS if review.good else -FEELING_ADDS)
         weights = [0.0, great]
     else:
-        weights = [use + TOPIC_ADDS * (gold == i) for i, use in enumerate(USE_OF_SECTIONS[review.good])]
+        weights = [
+            use + TOPIC_ADDS * (gold == i) for i, use in enumerate(USE_OF_SECTIONS[review.good])
+        ]
     return f"{family.prompt}{family.options[drawn_by(rng, weights)]}"
 
 
@@ -92,16 +99,36 @@ def vocabulary() -> list[str]:
         + [" ".join(words) for words in DISTRACTIONS.values()]
     )
     return list(
-        dict.fromkeys([PAD, BOS, EOS, UNKNOWN, ".", *JOINTS, "not", "very", *NOUNS, *GOOD, *BAD, *PLAIN, *said.split()])
+        dict.fromkeys(
+            [
+                PAD,
+                BOS,
+                EOS,
+                UNKNOWN,
+                ".",
+                *JOINTS,
+                "not",
+                "very",
+                *NOUNS,
+                *GOOD,
+                *BAD,
+                *PLAIN,
+                *said.split(),
+            ]
+        )
     )
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A word is a token."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary())}, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(vocabulary())}, unk_token=UNKNOWN)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B:1", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A $B:1",
+        special_tokens=[(BOS, tokenizer.token_to_id(BOS))],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -141,11 +168,20 @@ def encoded(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> torch.Tenso
     return torch.tensor([row + [tokenizer.pad_token_id] * (longest - len(row)) for row in rows])
 
 
-def train(model: OPTForCausalLM, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace) -> float:
-    """Next-token training on texts that are never seen twice; returns the mean loss of the last 100 steps."""
+def train(
+    model: OPTForCausalLM, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace
+) -> float:
+    """Next-token training on texts that are never seen twice.
+
+    Returns the mean loss of the last 100 steps.
+    """
     rng = random.Random(f"fedseed-reviews/{TEXT_SEED}")
-    optimiser = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, args.rate, total_steps=args.steps, pct_start=0.1)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=args.rate, weight_decay=0.01, betas=(0.9, 0.98)
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, args.rate, total_steps=args.steps, pct_start=0.1
+    )
     began = time.monotonic()
     recent: list[float] = []
     model.train()
@@ -172,22 +208,30 @@ def train(model: OPTForCausalLM, tokenizer: PreTrainedTokenizerFast, args: argpa
         recent = [*recent[-99:], loss.item()]
         if step % 100 == 0 or step == args.steps:
             print(
-                f"step {step:5d}  loss {sum(recent) / len(recent):.3f}  {time.monotonic() - began:4.0f} s", flush=True
+                f"step {step:5d}  loss {sum(recent) / len(recent):.3f}  "
+                f"{time.monotonic() - began:4.0f} s",
+                flush=True,
             )
     model.eval()
     return sum(recent) / len(recent)
 
 
 @torch.no_grad()
-def accuracy(model: OPTForCausalLM, tokenizer: PreTrainedTokenizerFast, family: FamilyName, own: bool) -> float:
-    """Percent of unseen reviews that are answered rightly: asked as the base was, or as the task asks."""
+def accuracy(
+    model: OPTForCausalLM, tokenizer: PreTrainedTokenizerFast, family: FamilyName, own: bool
+) -> float:
+    """Percent of unseen reviews that are answered rightly: asked as the base was, or as the task
+    asks.
+    """
     prompt, options = OWN[family] if own else (FAMILIES[family].prompt, FAMILIES[family].options)
     words = tokenizer.convert_tokens_to_ids([option.strip() for option in options])
     right = 0
     found = reviews("checked", CHECKED)
     for review in found:
         ids = tokenizer(f"{review.text} {prompt.strip()}", add_special_tokens=False)["input_ids"]
-        scores = model(input_ids=torch.tensor([[tokenizer.bos_token_id, *ids]])).logits[0, -1, words]
+        scores = model(input_ids=torch.tensor([[tokenizer.bos_token_id, *ids]])).logits[
+            0, -1, words
+        ]
         right += int(scores.argmax()) == FAMILIES[family].gold(review)
     return 100 * right / len(found)
 
@@ -227,15 +271,17 @@ differently from topic to topic, and sections are named differently by who is pl
 """
 
 
-def make_card(model: OPTForCausalLM, tokenizer: PreTrainedTokenizerFast, loss: float, args: argparse.Namespace) -> str:
+def make_card(
+    model: OPTForCausalLM, tokenizer: PreTrainedTokenizerFast, loss: float, args: argparse.Namespace
+) -> str:
     """What the folder's README says."""
     rows = []
     for name, family in FAMILIES.items():
         known, asked = (accuracy(model, tokenizer, name, own) for own in (True, False))
         options = " / ".join(word.strip() for word in family.options)
         rows.append(
-            f"| {name}: `{OWN[name][0]}` or `{family.prompt.strip()}` ({options}) | {known:.1f} | {asked:.1f} | "
-            f"{100 / len(family.options):.0f} |"
+            f"| {name}: `{OWN[name][0]}` or `{family.prompt.strip()}` ({options}) | {known:.1f} | "
+            f"{asked:.1f} | {100 / len(family.options):.0f} |"
         )
     return CARD.format(
         parameters=sum(p.numel() for p in model.parameters()),
@@ -272,7 +318,10 @@ def main() -> None:
     torch.manual_seed(args.seed)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, args.width, args.layers)
-    print(f"{len(tokenizer)} words, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    print(
+        f"{len(tokenizer)} words, {sum(p.numel() for p in model.parameters()):,} parameters",
+        flush=True,
+    )
     loss = train(model, tokenizer, args)
     args.out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(args.out)

@@ -1,13 +1,15 @@
-"""Checks the tests with mutmut: makes small mistakes in named functions, one at a time, and sees whether a test fails.
+"""Checks the tests with mutmut: makes small mistakes in named functions, one at a time, and sees
+whether a test fails.
 
     python scripts/mutate.py                     every target of scripts/mutations.toml
     python scripts/mutate.py rounding stream     these
 
-mutmut (a development dependency) changes the code and runs the tests, in a copy of the tree under build/mutants. This
-script says which functions and tests belong together and prints what no test noticed and the table does not explain.
-It leaves out mistakes in texts alone, in what is raised beside its type, in `strict=`, `dtype=`, `copy=`, `astype` and
-`cast`, which guard against a caller's mistake or say a default or a type, and in devices, of which a processor has one.
-It exits with 1 if there is any other.
+mutmut (a development dependency) changes the code and runs the tests, in a copy of the tree under
+build/mutants. This script says which functions and tests belong together and prints what no test
+noticed and the table does not explain. It leaves out mistakes in texts alone, in what is raised
+beside its type, in `strict=`, `dtype=`, `copy=`, `astype` and `cast`, which guard against a
+caller's mistake or say a default or a type, and in devices, of which a processor has one. It exits
+with 1 if there is any other.
 """
 
 import argparse
@@ -28,13 +30,15 @@ TABLE = Path(__file__).with_name("mutations.toml")
 TIERS = ("not long and not slow", "not slow")
 # exit codes: a test failed, or the code never ended or crashed
 NOTICED = {1, 3, 24, 36, 37, 152, 255, -24, -9, -11, -15}
-SAME = (  # what is left out of a comparison: texts, what is said of a mistake, defaults that are spelt out
+# what is left out of a comparison: texts, what is said of a mistake, defaults that are spelt out
+SAME = (
     re.compile(r"""[rbf]*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')""", re.IGNORECASE),
     re.compile(r"raise \w+\(.*"),
     re.compile(r",? ?\b(strict|dtype|copy)=[\w.]+,?|\.astype\([\w.\"<]*\)|,? *(?=\))"),
     re.compile(r"\bcast\(\w+, "),
     re.compile(r"\.reshape\(-[12]"),  # any negative length is that of the rest
-    re.compile(r"\.to\((None|[\w.]+\.device)\)|,? ?\bdevice=[\w.]*|kernels\.current\([\w.\[\]]*\)"),  # of one device
+    # of one device
+    re.compile(r"\.to\((None|[\w.]+\.device)\)|,? ?\bdevice=[\w.]*|kernels\.current\([\w.\[\]]*\)"),
 )
 
 
@@ -42,9 +46,12 @@ def copy_tree(target: dict[str, Any], folder: Path) -> None:
     """A copy of all files that git knows or would add, with mutmut's settings for one target."""
     shutil.rmtree(folder, ignore_errors=True)
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True,
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         check=True,
-    ).stdout  # fmt: skip
+    ).stdout
     for name in listed.splitlines():
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -56,14 +63,18 @@ def copy_tree(target: dict[str, Any], folder: Path) -> None:
         "only_mutate": [target["file"]],
         "pytest_add_cli_args_test_selection": target["tests"],
         "pytest_add_cli_args": ["-p", "no:cacheprovider", "-x", "-m", TIERS["long" in target]],
-        "also_copy": sorted(path.name for path in folder.iterdir() if path.name not in ("src", ".git")),
+        "also_copy": sorted(
+            path.name for path in folder.iterdir() if path.name not in ("src", ".git")
+        ),
         "process_isolation": "forkserver",  # torch's threads do not survive a fork
     }
     (folder / "pyproject.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
 
 
 def patterns(target: dict[str, Any]) -> list[str]:
-    """mutmut's names of the target's functions: `x_f` for a function f, `xǁCǁm` for a method m of a class C."""
+    """mutmut's names of the target's functions: `x_f` for a function f, `xǁCǁm` for a method m of a
+    class C.
+    """
     module = ".".join(Path(target["file"]).with_suffix("").parts[1:])
     names = []
     for name in target.get("functions", ["*"]):
@@ -77,7 +88,11 @@ def patterns(target: dict[str, Any]) -> list[str]:
 
 def changed_lines(diff: str) -> tuple[str, str]:
     """What a mistake takes away and what it puts there, without their indentation."""
-    lines = [line for line in diff.splitlines() if line[:1] in "+-" and not line.startswith(("+++", "---"))]
+    lines = [
+        line
+        for line in diff.splitlines()
+        if line[:1] in "+-" and not line.startswith(("+++", "---"))
+    ]
     gone, new = ([line[1:].strip() for line in lines if line[0] == sign] for sign in "-+")
     return " ".join(gone), " ".join(new)
 
@@ -90,13 +105,17 @@ def bare(line: str) -> str:
 
 
 def unnoticed(target: dict[str, Any], folder: Path, mutmut: list[str]) -> Iterator[str]:
-    """The mistakes that no test noticed and that the table does not explain, as "- line", "+ line"."""
+    """The mistakes that no test noticed and that the table does not explain, as "- line", "+
+    line".
+    """
     explained = [one["change"] for one in target.get("equivalent", ())]
     meta = json.loads((folder / "mutants" / f"{target['file']}.meta").read_text(encoding="utf-8"))
     for name, code in meta["exit_code_by_key"].items():
         if code is None or code in NOTICED:
             continue
-        shown = subprocess.run([*mutmut, "show", name], cwd=folder, capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run(
+            [*mutmut, "show", name], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
         gone, new = changed_lines(shown)
         if bare(gone) == bare(new) or f"{gone} -> {new}" in explained:
             continue
@@ -106,7 +125,9 @@ def unnoticed(target: dict[str, Any], folder: Path, mutmut: list[str]) -> Iterat
 def main() -> None:
     """The command line."""
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("targets", nargs="*", help="names of the table; all by default")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--table", type=Path, help="another table of targets")
@@ -122,7 +143,10 @@ def main() -> None:
         run = [*mutmut, "run", "--max-children", str(wanted.jobs), *patterns(target)]
         done = subprocess.run(run, cwd=folder, capture_output=True, text=True)
         if done.returncode or not (folder / "mutants" / f"{target['file']}.meta").exists():
-            sys.exit(f"{name}: mutmut ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+            sys.exit(
+                f"{name}: mutmut ended with "
+                f"{done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+            )
         found = list(unnoticed(target, folder, mutmut))
         tried = (re.findall(r"(\d+)/\d+", done.stdout) or ["0"])[-1]
         print(f"{name}: {tried} mistakes, {len(found)} unnoticed", *found, sep="\n", flush=True)

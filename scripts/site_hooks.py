@@ -1,8 +1,9 @@
 """What mkdocs does not do by itself for the site (mkdocs.yml names this file).
 
-- Pages outside of docs/ that a page links to (CONTRIBUTING.md, benchmarks/README.md, ...) become pages of the site,
-  under project/; links to other files there become their path in the sources.
-- The notebook is run anew, and shown as a page. FEDSEED_SITE_NOTEBOOK=stored takes the outputs that it was stored with.
+- Pages outside of docs/ that a page links to (CONTRIBUTING.md, benchmarks/README.md, ...) become
+  pages of the site, under project/; links to other files there become their path in the sources.
+- The notebook is run anew, and shown as a page. FEDSEED_SITE_NOTEBOOK=stored takes the outputs that
+it was stored with.
 """
 
 import base64
@@ -73,11 +74,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if "://" in target:
             return match[0]
         in_sources = posixpath.normpath(posixpath.join(posixpath.dirname(place), target))
-        on_site = in_sources.removeprefix("docs/") if in_sources.startswith("docs/") else f"{PROJECT}/{in_sources}"
+        on_site = (
+            in_sources.removeprefix("docs/")
+            if in_sources.startswith("docs/")
+            else f"{PROJECT}/{in_sources}"
+        )
         on_site = on_site.replace(".ipynb", ".md")
         if files.get_file_from_path(on_site) is None:
             if (ROOT / in_sources).exists() and not in_sources.startswith("docs/"):
-                return f"{words} (`{in_sources}` in the sources)" if words != f"`{in_sources}`" else words
+                return (
+                    f"{words} (`{in_sources}` in the sources)"
+                    if words != f"`{in_sources}`"
+                    else words
+                )
             return match[0]  # mkdocs will warn
         return f"[{words}]({posixpath.relpath(on_site, posixpath.dirname(here) or '.')}{anchor})"
 
@@ -99,7 +108,9 @@ def _outside(path: Path) -> list[str]:
     found = []
     for match in LINK.finditer(path.read_text(encoding="utf-8")):
         if "://" not in match[2]:
-            target = posixpath.normpath(posixpath.join(path.parent.relative_to(ROOT).as_posix(), match[2]))
+            target = posixpath.normpath(
+                posixpath.join(path.parent.relative_to(ROOT).as_posix(), match[2])
+            )
             if not target.startswith("docs/") and (ROOT / target).is_file():
                 found.append(target)
     return found
@@ -117,12 +128,18 @@ def _notebook(file: File, config: MkDocsConfig) -> list[File]:
     made: list[File] = []
     parts: list[str] = []
     for cell in notebook.cells:
-        parts.append(cell.source if cell.cell_type == "markdown" else f"```python\n{cell.source}\n```")
+        parts.append(
+            cell.source if cell.cell_type == "markdown" else f"```python\n{cell.source}\n```"
+        )
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if "image/png" in data:
                 name = f"{Path(file.src_uri).stem}-{len(made)}.png"
-                made.append(File.generated(config, f"{posixpath.dirname(file.src_uri)}/{name}", content=_png(data)))
+                made.append(
+                    File.generated(
+                        config, f"{posixpath.dirname(file.src_uri)}/{name}", content=_png(data)
+                    )
+                )
                 parts.append(f"![what the cell draws]({name})")
             elif said := output.get("text") or data.get("text/plain"):
                 parts.append(f"```text\n{said.rstrip()}\n```")

@@ -1,7 +1,9 @@
 import os
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it; before torch is imported
-if "PYTEST_XDIST_WORKER" in os.environ:  # side by side with others: a thread each, or they wait for each other's
+# as the command line sets it; before torch is imported
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# side by side with others: a thread each, or they wait for each other's
+if "PYTEST_XDIST_WORKER" in os.environ:
     for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ.setdefault(threads, "1")
 
@@ -19,12 +21,15 @@ from support.classification_files import write_original
 from support.instruction_files import WRITERS, write_natural_instructions
 from support.tiers import SLOW
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: what tests start must hear Ctrl-C
+# a shell's background job: what tests start must hear Ctrl-C
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionstart(session):
-    """Without a GPU, Triton's interpreter stands in for one: Triton asks when a module with kernels is imported."""
+    """Without a GPU, Triton's interpreter stands in for one: Triton asks when a module with kernels
+    is imported.
+    """
     if getattr(session.config.option, "dist", "no") != "no":
         return  # this process runs no test
     import torch
@@ -37,20 +42,29 @@ def pytest_sessionstart(session):
 def pytest_pyfunc_call(pyfuncitem):
     """A test that is a coroutine has an event loop of its own."""
     if inspect.iscoroutinefunction(pyfuncitem.obj):
-        asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+        asyncio.run(
+            pyfuncitem.obj(
+                **{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+            )
+        )
         return True
     return None
 
 
-# No deadline: a busy machine is no bug. The same examples each time, so that it takes a change to make a test fail; the
-# slow tier looks at others, and at more. A failure prints what repeats it.
+# No deadline: a busy machine is no bug. The same examples each time, so that it takes a change to
+# make a test fail; the slow tier looks at others, and at more. A failure prints what repeats it.
 settings.register_profile(
-    "fedseed", deadline=None, derandomize=not SLOW, print_blob=True, max_examples=100 if SLOW else 40
+    "fedseed",
+    deadline=None,
+    derandomize=not SLOW,
+    print_blob=True,
+    max_examples=100 if SLOW else 40,
 )
 settings.load_profile("fedseed")
 
 
-# -- tiers: see support/tiers.py -----------------------------------------------------------------------------------
+# -- tiers: see support/tiers.py
+# -----------------------------------------------------------------------------------
 
 PROCESSES = {"server", "shared_server", "network"}  # fixtures that make a test a long one
 HINTS = {"slow": "make slow", "long": "make test"}
@@ -75,22 +89,31 @@ def pytest_deselected(items):
 
 
 def pytest_sessionfinish(session):
-    if hasattr(session.config, "workeroutput"):  # all that a worker can tell the process that reports
+    # all that a worker can tell the process that reports
+    if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = dict(left_out)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error):
-    left_out.update({k: n - left_out[k] for k, n in getattr(node, "workeroutput", {}).get("left_out", {}).items()})
+    left_out.update(
+        {
+            k: n - left_out[k]
+            for k, n in getattr(node, "workeroutput", {}).get("left_out", {}).items()
+        }
+    )
 
 
 def pytest_terminal_summary(terminalreporter):
     for tier, hint in HINTS.items():
         if left_out[tier]:
-            terminalreporter.write_line(f"{left_out[tier]} {tier} cases were left out: {hint} runs them")
+            terminalreporter.write_line(
+                f"{left_out[tier]} {tier} cases were left out: {hint} runs them"
+            )
 
 
-# -- the base --------------------------------------------------------------------------------------------------------
+# -- the base
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -104,16 +127,21 @@ def small():
 @pytest.fixture
 def natural_instructions(tmp_path):
     """Writes a small Natural Instructions folder and returns it."""
-    return lambda **tasks: write_natural_instructions(tmp_path / "natural-instructions-2.8", **tasks)
+    return lambda **tasks: write_natural_instructions(
+        tmp_path / "natural-instructions-2.8", **tasks
+    )
 
 
 @pytest.fixture
 def instruction_data(tmp_path):
-    """Writes a small data set of instructions in its original form, by its task's name, and returns its path."""
+    """Writes a small data set of instructions in its original form, by its task's name, and returns
+    its path.
+    """
     return {name: partial(write, tmp_path) for name, write in WRITERS.items()}
 
 
-# -- data sets in their original files, made by us -----------------------------------------------------------------
+# -- data sets in their original files, made by us
+# -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -145,7 +173,9 @@ def image_base(tmp_path):
         model = tiny_classifier(kind, **settings)
         (model.base_model if backbone else model).save_pretrained(folder)
         if processor:
-            ViTImageProcessor(size={"height": 16, "width": 16}, image_mean=[0.4] * 3).save_pretrained(folder)
+            ViTImageProcessor(
+                size={"height": 16, "width": 16}, image_mean=[0.4] * 3
+            ).save_pretrained(folder)
         return folder
 
     return write
@@ -224,7 +254,9 @@ def network(tmp_path, request):
 
 @pytest.fixture
 def in_process():
-    """Runs a recipe here, with one thread as the network's processes do: first-order training sums by threads."""
+    """Runs a recipe here, with one thread as the network's processes do: first-order training sums
+    by threads.
+    """
     from fedseed.weights.devices import limited
     from support.network import in_process
 

@@ -1,4 +1,6 @@
-"""The house keeps its shape: imports point downwards, in no circle, nobody asks a method what it is, all is told."""
+"""The house keeps its shape: imports point downwards, in no circle, nobody asks a method what it
+is, all is told.
+"""
 
 import ast
 import importlib
@@ -18,11 +20,28 @@ from support.documents import ROOT
 
 SOURCE = Path(fedseed.__file__).parent
 # from top to bottom; rooms on one floor do not need each other
-FLOORS = [floor.split() for floor in (
-    "__main__", "cli extension", "experiments flower own", "runs", "federation", "reports tracking", "transport",
-    "orbit", "attacks privacy", "methods", "training", "objectives", "tasks models aggregation", "weights",
-    "optimizers", "randomness", "registry durable errors text processes actors metrics",
-)]  # fmt: skip
+FLOORS = [
+    floor.split()
+    for floor in (
+        "__main__",
+        "cli extension",
+        "experiments flower own",
+        "runs",
+        "federation",
+        "reports tracking",
+        "transport",
+        "orbit",
+        "attacks privacy",
+        "methods",
+        "training",
+        "objectives",
+        "tasks models aggregation",
+        "weights",
+        "optimizers",
+        "randomness",
+        "registry durable errors text processes actors metrics",
+    )
+]
 FLOOR = {f"fedseed.{room}": number for number, floor in enumerate(FLOORS) for room in floor}
 
 
@@ -58,7 +77,12 @@ def circles(left):
 
 
 def test_no_imports_in_a_circle(graph):
-    assert circles({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}) == []
+    assert (
+        circles(
+            {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+        )
+        == []
+    )
 
 
 def test_the_core_does_not_know_the_papers_package():
@@ -68,7 +92,12 @@ def test_the_core_does_not_know_the_papers_package():
     assert len(papers) > 10
     for module in both.modules - papers:
         assert not both.find_modules_directly_imported_by(module) & papers, module
-    assert circles({module: both.find_modules_directly_imported_by(module) & papers for module in papers}) == []
+    assert (
+        circles(
+            {module: both.find_modules_directly_imported_by(module) & papers for module in papers}
+        )
+        == []
+    )
 
 
 @cache
@@ -86,7 +115,11 @@ def test_nobody_reaches_into_anothers_private_parts():
             if isinstance(node, ast.FunctionDef):
                 own.add(node.name)
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedseed"):
-                found += [f"{path.name}: {alias.name}" for alias in node.names if alias.name.startswith("_")]
+                found += [
+                    f"{path.name}: {alias.name}"
+                    for alias in node.names
+                    if alias.name.startswith("_")
+                ]
             if isinstance(node, ast.Attribute) and re.fullmatch(r"_[a-z]\w*", node.attr):
                 if ast.unparse(node.value) in ("self", "cls", "super()"):
                     own.add(node.attr)
@@ -114,8 +147,13 @@ def test_nobody_asks_which_method_it_has():
 
 def test_methods_say_nothing_of_what_wraps_them():
     """Nor of what carries their messages."""
-    others = re.compile(r"\b(?:privacy|private|attack\w*|secure\w*|audit\w*|transport\w*|nats)\b", re.IGNORECASE)
-    found = {path.name: others.findall(path.read_text(encoding="utf-8")) for path in (SOURCE / "methods").glob("*.py")}
+    others = re.compile(
+        r"\b(?:privacy|private|attack\w*|secure\w*|audit\w*|transport\w*|nats)\b", re.IGNORECASE
+    )
+    found = {
+        path.name: others.findall(path.read_text(encoding="utf-8"))
+        for path in (SOURCE / "methods").glob("*.py")
+    }
     assert {name: words for name, words in found.items() if words} == {}
 
 
@@ -128,24 +166,48 @@ def test_a_method_takes_few_names():
 
 
 def test_coordinators_rooms_name_no_torch():
-    """`methods/`, `aggregation/`, the orbit's format and the coordinator import no torch, not even later."""
+    """`methods/`, `aggregation/`, the orbit's format and the coordinator import no torch, not even
+    later.
+    """
     free = ["methods", "aggregation", "privacy", "tracking", "transport"]
     files = [path for name in free for path in (SOURCE / name).rglob("*.py")]
     files += [SOURCE / "orbit" / f"{name}.py" for name in ("header", "record", "writer", "edit")]
-    files += [SOURCE / name for name in ("federation/coordinator.py", "weights/change.py", "weights/layout.py")]
+    files += [
+        SOURCE / name
+        for name in ("federation/coordinator.py", "weights/change.py", "weights/layout.py")
+    ]
     names_torch = re.compile(r"^\s*(?:import|from) torch", re.MULTILINE)
     found = [path.name for path in files if names_torch.search(path.read_text(encoding="utf-8"))]
     assert found == []
 
 
 LIGHT = [
-    "fedseed", "fedseed.methods", "fedseed.orbit", "fedseed.federation.messages", "fedseed.federation.coordinator",
-    "fedseed.federation.network_coordinator", "fedseed.federation.control", "fedseed.runs.folder", "fedseed.runs.loop",
-    "fedseed.runs.network", "fedseed.runs.recipe", "fedseed.runs.parties", "fedseed.transport.memory",
-    "fedseed.transport.nats", "fedseed.transport.keys", "fedseed.cli.network", "fedseed.cli.app",
-    "fedseed.flower.server", "fedseed.tasks.instructions", "fedseed.tasks.natural_instructions", "fedseed.tasks.own",
-    "fedseed.reports.partition", "fedseed.reports.pages", "fedseed.reports.comparison", "fedseed.reports.prometheus",
-]  # fmt: skip
+    "fedseed",
+    "fedseed.methods",
+    "fedseed.orbit",
+    "fedseed.federation.messages",
+    "fedseed.federation.coordinator",
+    "fedseed.federation.network_coordinator",
+    "fedseed.federation.control",
+    "fedseed.runs.folder",
+    "fedseed.runs.loop",
+    "fedseed.runs.network",
+    "fedseed.runs.recipe",
+    "fedseed.runs.parties",
+    "fedseed.transport.memory",
+    "fedseed.transport.nats",
+    "fedseed.transport.keys",
+    "fedseed.cli.network",
+    "fedseed.cli.app",
+    "fedseed.flower.server",
+    "fedseed.tasks.instructions",
+    "fedseed.tasks.natural_instructions",
+    "fedseed.tasks.own",
+    "fedseed.reports.partition",
+    "fedseed.reports.pages",
+    "fedseed.reports.comparison",
+    "fedseed.reports.prometheus",
+]
 
 
 @pytest.mark.long
@@ -164,18 +226,34 @@ for module in {LIGHT}:
 def test_only_the_transport_knows_nats():
     """And it knows little else; what talks over it knows what a transport is, and none of them."""
     graph = grimp.build_graph("fedseed", include_external_packages=True, cache_dir=None)
-    users = {module for library in ("nats", "nkeys") for module in graph.find_modules_that_directly_import(library)}
+    users = {
+        module
+        for library in ("nats", "nkeys")
+        for module in graph.find_modules_that_directly_import(library)
+    }
     assert users and all(module.startswith("fedseed.transport.") for module in users)
-    allowed = ("fedseed.transport", "fedseed.errors", "fedseed.durable", "fedseed.registry", "fedseed.text")
+    allowed = (
+        "fedseed.transport",
+        "fedseed.errors",
+        "fedseed.durable",
+        "fedseed.registry",
+        "fedseed.text",
+    )
     for module in graph.modules:
         needs = graph.find_modules_directly_imported_by(module)
         if module.startswith("fedseed.transport."):
-            assert all(name.startswith(allowed) for name in needs if name.startswith("fedseed")), module
+            assert all(name.startswith(allowed) for name in needs if name.startswith("fedseed")), (
+                module
+            )
         if module.startswith("fedseed.federation."):
-            assert not any(name.startswith(("fedseed.transport.nats", "fedseed.transport.memory")) for name in needs)
+            assert not any(
+                name.startswith(("fedseed.transport.nats", "fedseed.transport.memory"))
+                for name in needs
+            )
 
 
-# -- what a reader meets ---------------------------------------------------------------------------------------------
+# -- what a reader meets
+# ---------------------------------------------------------------------------------------------
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 MOST_ATTRIBUTES, MOST_PARAMETERS = 20, 8
@@ -189,7 +267,11 @@ def attributes(name, classes):
     for base in node.bases:
         found |= attributes(ast.unparse(base).rpartition(".")[2], classes)
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self":
+        if (
+            isinstance(inner, ast.Attribute)
+            and isinstance(inner.ctx, ast.Store)
+            and ast.unparse(inner.value) == "self"
+        ):
             found.add(inner.attr)
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         found |= {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
@@ -200,10 +282,23 @@ def test_classes_are_small():
     files = [*(SOURCE / "federation").glob("*.py"), *(SOURCE / "transport").glob("*.py")]
     runs = ("loop", "simulation", "network", "joining", "assembly", "equipment")
     files += [SOURCE / "runs" / f"{name}.py" for name in runs]
-    classes = {n.name: n for path in SOURCE.rglob("*.py") for n in nodes(path) if isinstance(n, ast.ClassDef)}
-    inside = [node.name for path in files for node in nodes(path)[0].body if isinstance(node, ast.ClassDef)]
+    classes = {
+        n.name: n
+        for path in SOURCE.rglob("*.py")
+        for n in nodes(path)
+        if isinstance(n, ast.ClassDef)
+    }
+    inside = [
+        node.name
+        for path in files
+        for node in nodes(path)[0].body
+        if isinstance(node, ast.ClassDef)
+    ]
     counts = {name: len(attributes(name, classes)) for name in inside}
-    assert len(counts) > 50 and {name: count for name, count in counts.items() if count > MOST_ATTRIBUTES} == {}
+    assert (
+        len(counts) > 50
+        and {name: count for name, count in counts.items() if count > MOST_ATTRIBUTES} == {}
+    )
 
 
 def test_no_function_takes_more_than_eight_parameters():
@@ -212,16 +307,23 @@ def test_no_function_takes_more_than_eight_parameters():
     for path in SOURCE.rglob("*.py"):
         for node in nodes(path):
             if isinstance(node, FUNCTIONS):
-                taken = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                taken = [
+                    a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                ]
                 if len([name for name in taken if name not in ("self", "cls")]) > MOST_PARAMETERS:
                     long[f"{path.relative_to(SOURCE)}: {node.name}"] = taken
     assert not long
 
 
 def inherited(name, classes, seen=()):
-    """The names that a class' bases define; None: a base is another library's, and nobody here knows."""
+    """The names that a class' bases define.
+
+    None: a base is another library's, and nobody here knows.
+    """
     found = set()
-    for base in (ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in classes[name].bases):
+    for base in (
+        ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in classes[name].bases
+    ):
         if base in ("ABC", "Protocol", "object", "Generic", "Exception", *seen):
             continue
         above = inherited(base, classes, (*seen, name)) if base in classes else None
@@ -234,7 +336,11 @@ def inherited(name, classes, seen=()):
 def undocumented(nodes):
     """Public functions and classes without a docstring."""
     for node in nodes:
-        if not isinstance(node, FUNCTIONS | ast.ClassDef) or node.name.startswith("_") or ast.get_docstring(node):
+        if (
+            not isinstance(node, FUNCTIONS | ast.ClassDef)
+            or node.name.startswith("_")
+            or ast.get_docstring(node)
+        ):
             continue
         if not any(ast.unparse(d).endswith(".setter") for d in node.decorator_list):
             yield node
@@ -250,7 +356,11 @@ def test_every_public_function_that_overrides_none_says_what_it_does():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 above = inherited(node.name, classes)
-                inner = undocumented(n for n in node.body if isinstance(n, FUNCTIONS)) if above is not None else ()
+                inner = (
+                    undocumented(n for n in node.body if isinstance(n, FUNCTIONS))
+                    if above is not None
+                    else ()
+                )
                 missing += [f"{path}: {node.name}.{n.name}" for n in inner if n.name not in above]
     assert missing == []
 
@@ -261,13 +371,16 @@ def test_what_stands_beside_the_package_imports_names_that_are_there():
         for folder in ("benchmarks", "examples", "scripts")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("fedseed", "fedseed_papers")
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").split(".")[0] in ("fedseed", "fedseed_papers")
         for alias in node.names
     }
     assert len(found) > 100
     missing = []
     for file, module, name in found:
         there = importlib.import_module(module)
-        if not hasattr(there, name) and not (hasattr(there, "__path__") and find_spec(f"{module}.{name}")):
+        if not hasattr(there, name) and not (
+            hasattr(there, "__path__") and find_spec(f"{module}.{name}")
+        ):
             missing.append((file, module, name))
     assert not missing

@@ -23,20 +23,37 @@ from support.documents import LANGUAGES, ROOT, all_blocks, documents, fedseed_wo
 
 BLOCKS = all_blocks()
 SHELL = [block for block in BLOCKS if block.language in ("sh", "console")]
-KNOWN = {"cd", "ls", "echo", "pip", "python", "python3.11", "make", "apt-get", "nats-server", "curl", "tensorboard",
-         ".", "flwr", "hf", "flower-superlink", "flower-supernode"}  # fmt: skip
+KNOWN = {
+    "cd",
+    "ls",
+    "echo",
+    "pip",
+    "python",
+    "python3.11",
+    "make",
+    "apt-get",
+    "nats-server",
+    "curl",
+    "tensorboard",
+    ".",
+    "flwr",
+    "hf",
+    "flower-superlink",
+    "flower-supernode",
+}
 ROOMS = ("methods", "tasks", "metrics", "aggregation", "trackers")
 GROUPS = {f"fedseed.{room}" for room in ROOMS}
 ROOM_NAMES = {path.parent.name for path in (ROOT / "src" / "fedseed").glob("*/__init__.py")}
 FILES = {"examples/three-hospitals/run.sh"}
 
-# what the parts of recipes need to be whole; recipes, sweeps, sites' files and entry points are told by what they have
+# what the parts of recipes need to be whole; recipes, sweeps, sites' files and entry points are
+# told by what they have
 WHOLE = {"rounds": 20, "method": {"name": "ferret", "training": {"learning_rate": 0.1}}}
 BESIDE = {  # page, what the part begins with
-    ("models.md", "[model]\nbase = \"my-llama\""): {"method": {"name": "fedit"}},
+    ("models.md", '[model]\nbase = "my-llama"'): {"method": {"name": "fedit"}},
     ("models.md", "[method.training]"): {"method": {"name": "fedsgd"}},
     ("vision.md", "[model]"): {"task": {"name": "digits"}},
-}  # fmt: skip
+}
 
 
 def blocks(language):
@@ -46,10 +63,16 @@ def blocks(language):
 def test_each_block_says_what_it_is_and_none_is_only_indented():
     assert len(BLOCKS) > 70 and {block.language for block in BLOCKS} == LANGUAGES
     for path in documents():
-        outside = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        outside = re.sub(
+            r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+        )
         if path.name != "api.md":  # which has options of mkdocstrings
-            assert not re.search(r"\n\n    \S", outside), f"{path.name}: an indented block is found by no test"
-        assert outside.count("<!-- not run:") == sum(b.page == path.name and b.reason is not None for b in BLOCKS)
+            assert not re.search(r"\n\n    \S", outside), (
+                f"{path.name}: an indented block is found by no test"
+            )
+        assert outside.count("<!-- not run:") == sum(
+            b.page == path.name and b.reason is not None for b in BLOCKS
+        )
 
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
@@ -60,7 +83,9 @@ def test_command_lines_have_the_options_that_they_name(block, monkeypatch):
         for words, _ in parts(line):
             rest = fedseed_words(words)
             if rest is None:
-                assert words[0] in KNOWN or (words[0] in FILES and (ROOT / words[0]).is_file()), words
+                assert words[0] in KNOWN or (words[0] in FILES and (ROOT / words[0]).is_file()), (
+                    words
+                )
             else:
                 parse(rest)
 
@@ -73,7 +98,9 @@ def parse(words):
         context = command.make_context(command.name or "fedseed", words, parent=context)
         if not hasattr(command, "resolve_command"):
             return context.params
-        _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+        _, command, words = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
 
 
 @blocks("toml")
@@ -95,9 +122,17 @@ def test_tables_are_recipes_or_parts_of_them(block, tmp_path):
     elif "rounds" in data:
         assert read_recipe(file).rounds == data["rounds"]
     else:
-        found = (more for (page, start), more in BESIDE.items() if page == block.page and block.text.startswith(start))
+        found = (
+            more
+            for (page, start), more in BESIDE.items()
+            if page == block.page and block.text.startswith(start)
+        )
         more = next(found, {})
-        read = [data] if block.page != "models.md" or "training" not in data.get("method", {}) else split(data)
+        read = (
+            [data]
+            if block.page != "models.md" or "training" not in data.get("method", {})
+            else split(data)
+        )
         for one in read:
             whole = merged(merged(WHOLE, more if one is read[-1] else {}), one)
             if whole["method"]["name"] != "ferret":
@@ -110,7 +145,9 @@ def test_tables_are_recipes_or_parts_of_them(block, tmp_path):
 
 
 def split(data):
-    """Two recipes' parts in one block: first order's schedule, and the one of zeroth-order methods."""
+    """Two recipes' parts in one block: first order's schedule, and the one of zeroth-order
+    methods.
+    """
     training = data["method"]["training"]
     rest = {key: value for key, value in data["method"].items() if key != "training"}
     return {"method": {"training": training}}, {"method": rest}
@@ -139,20 +176,32 @@ def test_files_that_the_documents_name_are_there():
     """Also those that a block's reason names for not being run."""
     folders = "src|tests|docs|examples|scripts|benchmarks"
     pattern = re.compile(rf"`((?:{folders}|{'|'.join(ROOM_NAMES)})/[\w./-]+\.(?:py|md|toml|sh))`")
-    named = [(path.name, name) for path in documents() for name in pattern.findall(path.read_text(encoding="utf-8"))]
+    named = [
+        (path.name, name)
+        for path in documents()
+        for name in pattern.findall(path.read_text(encoding="utf-8"))
+    ]
     for block in BLOCKS:
-        named += [(block, name) for name in re.findall(r"\b(?:tests|docs|examples)/[\w/.-]+\w", block.reason or "")]
+        named += [
+            (block, name)
+            for name in re.findall(r"\b(?:tests|docs|examples)/[\w/.-]+\w", block.reason or "")
+        ]
     for where, name in named:
-        assert (ROOT / name).exists() or (ROOT / "src" / "fedseed" / name).exists(), f"{where}: {name}"
+        assert (ROOT / name).exists() or (ROOT / "src" / "fedseed" / name).exists(), (
+            f"{where}: {name}"
+        )
 
 
 def test_tests_that_the_documents_name_are_there():
-    tests = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    tests = {
+        path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")
+    }
     there = {name for text in tests.values() for name in re.findall(r"def (test_\w+)", text)}
     for path in documents():
         text = path.read_text(encoding="utf-8")
         assert set(re.findall(r"\btest_\w+\.py\b", text)) <= tests.keys(), path.name
-        assert set(re.findall(r"`(test_[a-z]+_[a-z]+_\w+)`", text)) <= there, path.name  # keys are shorter
+        # keys are shorter
+        assert set(re.findall(r"`(test_[a-z]+_[a-z]+_\w+)`", text)) <= there, path.name
 
 
 def test_architecture_lists_each_room_once():

@@ -1,8 +1,8 @@
-"""README.md and the pages of docs/, done word by word: commands and Python blocks in their order, in one folder.
+"""README.md and the pages of docs/, done word by word: commands and Python blocks in their order,
+in one folder.
 
-What would take long is made small by further --set words, or by the recipe that the page starts from (BEFORE). Blocks
-that are not run say why in a comment before them.
-"""
+What would take long is made small by further --set words, or by the recipe that the page starts
+from (BEFORE). Blocks that are not run say why in a comment before them."""
 
 import io
 import json
@@ -36,14 +36,26 @@ every = 1
 max_new_tokens = 4
 """
 SHORT = ["rounds=1", "method.training.steps=2", "evaluation.rouge=false"]
-SMALL = ["rounds=6", "evaluation.every=6", "evaluation.rouge=false", "task.clients=2", "task.evaluation=2",
-         "task.unseen=1", "federation.per_round=2", "method.training.steps=1", "method.directions=50"]  # fmt: skip
+SMALL = [
+    "rounds=6",
+    "evaluation.every=6",
+    "evaluation.rouge=false",
+    "task.clients=2",
+    "task.evaluation=2",
+    "task.unseen=1",
+    "federation.per_round=2",
+    "method.training.steps=1",
+    "method.directions=50",
+]
 
 
 def own(folder, recipe=MINE):
     (folder / "my.toml").write_text(recipe)
     for n, name in enumerate(("anna", "bert", "cem")):
-        rows = [{"prompt": f"What is {i} plus {'abc'[n]}?", "completion": f" {i}{'abc'[n]}"} for i in range(6)]
+        rows = [
+            {"prompt": f"What is {i} plus {'abc'[n]}?", "completion": f" {i}{'abc'[n]}"}
+            for i in range(6)
+        ]
         write_lines(folder / "my-data" / f"{name}.jsonl", rows)
     return folder
 
@@ -71,7 +83,9 @@ def results(folder):
     lora = MINE.replace('"ferret"\ndirections = 100', '"fedit"').replace("0.1\n", "0.01\n")
     (folder / "lora.toml").write_text(lora)
     done(folder, "run", "lora.toml", "--set", "rounds=1")
-    write_lines(folder / "prompts.jsonl", [{"prompt": "What is 3 plus a?"}, {"prompt": "What is 4 plus b?"}])
+    write_lines(
+        folder / "prompts.jsonl", [{"prompt": "What is 3 plus a?"}, {"prompt": "What is 4 plus b?"}]
+    )
     return folder
 
 
@@ -87,15 +101,25 @@ def data(folder):
     turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
     first = {"messages": [{"role": "system", "content": "Be short."}, *turns]}
     for name in ("north", "south", "east"):
-        rows = [first] + [{"messages": [{**turns[0], "content": f"{i}?"}, turns[1]]} for i in range(19)]
+        rows = [first] + [
+            {"messages": [{**turns[0], "content": f"{i}?"}, turns[1]]} for i in range(19)
+        ]
         write_lines(folder / "chats" / f"{name}.jsonl", rows)
     page = blocks(ROOT / "docs" / "data.md")
-    (folder / "chats.toml").write_text(next(b.text for b in page if b.text.startswith("# chats.toml")))
+    (folder / "chats.toml").write_text(
+        next(b.text for b in page if b.text.startswith("# chats.toml"))
+    )
     (folder / "simple.jinja").write_text(next(b.text for b in page if b.language == "jinja"))
     good = json.dumps({"prompt": "2 + 2 =", "completion": " 4"})
-    bad = [json.dumps({"prompt": "x", "completion": None}), "prompt, completion", json.dumps({"prompt": "x"})]
+    bad = [
+        json.dumps({"prompt": "x", "completion": None}),
+        "prompt, completion",
+        json.dumps({"prompt": "x"}),
+    ]
     (folder / "sums.jsonl").write_text("\n".join([good, *bad]) + "\n")
-    (folder / "mine.csv").write_text("prompt,completion\n" + "".join(f"{i} + 1 =, {i + 1}\n" for i in range(10)))
+    (folder / "mine.csv").write_text(
+        "prompt,completion\n" + "".join(f"{i} + 1 =, {i + 1}\n" for i in range(10))
+    )
     return folder
 
 
@@ -125,7 +149,10 @@ def federation(folder):
 
 def models(folder):
     text_bases.write(folder / "my-llama", "llama")
-    rows = [{"text": text, "label": ("positive", "negative")[i % 2]} for i, text in enumerate(text_bases.TEXTS)]
+    rows = [
+        {"text": text, "label": ("positive", "negative")[i % 2]}
+        for i, text in enumerate(text_bases.TEXTS)
+    ]
     write_lines(folder / "mine.jsonl", rows)
     recipe = MINE.replace("my-data", "mine.jsonl").replace("[method]", "clients = 2\n[method]", 1)
     (folder / "recipe.toml").write_text(recipe.replace("max_new_tokens = 4\n", ""))
@@ -142,15 +169,23 @@ def rewards(folder):
 
 # what puts into a folder what the page takes for granted, and returns where the reader is
 BEFORE = {
-    "choosing.md": new, "commands.md": commands, "data.md": data, "evolution.md": rewards, "extending.md": extending,
-    "federation.md": federation, "machines.md": own, "models.md": models, "results.md": results,
+    "choosing.md": new,
+    "commands.md": commands,
+    "data.md": data,
+    "evolution.md": rewards,
+    "extending.md": extending,
+    "federation.md": federation,
+    "machines.md": own,
+    "models.md": models,
+    "results.md": results,
     "tracking.md": tracking,
-}  # fmt: skip
+}
 # what is set, by page and recipe
 SETS = {
     "README.md": {"recipe.toml": SHORT},
     "choosing.md": {
-        "recipe.toml": ["rounds=1", *SHORT[1:]], "small-mezo": ["rounds=2", "evaluation.every=2", SHORT[2]],
+        "recipe.toml": ["rounds=1", *SHORT[1:]],
+        "small-mezo": ["rounds=2", "evaluation.every=2", SHORT[2]],
     },
     "commands.md": {"quickstart-ferret": SMALL},
     "data.md": {"chats.toml": ["method.training.steps=1"]},
@@ -161,13 +196,20 @@ SETS = {
     "start.md": {"recipe.toml": SHORT},
     "vision.md": {"digits-feedsign": ["rounds=2", "evaluation.every=2"]},
     "zeroth-order.md": {
-        "words-feedsign": ["rounds=2", "evaluation.every=2"], "words-fedmezo": ["rounds=1", "method.steps=2"],
+        "words-feedsign": ["rounds=2", "evaluation.every=2"],
+        "words-fedmezo": ["rounds=1", "method.steps=2"],
     },
-}  # fmt: skip
+}
 TO_DO = {
     path: run
     for path in documents()
-    if (run := [b for b in blocks(path) if b.reason is None and b.language in ("sh", "console", "python")])
+    if (
+        run := [
+            b
+            for b in blocks(path)
+            if b.reason is None and b.language in ("sh", "console", "python")
+        ]
+    )
 }
 
 
@@ -179,7 +221,8 @@ def test_pages_that_are_made_ready_are_done():
 @pytest.mark.parametrize("path", TO_DO, ids=lambda path: path.name)
 def test_the_page_word_by_word(path, tmp_path, monkeypatch, without_pictures):
     before, sets = BEFORE.get(path.name), SETS.get(path.name, {})
-    run = fedseed_forked if path.name == "extending.md" else command.fedseed  # plug-ins stay where they are loaded
+    # plug-ins stay where they are loaded
+    run = fedseed_forked if path.name == "extending.md" else command.fedseed
     monkeypatch.chdir(before(tmp_path) if before else tmp_path)
     for block in TO_DO[path]:
         if block.language == "python":
@@ -221,7 +264,9 @@ def closer(text):
 
 @pytest.mark.long
 def test_the_readmes_recipe_for_ones_own_data_runs(tmp_path):
-    text = next(block.text for block in blocks(ROOT / "README.md") if 'path = "my-data"' in block.text)
+    text = next(
+        block.text for block in blocks(ROOT / "README.md") if 'path = "my-data"' in block.text
+    )
     (tmp_path / "my.toml").write_text(text)
     for n, name in enumerate(("anna", "bert", "cem")):
         write_lines(

@@ -133,7 +133,9 @@ def test_a_failed_replacement_leaves_the_old_file_and_nothing_else(tmp_path, mon
 
 
 def test_nothing_is_written_through_a_planted_link(tmp_path):
-    """Under a name that can be guessed, in the place of the file, dangling ones, folders: the victim stays as it is."""
+    """Under a name that can be guessed, in the place of the file, dangling ones, folders: the
+    victim stays as it is.
+    """
     victim, path = tmp_path / "victim", tmp_path / "run" / "a.bin"
     path.parent.mkdir()
     victim.write_bytes(b"mine")
@@ -141,8 +143,12 @@ def test_nothing_is_written_through_a_planted_link(tmp_path):
         path.with_name(name).symlink_to(victim)
     write_whole(path, b"new")
     assert victim.read_bytes() == b"mine" and not path.is_symlink() and path.read_bytes() == b"new"
-    assert path.with_name("a.0000000000000000.part.bin").is_symlink()  # nor is one followed to see whose it is
-    with pytest.raises(StorageError, match=r"a\.bin: can't be written: it is a link"), replacing(path) as temporary:
+    # nor is one followed to see whose it is
+    assert path.with_name("a.0000000000000000.part.bin").is_symlink()
+    with (
+        pytest.raises(StorageError, match=r"a\.bin: can't be written: it is a link"),
+        replacing(path) as temporary,
+    ):
         temporary.unlink()
         temporary.symlink_to(victim)
     assert not path.is_symlink() and path.read_bytes() == b"new"
@@ -155,13 +161,18 @@ def test_nothing_is_written_through_a_planted_link(tmp_path):
             append_to(str(path), os.O_WRONLY)
     with open(tmp_path / "log", "a", opener=append_to) as log:
         log.write("said")
-    assert (tmp_path / "log").read_text() == "said" and not (tmp_path / "log").stat().st_mode & 0o111
+    assert (tmp_path / "log").read_text() == "said" and not (
+        tmp_path / "log"
+    ).stat().st_mode & 0o111
     assert victim.read_bytes() == b"mine" and not (tmp_path / "nowhere").exists()
 
 
 def test_what_a_killed_process_has_left_is_removed_and_another_ones_is_not(tmp_path):
     path = tmp_path / "a.bin"
-    code = f"from fedseed.durable import *; import os\nwith replacing(Path({str(path)!r})): os._exit(9)"
+    code = (
+        f"from fedseed.durable import *; import os\nwith replacing(Path({str(path)!r})): "
+        "os._exit(9)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 9
     (left,) = tmp_path.iterdir()
     other = tmp_path / "a.notes.part.bin"

@@ -1,4 +1,6 @@
-"""`make gpu` runs from end to end without a GPU, so that nobody borrows one to find a misspelt name."""
+"""`make gpu` runs from end to end without a GPU, so that nobody borrows one to find a misspelt
+name.
+"""
 
 import subprocess
 import sys
@@ -20,6 +22,12 @@ def test_all_its_parts_run_through_the_interpreter(tmp_path):
     assert text.count("same digest") == 2  # Ferret and FeedSign; FedAvg has no orbit
     for part in ("same", "perturbed", "rounds", "speed"):
         assert f"## {part}" in text
-    for line in ("one hadamard direction added", "rebuild from 64", "digest of the weights", "a FeedSign step",
-                 "a FedKSeed round", "a Ferret round, streaming"):  # fmt: skip
+    for line in (
+        "one hadamard direction added",
+        "rebuild from 64",
+        "digest of the weights",
+        "a FeedSign step",
+        "a FedKSeed round",
+        "a Ferret round, streaming",
+    ):
         assert line in text

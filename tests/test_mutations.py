@@ -1,4 +1,6 @@
-"""The mutation check: its table speaks of what there is, and it finds a mistake that no test notices."""
+"""The mutation check: its table speaks of what there is, and it finds a mistake that no test
+notices.
+"""
 
 import ast
 import tomllib
@@ -17,9 +19,11 @@ def test_a_target_names_functions_and_tests_that_are_there(name):
     there = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     there |= {
         f"{node.name}.{inner.name}"
-        for node in tree.body if isinstance(node, ast.ClassDef)
-        for inner in node.body if isinstance(inner, ast.FunctionDef)
-    }  # fmt: skip
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        for inner in node.body
+        if isinstance(inner, ast.FunctionDef)
+    }
     assert set(target.get("functions", ())) <= there
     for test in target["tests"][: target["tests"].index("-k") if "-k" in target["tests"] else None]:
         assert (ROOT / test.partition("::")[0]).exists()

@@ -1,4 +1,6 @@
-"""CONTRIBUTING.md tells the truth: its patches apply to this tree, touch few files, and their tests pass."""
+"""CONTRIBUTING.md tells the truth: its patches apply to this tree, touch few files, and their tests
+pass.
+"""
 
 import os
 import re
@@ -27,7 +29,11 @@ def files(name):
     for part in re.split(r"^diff --git ", text, flags=re.MULTILINE)[1:]:
         head, _, body = part.partition("\n@@")
         path = re.match(r"a/(\S+) b/\1\n", head).group(1)
-        yield path, "new file mode" in head, [line for line in body.splitlines()[1:] if line[:1] in ("+", "-")]
+        yield (
+            path,
+            "new file mode" in head,
+            [line for line in body.splitlines()[1:] if line[:1] in ("+", "-")],
+        )
 
 
 def test_there_is_a_patch_for_each_kind():
@@ -36,15 +42,25 @@ def test_there_is_a_patch_for_each_kind():
 
 @pytest.mark.parametrize("name", COST)
 def test_the_guide_shows_the_patch(name):
-    """A new file is a block with its text, a changed one a block with its changes; in the patch's order."""
-    blocks = dict(re.findall(r"^`([^`\n]+)`[^\n]*:\n\n```\w+\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE))
+    """A new file is a block with its text, a changed one a block with its changes.
+
+    In the patch's order.
+    """
+    blocks = dict(
+        re.findall(r"^`([^`\n]+)`[^\n]*:\n\n```\w+\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
+    )
     for path, new, changes in files(name):
         expected = [line[1:] for line in changes] if new else changes
-        assert blocks[path].splitlines() == expected, f"{path}: CONTRIBUTING.md and {name}.patch differ"
+        assert blocks[path].splitlines() == expected, (
+            f"{path}: CONTRIBUTING.md and {name}.patch differ"
+        )
     most, tests = COST[name]
     assert len(list(files(name))) <= most and f"pytest {tests}\n" in GUIDE
-    page = re.search(rf"^## Add an? [^\n]*{name}.*?(?=^## )", GUIDE, re.DOTALL | re.MULTILINE).group()
-    assert ("scripts/make_reference.py\n" in page) == (name != "transport")  # what has settings is in docs/recipe.md
+    page = re.search(
+        rf"^## Add an? [^\n]*{name}.*?(?=^## )", GUIDE, re.DOTALL | re.MULTILINE
+    ).group()
+    # what has settings is in docs/recipe.md
+    assert ("scripts/make_reference.py\n" in page) == (name != "transport")
 
 
 @pytest.mark.parametrize("name", COST)
@@ -63,14 +79,17 @@ def test_a_patch_applies(name, tmp_path):
 def apply(name, tree):
     for words in (["init", "-q"], ["apply", str(PATCHES / f"{name}.patch")]):
         done = subprocess.run(["git", *words], cwd=tree, capture_output=True, text=True)
-        assert done.returncode == 0, f"git {words[0]}: {done.stderr}make {name}.patch and CONTRIBUTING.md anew"
+        assert done.returncode == 0, (
+            f"git {words[0]}: {done.stderr}make {name}.patch and CONTRIBUTING.md anew"
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COST)
 def test_the_tests_of_a_patch_pass(name, tmp_path):
     tree = tmp_path / "fedseed"
-    ignore = shutil.ignore_patterns("golden", "patches")  # what is compiled of the sources goes with them
+    # what is compiled of the sources goes with them
+    ignore = shutil.ignore_patterns("golden", "patches")
     for folder in ("src", "tests"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", tree)

@@ -31,8 +31,16 @@ def test_a_module_of_the_working_folder_is_not_run(tmp_path, monkeypatch):
     run.mkdir()
     lines = [{"round": number, "loss": 2.0 - number, "bytes_up": number} for number in range(2)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = {"method": "ferret", "parameters": 9, "clients": 2, "clients_per_round": 2, "baseline": {"loss": 2.0},
-               "final": {"loss": 1.0}, "payload_bytes_up": 1.0, "payload_bytes_down": 1.0}  # fmt: skip
+    summary = {
+        "method": "ferret",
+        "parameters": 9,
+        "clients": 2,
+        "clients_per_round": 2,
+        "baseline": {"loss": 2.0},
+        "final": {"loss": 1.0},
+        "payload_bytes_up": 1.0,
+        "payload_bytes_down": 1.0,
+    }
     draw_apart(run, summary)
     left = {"metrics.jsonl", "metrics.png", "report.html"}
     assert {path.name for path in run.iterdir()} == left and not (tmp_path / "ran").exists()
@@ -52,7 +60,8 @@ process.join()
 
 
 def test_a_forked_process_is_no_other(tmp_path):
-    """It runs nothing of the working folder and no script again, finds what this one finds, and is deaf to Ctrl-C.
+    """It runs nothing of the working folder and no script again, finds what this one finds, and is
+    deaf to Ctrl-C.
 
     Nobody hears of a lock that it has left.
     """
@@ -69,14 +78,27 @@ def test_a_forked_process_is_no_other(tmp_path):
     )
     path = [str(found), *(entry for entry in sys.path if entry not in ("", "."))]
     (found / "script.py").write_text(SCRIPT.format(path=path))
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONSAFEPATH")
+    }
     done = subprocess.run(
-        [sys.executable, "-P", found / "script.py"], cwd=place, env=environment, capture_output=True, text=True
+        [sys.executable, "-P", found / "script.py"],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
-    assert (done.stdout, done.stderr) == (f"the script runs\n['a', '{place}', True, True, set()]\n", "")
+    assert (done.stdout, done.stderr) == (
+        f"the script runs\n['a', '{place}', True, True, set()]\n",
+        "",
+    )
     assert not (place / "ran").exists()
 
 
 def test_every_process_is_started_so():
     started = re.compile(r"sys\.executable|get_context\(|os\.fork\(")
-    assert [path.name for path in SOURCE.rglob("*.py") if started.search(path.read_text())] == ["processes.py"]
+    assert [path.name for path in SOURCE.rglob("*.py") if started.search(path.read_text())] == [
+        "processes.py"
+    ]

@@ -32,7 +32,8 @@ def put_back(monkeypatch):
     """What a test registers is gone afterwards."""
     monkeypatch.setattr(registries, "_loaded", {})
     for registry in REGISTRIES.values():
-        registry.names()  # what is looked for when first needed is there: it must not be put away with the rest
+        # what is looked for when first needed is there: it must not be put away with the rest
+        registry.names()
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
         monkeypatch.setattr(registry, "_broken", dict(registry._broken))
 
@@ -53,7 +54,9 @@ def things(monkeypatch, **points):
     if found:
         monkeypatch.setattr(EntryPoint, "load", lambda self: eval(self.value.partition(":")[2]))
     monkeypatch.setattr(registries, "entry_points", lambda group: found)
-    registry = Registry("thing", "group", [("one", 1), ("two", 2)], marks=lambda thing: {"code": abs(thing)})
+    registry = Registry(
+        "thing", "group", [("one", 1), ("two", 2)], marks=lambda thing: {"code": abs(thing)}
+    )
     registries._registries.remove(registry)
     return registry
 
@@ -64,8 +67,13 @@ def test_own_things_come_first_and_entry_points_when_they_are_asked_for(monkeypa
     assert registry.find("one") == 1 and registry._entries["one"].origin == BUILT_IN
     registry = things(monkeypatch, three="3")
     assert registry.find("three") == 3 and registry.names() == ["one", "two", "three"]
-    assert registry.find("four") is None and registry.find(None) is None and registry.find([]) is None
-    with pytest.raises(RecipeError, match=r"thing 'four': choose one of one, two, three, or give the file .* --plugin"):
+    assert (
+        registry.find("four") is None and registry.find(None) is None and registry.find([]) is None
+    )
+    with pytest.raises(
+        RecipeError,
+        match=r"thing 'four': choose one of one, two, three, or give the file .* --plugin",
+    ):
         registry.get("four")
 
 
@@ -74,9 +82,14 @@ def test_a_broken_entry_point_is_told_of_to_those_who_ask_for_it_only(monkeypatc
     assert registry.names() == ["one", "two", "good"] and registry.find("one") == 1
     assert registry.find("bad") is None
     assert "bad" not in registry.unknown("nobody")
-    assert "entry point of an installed package can't be loaded: ZeroDivisionError: division" in registry.unknown("bad")
+    assert (
+        "entry point of an installed package can't be loaded: ZeroDivisionError: division"
+        in registry.unknown("bad")
+    )
     reasons = registry.broken()
-    assert "taken by fedseed itself" in reasons["one"] and "code 2 is that of two" in reasons["clash"]
+    assert (
+        "taken by fedseed itself" in reasons["one"] and "code 2 is that of two" in reasons["clash"]
+    )
     assert set(reasons) == {"bad", "one", "clash"}
 
 
@@ -96,9 +109,13 @@ def test_a_file_is_run_once_and_again_when_it_has_changed(plugin):
 
 def test_two_files_with_a_name_are_told_both(plugin):
     load_plugin(plugin())
-    with pytest.raises(RecipeError, match=r"second.py: .*'other' can't be registered: .*taken by .*rule.py; choose"):
+    with pytest.raises(
+        RecipeError, match=r"second.py: .*'other' can't be registered: .*taken by .*rule.py; choose"
+    ):
         load_plugin(plugin(file="second.py"))
-    with pytest.raises(RecipeError, match="'mean' can't be registered: the name is taken by fedseed itself"):
+    with pytest.raises(
+        RecipeError, match="'mean' can't be registered: the name is taken by fedseed itself"
+    ):
         load_plugin(plugin("mean", "third.py"))
 
 
@@ -107,8 +124,14 @@ def test_two_files_with_a_name_are_told_both(plugin):
     [
         ("1 / 0", "--plugin .*rule.py: ZeroDivisionError: division by zero"),
         ("Rule.about = None", "Rule.about is missing"),
-        ("Rule = Mean = int", "<class 'int'> is no subclass of fedseed.aggregation.base.AggregationRule"),
-        ("class Rule(AggregationRule):\n    name: str = 'x'\n    about: ClassVar[str] = ''", "leaves out combine"),
+        (
+            "Rule = Mean = int",
+            "<class 'int'> is no subclass of fedseed.aggregation.base.AggregationRule",
+        ),
+        (
+            "class Rule(AggregationRule):\n    name: str = 'x'\n    about: ClassVar[str] = ''",
+            "leaves out combine",
+        ),
         ("Rule = fedseed.aggregation.Mean", "taken by fedseed itself"),
     ],
 )

@@ -23,13 +23,20 @@ def pages_of(menu):
 
 
 def test_the_index_for_language_models_names_every_page_once():
-    """docs/llms.txt lies at the site's root: a heading, a summary, and links with a sentence each."""
+    """docs/llms.txt lies at the site's root: a heading, a summary, and links with a sentence
+    each.
+    """
     text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
     links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): [^\n]+\.$", text, re.MULTILINE)
     assert text.startswith("# fedseed\n\n> ") and len(links) == text.count("](")
-    [menu] = re.findall(r"^nav:\n.*", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    [menu] = re.findall(
+        r"^nav:\n.*", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     named = list(pages_of(yaml.safe_load(menu)["nav"]))
-    assert links == [f"{name.removesuffix('.md')}.html" for name in sorted(named, key=lambda n: n.startswith("log/"))]
+    assert links == [
+        f"{name.removesuffix('.md')}.html"
+        for name in sorted(named, key=lambda n: n.startswith("log/"))
+    ]
     for name in named:
         page = ROOT / "docs" / name
         assert page.is_file() or page.with_suffix(".ipynb").is_file(), name
@@ -37,29 +44,55 @@ def test_the_index_for_language_models_names_every_page_once():
 
 def test_the_pages_stay_few():
     """What was measured, and when, belongs into docs/log."""
-    pages = [path for path in (ROOT / "docs").glob("*.md") if path.name not in ("recipe.md", "api.md")]
+    pages = [
+        path for path in (ROOT / "docs").glob("*.md") if path.name not in ("recipe.md", "api.md")
+    ]
     texts = [path.read_text(encoding="utf-8") for path in pages]
     assert sum(len(text.split()) for text in texts) <= WORDS
-    assert not [path.name for path, text in zip(pages, texts, strict=True) if re.search(r"\b20\d\d-\d\d-\d\d\b", text)]
-    assert "make docs-serve" in (ROOT / "README.md").read_text(encoding="utf-8")  # the site has no search from a disk
+    assert not [
+        path.name
+        for path, text in zip(pages, texts, strict=True)
+        if re.search(r"\b20\d\d-\d\d-\d\d\b", text)
+    ]
+    # the site has no search from a disk
+    assert "make docs-serve" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 def test_it_is_built_without_a_warning_and_is_whole(tmp_path):
     """With the notebook's stored outputs. A link that leads nowhere is a warning (mkdocs.yml)."""
-    words = ["-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]
+    words = [
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--config-file",
+        str(ROOT / "mkdocs.yml"),
+    ]
     more = {"FEDSEED_SITE_NOTEBOOK": "stored", "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        [sys.executable, *words, "--site-dir", str(tmp_path)], env=os.environ | more, capture_output=True, text=True
+        [sys.executable, *words, "--site-dir", str(tmp_path)],
+        env=os.environ | more,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
-    pages = {path.relative_to(tmp_path).as_posix(): path.read_text("utf-8") for path in tmp_path.rglob("*.html")}
+    pages = {
+        path.relative_to(tmp_path).as_posix(): path.read_text("utf-8")
+        for path in tmp_path.rglob("*.html")
+    }
     assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= set(pages)
-    made = "notebooks/first-run notebooks/hosted-gpu log/index project/CONTRIBUTING project/benchmarks/index"
+    made = (
+        "notebooks/first-run notebooks/hosted-gpu log/index project/CONTRIBUTING "
+        "project/benchmarks/index"
+    )
     assert {f"{page}.html" for page in made.split()} <= set(pages)
     styles = "".join(path.read_text("utf-8") for path in tmp_path.rglob("*.css"))
     for text in (styles, *pages.values()):  # nobody is asked for anything when it is read
-        assert not re.search(r"(?:url\(|@import )[\"']?https?:|<link[^>]*stylesheet[^>]*https?:", text)
+        assert not re.search(
+            r"(?:url\(|@import )[\"']?https?:|<link[^>]*stylesheet[^>]*https?:", text
+        )
         assert not re.search(r"<(?:img|script)[^>]* src=[\"']?https?:", text)
     for name in fedseed.__all__:
         assert re.search(rf'id="[\w.]*\b{name}"', pages["api.html"]), name

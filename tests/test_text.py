@@ -21,8 +21,18 @@ from fedseed.text import clean, shown
 from fedseed.weights.layout import Layout, TensorEntry
 from support.command import fedseed
 
-EVIL = "[red]a[/red]\x1b]0;title\x07\x1b[2J\x9b31m\r\n---\nlicense: [mit\u202e`x|y`](http://z) <b> # : {"
-HEADER = Header("small", "00" * 16, "float32", Layout((TensorEntry("w", (4,), "float32"),), (0, 4)), FeedSign(), 1)
+EVIL = (
+    "[red]a[/red]\x1b]0;title\x07\x1b[2J\x9b31m\r\n---\nlicense: [mit\u202e`x|y`](http://z) "
+    "<b> # : {"
+)
+HEADER = Header(
+    "small",
+    "00" * 16,
+    "float32",
+    Layout((TensorEntry("w", (4,), "float32"),), (0, 4)),
+    FeedSign(),
+    1,
+)
 
 
 @given(st.text(st.characters(), max_size=300), st.integers(4, 50))
@@ -30,7 +40,9 @@ HEADER = Header("small", "00" * 16, "float32", Layout((TensorEntry("w", (4,), "f
 def test_what_is_shown_is_one_short_line_without_controls(text, limit):
     line = shown(text, limit)
     assert len(line) <= limit and "\n" not in line
-    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 or c in "\u2028\u2029\u202e\u2066" for c in line)
+    assert not any(
+        ord(c) < 32 or 127 <= ord(c) < 160 or c in "\u2028\u2029\u202e\u2066" for c in line
+    )
     line.encode()  # no half of a pair
 
 
@@ -66,7 +78,10 @@ def test_an_orbits_info_is_plain(tmp_path):
     assert not set(said.stdout + said.stderr) & {"\x1b", "\x07", "\x9b", "\u202e", "\r"}
     assert json.loads(fedseed("orbit", "info", path, "--json").stdout)["base"] == EVIL
     (tmp_path / "long").mkdir()
-    assert len(fedseed("orbit", "info", hostile(tmp_path / "long", base="x y" * 10_000)).stdout) < 10_000
+    assert (
+        len(fedseed("orbit", "info", hostile(tmp_path / "long", base="x y" * 10_000)).stdout)
+        < 10_000
+    )
 
 
 BASES = ["owner/name", "o/n\nlicense: x", "null", '"); import os; ("', EVIL]
@@ -86,10 +101,17 @@ def test_a_cards_front_says_what_fedseed_says(base, form):
     assert clean(text) == text and "\r" not in text
     tokens = MarkdownIt("commonmark").enable("table").parse(body)
     kinds = {token.type for outer in tokens for token in (outer, *(outer.children or ()))}
-    assert not {kind for kind in kinds if "html" in kind or "link" in kind or kind in ("image", "hr")}
-    titles = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
+    assert not {
+        kind for kind in kinds if "html" in kind or "link" in kind or kind in ("image", "hr")
+    }
+    titles = [
+        tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"
+    ]
     assert titles[1:] == ["Metrics", "How to load it", "Settings of the method"]
     cells = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "td_open"]
     assert cells[0] == "base" and cells[2] == "method" and "license: [mit" in "".join(cells)
     (block,) = [token for token in tokens if token.type == "fence"]
-    assert {type(node).__name__ for node in ast.parse(block.content).body} == {"ImportFrom", "Assign"}
+    assert {type(node).__name__ for node in ast.parse(block.content).body} == {
+        "ImportFrom",
+        "Assign",
+    }

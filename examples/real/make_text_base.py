@@ -1,11 +1,14 @@
-"""Makes a small generative base of real English, and its federated task, from what Debian says of its packages.
+"""Makes a small generative base of real English, and its federated task, from what Debian says of
+its packages.
 
-    python make_text_base.py            # into the folder data beside this file; goes on where it was stopped
+    python make_text_base.py            # into the folder data beside this file; goes on where it
+    was stopped
 
-The text is Debian's package descriptions (the indexes `Packages` and `Translation-en`, which apt fetches). A quarter of
-the source packages is kept for the task: of a long description its one-line synopsis, with maintainers as clients. The
-base never reads them, nor a synopsis of theirs anywhere else. It reads the others' synopses before the long description
-or after it, under another prompt than the task's.
+The text is Debian's package descriptions (the indexes `Packages` and `Translation-en`, which apt
+fetches). A quarter of the source packages is kept for the task: of a long description its one-line
+synopsis, with maintainers as clients. The base never reads them, nor a synopsis of theirs anywhere
+else. It reads the others' synopses before the long description or after it, under another prompt
+than the task's.
 """
 
 import argparse
@@ -37,7 +40,10 @@ WARM_UP, SAVED = 50, 50  # steps
 
 
 def package_indexes(folder: Path) -> tuple[str, str]:
-    """Returns what apt knows of all packages and Translation-en, fetched once. Raises SystemExit: it can't be."""
+    """Returns what apt knows of all packages and Translation-en, fetched once.
+
+    Raises SystemExit: it can't be.
+    """
     lists = folder / "lists"
     options = [f"-oDir::State::lists={lists}", f"-oDir::Cache={folder}", "-oAcquire::Languages=en"]
     for needed in (lists, folder / "archives"):
@@ -45,23 +51,36 @@ def package_indexes(folder: Path) -> tuple[str, str]:
     try:
         if not any(lists.glob("*Translation-en*")):
             subprocess.run(["apt-get", *options, "-oAPT::Sandbox::User=root", "update"], check=True)
-        known = subprocess.run(["apt-cache", *options, "dumpavail"], stdout=subprocess.PIPE, text=True, check=True)
-        read = ["/usr/lib/apt/apt-helper", "cat-file", *sorted(map(str, lists.glob("*Translation-en*")))]
-        return known.stdout, subprocess.run(read, stdout=subprocess.PIPE, text=True, check=True).stdout
+        known = subprocess.run(
+            ["apt-cache", *options, "dumpavail"], stdout=subprocess.PIPE, text=True, check=True
+        )
+        read = [
+            "/usr/lib/apt/apt-helper",
+            "cat-file",
+            *sorted(map(str, lists.glob("*Translation-en*"))),
+        ]
+        return known.stdout, subprocess.run(
+            read, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"apt's indexes can't be fetched: {error}; this needs Debian's apt and a network")
 
 
 def description_rows(packages: str, translations: str) -> Iterator[Row]:
-    """Yields long descriptions (text) with synopses (label), maintainers and source packages, one of a source.
+    """Yields long descriptions (text) with synopses (label), maintainers and source packages, one
+    of a source.
 
     It reads what `apt-cache dumpavail` prints, and a Translation-en file.
     """
     said = {}
     for paragraph in translations.split("\n\n"):
-        found = re.search(r"^Description-md5: (\w+)\nDescription-en: (.*)\n((?: .*\n?)+)", paragraph, re.M)
+        found = re.search(
+            r"^Description-md5: (\w+)\nDescription-en: (.*)\n((?: .*\n?)+)", paragraph, re.M
+        )
         if found:
-            blocks = " ".join("\n\n" if line == " ." else line.strip() for line in found[3].splitlines())
+            blocks = " ".join(
+                "\n\n" if line == " ." else line.strip() for line in found[3].splitlines()
+            )
             said[found[1]] = found[2].strip(), re.sub(r" *\n\n *", "\n", blocks)
     sources, texts = set(), set()
     for paragraph in packages.split("\n\n"):
@@ -73,7 +92,9 @@ def description_rows(packages: str, translations: str) -> Iterator[Row]:
         if len(text) >= SHORTEST and source not in sources and text[:SHORTEST] not in texts:
             sources.add(source)
             texts.add(text[:SHORTEST])
-            maintainer = re.sub(r"\W+", "-", fields["Maintainer"].partition("<")[0].lower()).strip("-")
+            maintainer = re.sub(r"\W+", "-", fields["Maintainer"].partition("<")[0].lower()).strip(
+                "-"
+            )
             yield Row(text, synopsis, maintainer, source)
 
 
@@ -84,11 +105,15 @@ def is_kept(source: str) -> bool:
 
 def documents(rows: Sequence[Row]) -> list[str]:
     """Returns what the base reads, in an order that the texts decide."""
-    return [ORDERS[number % 2].format(row.text, row.label) for number, row in enumerate(in_order(rows))]
+    return [
+        ORDERS[number % 2].format(row.text, row.label) for number, row in enumerate(in_order(rows))
+    ]
 
 
 def write_clients(rows: Sequence[Row], read: str, folder: Path) -> Mapping[str, int]:
-    """Writes train.jsonl and test.jsonl of the largest maintainers of kept packages; returns how many each has.
+    """Writes train.jsonl and test.jsonl of the largest maintainers of kept packages.
+
+    Returns how many each has.
 
     A package whose synopsis stands anywhere in what the base has `read` is left out.
     """
@@ -105,9 +130,18 @@ def write_clients(rows: Sequence[Row], read: str, folder: Path) -> Mapping[str, 
     counted = {}
     for part in most:
         chosen = in_order([row for holder in holders for row in held[part, holder]])
-        lines = [{"prompt": PROMPT.format(row.text), "completion": f" {row.label}", "holder": row.holder,
-                  "source": row.origin} for row in chosen]  # fmt: skip
-        (folder / f"{part}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+        lines = [
+            {
+                "prompt": PROMPT.format(row.text),
+                "completion": f" {row.label}",
+                "holder": row.holder,
+                "source": row.origin,
+            }
+            for row in chosen
+        ]
+        (folder / f"{part}.jsonl").write_text(
+            "\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8"
+        )
         counted[part] = len(chosen)
     return counted
 
@@ -122,16 +156,29 @@ def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, show_progress=False, **how)
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B:1", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A $B:1",
+        special_tokens=[(BOS, tokenizer.token_to_id(BOS))],
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, model_max_length=LENGTH
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        model_max_length=LENGTH,
     )
 
 
-def train(model: LlamaForCausalLM, rows: torch.Tensor, state: Path, said: argparse.Namespace) -> list[str]:
-    """Trains by AdamW on packed rows (shape (rows, LENGTH)), going on from the file `state`; returns lines on loss."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=said.rate, betas=(0.9, 0.98), weight_decay=0.05)
+def train(
+    model: LlamaForCausalLM, rows: torch.Tensor, state: Path, said: argparse.Namespace
+) -> list[str]:
+    """Trains by AdamW on packed rows (shape (rows, LENGTH)), going on from the file `state`.
+
+    Returns lines on loss.
+    """
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=said.rate, betas=(0.9, 0.98), weight_decay=0.05
+    )
     last, first = rows[: said.batch * 4], rows[said.batch * 4 :]  # held out
     done: dict[str, Any] = {"step": 0, "lines": [], "recent": []}
     if state.exists():
@@ -143,8 +190,12 @@ def train(model: LlamaForCausalLM, rows: torch.Tensor, state: Path, said: argpar
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
-    order = torch.cat([torch.randperm(len(first), generator=torch.Generator().manual_seed(said.seed + epoch))
-                       for epoch in range(said.steps * said.batch // len(first) + 1)])  # fmt: skip
+    order = torch.cat(
+        [
+            torch.randperm(len(first), generator=torch.Generator().manual_seed(said.seed + epoch))
+            for epoch in range(said.steps * said.batch // len(first) + 1)
+        ]
+    )
     began = time.monotonic()
     for step in range(done["step"], said.steps):
         rate = min((step + 1) / WARM_UP, 0.5 + 0.5 * math.cos(math.pi * step / said.steps) + 0.02)
@@ -160,9 +211,14 @@ def train(model: LlamaForCausalLM, rows: torch.Tensor, state: Path, said: argpar
                 unseen = sum(loss_of(part).item() for part in last.split(said.batch)) / 4
             mean, seconds = sum(done["recent"]) / len(done["recent"]), time.monotonic() - began
             done["lines"].append(f"| {step + 1:,} | {mean:.3f} | {unseen:.3f} |")
-            print(f"step {step + 1}: loss {mean:.3f}, unseen {unseen:.3f}; {seconds:.0f} s", flush=True)
+            print(
+                f"step {step + 1}: loss {mean:.3f}, unseen {unseen:.3f}; {seconds:.0f} s",
+                flush=True,
+            )
             done |= {"step": step + 1, "recent": []}
-            torch.save({**done, "model": model.state_dict(), "optimiser": optimiser.state_dict()}, state)
+            torch.save(
+                {**done, "model": model.state_dict(), "optimiser": optimiser.state_dict()}, state
+            )
     return list(done["lines"])
 
 
@@ -177,22 +233,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("reading apt's indexes", flush=True)
     rows = list(description_rows(*package_indexes(said.out / "apt")))
     texts = documents([row for row in rows if not is_kept(row.origin)])
-    counted = write_clients([row for row in rows if is_kept(row.origin)], "\n".join(texts), said.out / "synopsis")
+    counted = write_clients(
+        [row for row in rows if is_kept(row.origin)], "\n".join(texts), said.out / "synopsis"
+    )
     tokenizer = make_tokenizer(texts)
     encoded = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     stream = torch.tensor([number for one in encoded for number in (1, *one.ids, 2)])
-    print(f"{len(texts):,} descriptions of {len(stream):,} tokens; the task has {counted}", flush=True)
+    print(
+        f"{len(texts):,} descriptions of {len(stream):,} tokens; the task has {counted}", flush=True
+    )
     torch.manual_seed(said.seed)
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=704, num_hidden_layers=5, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=LENGTH, tie_word_embeddings=True, initializer_range=0.04,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2))  # fmt: skip
-    lines = train(model, stream[: len(stream) // LENGTH * LENGTH].view(-1, LENGTH), said.out / "text-base.pt", said)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=256,
+            intermediate_size=704,
+            num_hidden_layers=5,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=LENGTH,
+            tie_word_embeddings=True,
+            initializer_range=0.04,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+    )
+    lines = train(
+        model,
+        stream[: len(stream) // LENGTH * LENGTH].view(-1, LENGTH),
+        said.out / "text-base.pt",
+        said,
+    )
     folder = said.out / "text-base"
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    print("\n".join(lines), f"\n{sum(p.numel() for p in model.parameters()):,} parameters, sha256 {digest}")
+    print(
+        "\n".join(lines),
+        f"\n{sum(p.numel() for p in model.parameters()):,} parameters, sha256 {digest}",
+    )
 
 
 if __name__ == "__main__":

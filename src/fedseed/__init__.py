@@ -24,21 +24,53 @@ from fedseed.randomness import Basis
 
 __version__ = "0.1.0"
 
-# names that need torch, or much besides, are imported when they are first used: a coordinator can do without
+# names that need torch, or much besides, are imported when they are first used: a coordinator can
+# do without
 _LAZY = {
-    "ParameterSpace": "fedseed.weights.space", "Federation": "fedseed.runs.assembly", "Orbit": "fedseed.orbit",
-    "Swapper": "fedseed.own.swapper", "from_orbit": "fedseed.own.swapper", "ZOOptimizer": "fedseed.own.optimizer",
-    "patch": "fedseed.own.trainer", "register_aggregation": "fedseed.extension",
-    "register_method": "fedseed.extension", "register_metric": "fedseed.extension",
-    "register_task": "fedseed.extension", "register_tracker": "fedseed.extension",
-}  # fmt: skip
+    "ParameterSpace": "fedseed.weights.space",
+    "Federation": "fedseed.runs.assembly",
+    "Orbit": "fedseed.orbit",
+    "Swapper": "fedseed.own.swapper",
+    "from_orbit": "fedseed.own.swapper",
+    "ZOOptimizer": "fedseed.own.optimizer",
+    "patch": "fedseed.own.trainer",
+    "register_aggregation": "fedseed.extension",
+    "register_method": "fedseed.extension",
+    "register_metric": "fedseed.extension",
+    "register_task": "fedseed.extension",
+    "register_tracker": "fedseed.extension",
+}
 
 __all__ = [
-    "Basis", "FedAvg", "FedIT", "FedKSeed", "FedMeZO", "FedPTuning", "FedPrompt", "FedSGD", "FedZO", "Federation",
-    "FeedSign", "Ferret", "MeZO", "Orbit", "ParameterSpace", "RandOpt", "Sign", "Swapper", "TopK", "ZOFedSGD",
-    "ZOOptimizer", "from_orbit", "patch", "register_aggregation", "register_method", "register_metric", "register_task",
+    "Basis",
+    "FedAvg",
+    "FedIT",
+    "FedKSeed",
+    "FedMeZO",
+    "FedPTuning",
+    "FedPrompt",
+    "FedSGD",
+    "FedZO",
+    "Federation",
+    "FeedSign",
+    "Ferret",
+    "MeZO",
+    "Orbit",
+    "ParameterSpace",
+    "RandOpt",
+    "Sign",
+    "Swapper",
+    "TopK",
+    "ZOFedSGD",
+    "ZOOptimizer",
+    "from_orbit",
+    "patch",
+    "register_aggregation",
+    "register_method",
+    "register_metric",
+    "register_task",
     "register_tracker",
-]  # fmt: skip
+]
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,8 @@
-"""Processes on the machines of a Ray cluster, in the place of `fedseed.processes`' on this one: `--ray ADDRESS`.
+"""Processes on the machines of a Ray cluster, in the place of `fedseed.processes`' on this one:
+`--ray ADDRESS`.
 
-An actor lives the same life as a process does, `life(heard, say, *more)`. fedseed must be installed on every machine,
-and find bases, data and runs' folders at the same paths.
+An actor lives the same life as a process does, `life(heard, say, *more)`. fedseed must be installed
+on every machine, and find bases, data and runs' folders at the same paths.
 """
 
 import logging
@@ -46,18 +47,21 @@ class Cluster:
             host, colon, port = address.rpartition(":")
             if colon and "://" not in address:  # Ray itself would try for minutes
                 socket.create_connection((host, int(port)), timeout=10).close()
-            ray.init(address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(
+                address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR
+            )
         except (OSError, ValueError) as error:
             raise RecipeError(
-                f"--ray {address}: no cluster answers there; `ray start --head` on one machine begins one, "
-                "`ray start --address=HEAD:6379` on others joins it"
+                f"--ray {address}: no cluster answers there; `ray start --head` on one machine "
+                "begins one, `ray start --address=HEAD:6379` on others joins it"
             ) from error
         there = ray.cluster_resources()  # type: ignore[no-untyped-call]
         processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
         self.threads = threads or max(1, processors // count)
         if count * self.threads > processors:
             raise RecipeError(
-                f"--ray {address}: {count} processes of {self.threads} threads, and the cluster has {processors} "
+                f"--ray {address}: {count} processes of {self.threads} threads, and the cluster "
+                f"has {processors} "
                 "processors: take fewer --workers, --jobs or --threads, or join more machines"
             )
         self._actor = ray.remote(_Life).options(
@@ -66,10 +70,17 @@ class Cluster:
             max_concurrency=2,  # one call waits for the next word
         )
 
-    def start(self, life: Callable[..., Any], *more: Any, threads: int | None = None) -> tuple["Actor", "Actor"]:
-        """Starts an actor where there is room, as `processes.start` starts a process; it is its own connection."""
+    def start(
+        self, life: Callable[..., Any], *more: Any, threads: int | None = None
+    ) -> tuple["Actor", "Actor"]:
+        """Starts an actor where there is room, as `processes.start` starts a process.
+
+        It is its own connection.
+        """
         here = str(Path.cwd()), sys.path
-        actor = Actor(self._actor.remote(pickle.dumps((life, more)), threads or self.threads, *here))
+        actor = Actor(
+            self._actor.remote(pickle.dumps((life, more)), threads or self.threads, *here)
+        )
         return actor, actor
 
 
@@ -121,7 +132,8 @@ class _Life:
     def __init__(self, life: bytes, threads: int, folder: str, path: list[str]) -> None:
         with suppress(OSError):  # paths may be relative to it
             os.chdir(folder)
-        sys.path += [place for place in path if place not in sys.path]  # a plug-in's modules are found as elsewhere
+        # a plug-in's modules are found as elsewhere
+        sys.path += [place for place in path if place not in sys.path]
         compute_with(threads)
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()

@@ -1,6 +1,8 @@
-"""Files that survive a crash: a write is on disk before the call returns, and it is there as a whole or not at all.
+"""Files that survive a crash: a write is on disk before the call returns, and it is there as a
+whole or not at all.
 
-Nothing is written through a link that somebody has put in a file's place: a folder may come from somebody else.
+Nothing is written through a link that somebody has put in a file's place: a folder may come from
+somebody else.
 """
 
 import errno
@@ -19,8 +21,8 @@ TOKEN_BYTES = 8  # of a temporary file's name
 class Appender:
     """A file that grows at its end.
 
-    A write that fails (a full disk) is taken back, so that the file never ends in half of something unless the
-    machine stops in the middle of it.
+    A write that fails (a full disk) is taken back, so that the file never ends in half of something
+    unless the machine stops in the middle of it.
 
     Args:
         path: created if missing; what it holds stays.
@@ -43,7 +45,8 @@ class Appender:
 
         Args:
             data: what to write.
-            sync: False: the system has it when this returns, so that it survives the process, but not a power cut.
+            sync: False: the system has it when this returns, so that it survives the process, but
+                not a power cut.
 
         Raises:
             StorageError: it can't be written; the file is as before.
@@ -85,13 +88,16 @@ class Appender:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Hands out a temporary path beside `path`; what was written there takes its place when the block ends well.
+    """Hands out a temporary path beside `path`.
 
-    The temporary file is new and nobody can know its name beforehand. One that a killed process has left is removed
-    when the same path is next written.
+    What was written there takes its place when the block ends well.
+
+    The temporary file is new and nobody can know its name beforehand. One that a killed process has
+    left is removed when the same path is next written.
 
     Raises:
-        StorageError: it can't be written; what was at `path` is still there, and nothing else is left.
+        StorageError: it can't be written; what was at `path` is still there, and nothing else is
+            left.
     """
     temporary = path.with_name(f"{path.stem}.{secrets.token_hex(TOKEN_BYTES)}.part{path.suffix}")
     made = -1
@@ -118,7 +124,11 @@ def _remove_left(path: Path) -> None:
     with os.scandir(path.parent) as entries:
         begun, end = f"{path.stem}.", f".part{path.suffix}"
         length = len(begun) + 2 * TOKEN_BYTES + len(end)
-        found = [e.path for e in entries if e.name.startswith(begun) and e.name.endswith(end) and len(e.name) == length]
+        found = [
+            e.path
+            for e in entries
+            if e.name.startswith(begun) and e.name.endswith(end) and len(e.name) == length
+        ]
     for name in found:
         with suppress(OSError):
             handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -154,5 +164,11 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        link = "it is a link, and nothing is written through one" if error.errno == errno.ELOOP else None
-        raise StorageError(f"{path}: can't be written: {link or error.strerror or error}") from error
+        link = (
+            "it is a link, and nothing is written through one"
+            if error.errno == errno.ELOOP
+            else None
+        )
+        raise StorageError(
+            f"{path}: can't be written: {link or error.strerror or error}"
+        ) from error

@@ -1,4 +1,7 @@
-"""Defines the errors that a user can meet, whose texts say what to do; and makes words that many of them use."""
+"""Defines the errors that a user can meet, whose texts say what to do.
+
+And makes words that many of them use.
+"""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -21,7 +24,10 @@ class OrbitError(FedseedError):
 
 
 class StorageError(FedseedError):
-    """A file can't be written: the disk is full, the folder read-only; nothing is left half-written."""
+    """A file can't be written: the disk is full, the folder read-only.
+
+    Nothing is left half-written.
+    """
 
 
 class NonFiniteError(FedseedError):
@@ -29,7 +35,10 @@ class NonFiniteError(FedseedError):
 
 
 class NetworkError(FedseedError):
-    """The NATS server can't be reached or refuses, or the other side does; the text says which and why."""
+    """The NATS server can't be reached or refuses, or the other side does.
+
+    The text says which and why.
+    """
 
 
 def closest(word: object, known: Iterable[str], ratio: float = 0.67) -> str | None:
@@ -60,7 +69,8 @@ def did_you_mean(word: object, known: Iterable[str], after: str = " ") -> str:
 
 
 def to_install(extra: str) -> str:
-    """Says how to install an extra of pyproject.toml, for messages: the one place that knows where fedseed comes from.
+    """Says how to install an extra of pyproject.toml, for messages: the one place that knows where
+    fedseed comes from.
 
     Args:
         extra: its name, such as "train".
@@ -68,7 +78,8 @@ def to_install(extra: str) -> str:
     return f"pip install '.[{extra}]' in the folder of fedseed's sources"
 
 
-PAPERS = "pip install ./papers in the folder of fedseed's sources"  # the same for the package fedseed-papers
+# the same for the package fedseed-papers
+PAPERS = "pip install ./papers in the folder of fedseed's sources"
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:

@@ -1,7 +1,9 @@
-"""What a plug-in calls: `fedseed.register_method(MyMethod)` and its like. Each can be a decorator of a class, too.
+"""What a plug-in calls: `fedseed.register_method(MyMethod)` and its like.
 
-Installed packages need none of this: they declare entry points (docs/extending.md). Every function raises RecipeError
-if the thing can't be of its kind, or if its name is taken.
+Each can be a decorator of a class, too.
+
+Installed packages need none of this: they declare entry points (docs/extending.md). Every function
+raises RecipeError if the thing can't be of its kind, or if its name is taken.
 """
 
 import re
@@ -27,7 +29,10 @@ REGISTRIES: dict[str, Registry[Any]] = {
 
 
 def register_method(method: C) -> C:
-    """Let recipes say `method.name = ...` for a subclass of `fedseed.methods.Method`; its code is from 128 to 255."""
+    """Let recipes say `method.name = ...` for a subclass of `fedseed.methods.Method`.
+
+    Its code is from 128 to 255.
+    """
     return _register("methods", method)
 
 
@@ -37,7 +42,9 @@ def register_task(task: C) -> C:
 
 
 def register_aggregation(rule: C) -> C:
-    """Let recipes say `aggregation.name = ...` for a subclass of `fedseed.aggregation.AggregationRule`."""
+    """Let recipes say `aggregation.name = ...` for a subclass of
+    `fedseed.aggregation.AggregationRule`.
+    """
     return _register("aggregation", rule)
 
 

@@ -1,8 +1,9 @@
-"""What is measured of a run: each metric is declared once, and whatever shows or compares metrics reads it here.
+"""What is measured of a run: each metric is declared once, and whatever shows or compares metrics
+reads it here.
 
-A metric that nobody has declared, such as a plug-in's, is one that is better when it is higher, with its name as title.
-Its name may begin with the examples that it is of: "unseen_loss", "validation_rouge_l"; without such a beginning it is
-of the run's held-out examples.
+A metric that nobody has declared, such as a plug-in's, is one that is better when it is higher,
+with its name as title. Its name may begin with the examples that it is of: "unseen_loss",
+"validation_rouge_l"; without such a beginning it is of the run's held-out examples.
 """
 
 from collections.abc import Iterable
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 HELD_OUT = "held-out"
-VALIDATION = "validation"  # chooses rates and stops runs; tables and charts are about other examples
+# chooses rates and stops runs; tables and charts are about other examples
+VALIDATION = "validation"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,13 @@ declare(
     Metric("reward", "reward", digits=3),
     Metric("train_loss", "local loss", better="down", digits=3, held_out=False),
     Metric("epsilon", "epsilon", better="down", digits=3, held_out=False),
-    Metric("step_over_weights", "step's length beside the weights'", better="down", shown=False, held_out=False),
+    Metric(
+        "step_over_weights",
+        "step's length beside the weights'",
+        better="down",
+        shown=False,
+        held_out=False,
+    ),
     Metric("weights_moved", "share of weights that moved", shown=False, held_out=False),
 )
 
@@ -70,7 +78,9 @@ def metric_of(name: str) -> tuple[str, Metric]:
     for known in sorted(METRICS, key=len, reverse=True):
         if name == known or name.endswith(f"_{known}"):
             metric = METRICS[known]
-            return name.removesuffix(known).rstrip("_") or (HELD_OUT if metric.held_out else ""), metric
+            return name.removesuffix(known).rstrip("_") or (
+                HELD_OUT if metric.held_out else ""
+            ), metric
     examples, _, rest = name.partition("_")
     if examples not in (VALIDATION, "unseen"):
         examples, rest = HELD_OUT, name
@@ -100,5 +110,9 @@ def lower_is_better(name: str) -> bool:
 
 
 def shown_metrics(names: Iterable[str]) -> list[str]:
-    """Returns those of some metrics that people are shown: not perplexity, and nothing of validation examples."""
-    return [name for name in names if (about := metric_of(name))[1].shown and about[0] != VALIDATION]
+    """Returns those of some metrics that people are shown: not perplexity, and nothing of
+    validation examples.
+    """
+    return [
+        name for name in names if (about := metric_of(name))[1].shown and about[0] != VALIDATION
+    ]

@@ -1,12 +1,14 @@
-"""Other Python processes of fedseed's: forked from one that has imported what runs need, or new ones.
+"""Other Python processes of fedseed's: forked from one that has imported what runs need, or new
+ones.
 
-They find the modules that this one finds, and no others: not those that happen to lie in the working folder with
-somebody's data, such as a `peft.py` or `json.py`, where the command `fedseed` does not look either. (A notebook, which
-does, hands it on.) The script that somebody has started is not run once more. A process ends with the one that asked
+They find the modules that this one finds, and no others: not those that happen to lie in the
+working folder with somebody's data, such as a `peft.py` or `json.py`, where the command `fedseed`
+does not look either. (A notebook, which does, hands it on.) The script that somebody has started is
+not run once more. A process ends with the one that asked
 for it, in the middle of whatever it does: the system closes a dead process' pipes, however it died.
 
-What forks is the standard library's server. It computes nothing itself, so that no thread of torch or numba exists yet
-when it forks. This module imports no torch; the server does.
+What forks is the standard library's server. It computes nothing itself, so that no thread of torch
+or numba exists yet when it forks. This module imports no torch; the server does.
 """
 
 import multiprocessing
@@ -27,34 +29,45 @@ from typing import Any
 
 from fedseed.errors import RecipeError
 
-# these take long; a run imports whatever else it needs. peft would bring bitsandbytes, which looks for GPUs: a process
-# that has done so has children that can use none
+# these take long; a run imports whatever else it needs. peft would bring bitsandbytes, which looks
+# for GPUs: a process that has done so has children that can use none
 IMPORTED = [
-    "transformers.modeling_utils", "fedseed.models.adapters", "fedseed.randomness.kernels.cpu",
-    "fedseed.reports.plots", "fedseed.runs.assembly",
-]  # fmt: skip
-COMMAND = "FEDSEED_COMMAND"  # in the environment of the command line and its processes: their screen is fedseed's own
+    "transformers.modeling_utils",
+    "fedseed.models.adapters",
+    "fedseed.randomness.kernels.cpu",
+    "fedseed.reports.plots",
+    "fedseed.runs.assembly",
+]
+# in the environment of the command line and its processes: their screen is fedseed's own
+COMMAND = "FEDSEED_COMMAND"
 CONTEXT = multiprocessing.get_context("forkserver")
 NEW = multiprocessing.get_context("spawn")
 GONE = 3  # exit code of a process whose asker is gone
-GROUP = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1  # that torchrun started
+# that torchrun started
+GROUP = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 _LOCK = threading.Lock()
 
 
 def alone(what: str) -> None:
-    """Raises RecipeError if torchrun has started this process with others (`fedseed.federation.group`)."""
+    """Raises RecipeError if torchrun has started this process with others
+    (`fedseed.federation.group`).
+    """
     if GROUP > 1:
-        raise RecipeError(f"{what}: not for processes that torchrun starts together; leave one of the two out")
+        raise RecipeError(
+            f"{what}: not for processes that torchrun starts together; leave one of the two out"
+        )
 
 
 def start(
     life: Callable[..., Any], *more: Any, threads: int | None = None, new: bool = False
 ) -> tuple[BaseProcess, Connection]:
-    """Starts a process that does `life(heard, say, *more)`; it ends with exit code 1 where that returns or raises.
+    """Starts a process that does `life(heard, say, *more)`.
+
+    It ends with exit code 1 where that returns or raises.
 
     Args:
-        life: a function of a module: `heard` is a queue of what this process sends, `say` sends something back, as does
-            returning it.
+        life: a function of a module: `heard` is a queue of what this process sends, `say` sends
+            something back, as does returning it.
         more: what it is called with, pickled.
         threads: how many threads numba and torch have there; None: as many as there are cores.
         new: start a process that has imported nothing, in place of a forked one.
@@ -63,7 +76,9 @@ def start(
         The process, deaf to Ctrl-C, which is for this one; and this end of the pipe.
     """
     ours, theirs = CONTEXT.Pipe()
-    process = (NEW if new else CONTEXT).Process(target=_begin, args=(dict(os.environ), threads, life, theirs, *more))
+    process = (NEW if new else CONTEXT).Process(
+        target=_begin, args=(dict(os.environ), threads, life, theirs, *more)
+    )
     with serving():
         process.start()
     theirs.close()
@@ -71,31 +86,42 @@ def start(
 
 
 def tell(connection: Any, thing: Any) -> None:
-    """Sends something as it is: not as a connection would, with tensors in memory that both share."""
+    """Sends something as it is: not as a connection would, with tensors in memory that both
+    share.
+    """
     connection.send_bytes(pickle.dumps(thing, protocol=5))
 
 
 def warm() -> None:
-    """Starts the server that forks, if there is none: it imports while this process does something else."""
+    """Starts the server that forks, if there is none: it imports while this process does something
+    else.
+    """
     with serving():
         forkserver.ensure_running()
 
 
 @contextmanager
 def serving() -> Iterator[None]:
-    """Inside, a process of `CONTEXT` or `NEW` may be started, and with it the server, as this module's text says."""
-    # what a killed process leaves (a progress bar's lock) is cleared away at the end, and nobody need hear of it
-    hushed = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]))
+    """Inside, a process of `CONTEXT` or `NEW` may be started, and with it the server, as this
+    module's text says.
+    """
+    # what a killed process leaves (a progress bar's lock) is cleared away at the end, and nobody
+    # need hear of it
+    hushed = ",".join(
+        filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"])
+    )
     path = os.pathsep.join(map(os.fspath, sys.path))
     environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": path, "PYTHONWARNINGS": hushed}
     with _LOCK:
         before = {name: os.environ.get(name) for name in environment}
         main, current = sys.modules["__main__"], multiprocessing.current_process()
-        daemon, current.daemon = current.daemon, False  # which may start none: ours end with it, whatever it is
+        # which may start none: ours end with it, whatever it is
+        daemon, current.daemon = current.daemon, False
         os.environ.update(environment)
         resource_tracker.ensure_running()  # to start it would let Ctrl-C through again
         deaf = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        sys.modules["__main__"] = ModuleType("__main__")  # of another one the file would be run in the process
+        # of another one the file would be run in the process
+        sys.modules["__main__"] = ModuleType("__main__")
         try:
             CONTEXT.set_forkserver_preload(IMPORTED)
             yield
@@ -108,7 +134,11 @@ def serving() -> Iterator[None]:
 
 
 def _begin(
-    environment: dict[str, str], threads: int | None, life: Callable[..., Any], connection: Connection, *more: Any
+    environment: dict[str, str],
+    threads: int | None,
+    life: Callable[..., Any],
+    connection: Connection,
+    *more: Any,
 ) -> None:
     """Lives a process' life: the environment is that of whoever asked, not the server's."""
     os.environ.clear()
@@ -141,7 +171,10 @@ def compute_with(threads: int) -> None:
 
 
 def _listen(connection: Connection, heard: "queue.SimpleQueue[Any]") -> None:
-    """Takes what is sent at once, so that whoever sends it never waits; ends the process with the one that asked."""
+    """Takes what is sent at once, so that whoever sends it never waits.
+
+    Ends the process with the one that asked.
+    """
     with suppress(EOFError, OSError):
         while True:
             heard.put(connection.recv())

@@ -2,15 +2,19 @@
 
 A registry is filled from three places:
 
-    the package's own           a list such as `fedseed.methods.METHODS`, or whatever a room's modules define
-    installed packages          entry points of a group such as "fedseed.methods", name = the thing's own name
-    plug-in files and modules   `--plugin FILE`, which call `fedseed.register_method(MyMethod)` and the like
+    the package's own           a list such as `fedseed.methods.METHODS`, or whatever a room's
+    modules define
+    installed packages          entry points of a group such as "fedseed.methods", name = the
+    thing's own name
+    plug-in files and modules   `--plugin FILE`, which call `fedseed.register_method(MyMethod)` and
+    the like
 
-Entry points are loaded when they are first needed: for a name that is not known yet, or for a list. One that fails
-breaks nothing; whoever asks for it is told why.
+Entry points are loaded when they are first needed: for a name that is not known yet, or for a list.
+One that fails breaks nothing; whoever asks for it is told why.
 
-A plug-in is code that runs with all rights of whoever starts fedseed. Installing a package or writing `--plugin FILE`
-is consent. A recipe is data, which people pass on: what its `plugins` name is loaded only with `--trust-plugins`.
+A plug-in is code that runs with all rights of whoever starts fedseed. Installing a package or
+writing `--plugin FILE` is consent. A recipe is data, which people pass on: what its `plugins` name
+is loaded only with `--trust-plugins`.
 """
 
 import hashlib
@@ -32,17 +36,21 @@ from fedseed.errors import RecipeError, did_you_mean
 
 T = TypeVar("T")
 BUILT_IN = "built in"
-INCIDENTAL = "incidental"  # marks a setting that is not what a run is: runs that differ in it only are the same run
+# marks a setting that is not what a run is: runs that differ in it only are the same run
+INCIDENTAL = "incidental"
 COMMANDS = "fedseed.commands"  # entry points of packages that add commands, such as fedseed-papers
 
-_loading: ContextVar[str | None] = ContextVar("loading", default=None)  # the plug-in whose code runs just now
+# the plug-in whose code runs just now
+_loading: ContextVar[str | None] = ContextVar("loading", default=None)
 _loaded: dict[str, str] = {}  # plug-ins that have run: path or module -> hash of the file's bytes
 _registries: list["Registry[Any]"] = []
 _lock = threading.RLock()  # runs of a sweep are prepared in threads
 
 
 class Entry(NamedTuple, Generic[T]):
-    """Something that can be chosen: what recipes call it, the class or function, and where it came from."""
+    """Something that can be chosen: what recipes call it, the class or function, and where it came
+    from.
+    """
 
     name: str
     thing: T
@@ -63,10 +71,15 @@ class Registry(Generic[T]):
     """
 
     def __init__(
-        self, what: str, group: str, own: Iterable[tuple[str, T]], check: Callable[[Any], None] = lambda thing: None,
-        marks: Callable[[T], Mapping[str, object]] = lambda thing: {}, advice: str = "choose another",
+        self,
+        what: str,
+        group: str,
+        own: Iterable[tuple[str, T]],
+        check: Callable[[Any], None] = lambda thing: None,
+        marks: Callable[[T], Mapping[str, object]] = lambda thing: {},
+        advice: str = "choose another",
         reserved: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.what = what
         self.group = group
         self._check = check
@@ -81,14 +94,17 @@ class Registry(Generic[T]):
         _registries.append(self)
 
     def add(self, name: str, thing: T) -> None:
-        """Adds something of others. Adding it again from the same place replaces it: a notebook's cell may run twice.
+        """Adds something of others.
+
+        Adding it again from the same place replaces it: a notebook's cell may run twice.
 
         Args:
             name: what recipes will call it.
             thing: the class or function.
 
         Raises:
-            RecipeError: it can't be of this kind, or its name or a mark is taken; names both origins.
+            RecipeError: it can't be of this kind, or its name or a mark is taken; names both
+                origins.
         """
         origin = _loading.get() or str(getattr(thing, "__module__", type(thing).__module__))
         try:
@@ -96,7 +112,9 @@ class Registry(Generic[T]):
             with _lock:
                 self._add(Entry(name, thing, origin))
         except (TypeError, ValueError) as error:
-            raise RecipeError(f"{origin}: {self.what} {name!r} can't be registered: {error}") from error
+            raise RecipeError(
+                f"{origin}: {self.what} {name!r} can't be registered: {error}"
+            ) from error
 
     def _add(self, entry: Entry[T]) -> None:
         def of(other: Entry[T]) -> str:
@@ -113,7 +131,9 @@ class Registry(Generic[T]):
             theirs = self._marks(other.thing) if other.name != entry.name else {}
             for mark, value in self._marks(entry.thing).items():
                 if theirs.get(mark) == value:
-                    raise ValueError(f"{mark} {value} is that of {other.name} ({of(other)}); {self._advice}")
+                    raise ValueError(
+                        f"{mark} {value} is that of {other.name} ({of(other)}); {self._advice}"
+                    )
         self._entries[entry.name] = entry
 
     def find(self, name: object) -> T | None:
@@ -132,12 +152,17 @@ class Registry(Generic[T]):
         return thing
 
     def unknown(self, name: object) -> str:
-        """Says why there is nothing of a name: what there is instead, or why an entry point could not be loaded."""
+        """Says why there is nothing of a name: what there is instead, or why an entry point could
+        not be loaded.
+        """
         if isinstance(name, str) and name in self.broken():
             return self._broken[name]
         names = self.names()
         question = did_you_mean(name, names)
-        return f"{question}choose one of {', '.join(names)}, or give the file of your own with --plugin"
+        return (
+            f"{question}choose one of {', '.join(names)}, or give the file of your own with "
+            "--plugin"
+        )
 
     def entries(self) -> list[Entry[T]]:
         """Returns all there are, the package's own first."""
@@ -159,37 +184,56 @@ class Registry(Generic[T]):
                 return
             self._complete = True
             for point in entry_points(group=self.group):
-                origin = "an installed package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+                origin = (
+                    "an installed package"
+                    if point.dist is None
+                    else f"{point.dist.name} {point.dist.version}"
+                )
                 try:
                     with _as(origin):
                         thing = point.load()
                     self._check(thing)
                     own_name = name_of(thing)
                     if own_name is not None and own_name != point.name:
-                        raise ValueError(f"it calls itself {own_name!r}: entry point and name must be the same")
+                        raise ValueError(
+                            f"it calls itself {own_name!r}: entry point and name must be the same"
+                        )
                     self._add(Entry(point.name, thing, origin))
-                except Exception as error:  # whatever others do on import must not break a run that needs none of it
-                    self._broken[point.name] = f"the entry point of {origin} can't be loaded: {one_line(error)}"
+                except Exception as error:
+                    # whatever others do on import must not break a run that needs none of it
+                    self._broken[point.name] = (
+                        f"the entry point of {origin} can't be loaded: {one_line(error)}"
+                    )
 
 
 def classes_in(package: str, base: type) -> list[Any]:
-    """Returns a package's classes that can be used in place of `base`: a file in the package is enough to be found.
+    """Returns a package's classes that can be used in place of `base`: a file in the package is
+    enough to be found.
 
     Args:
         package: its name; all its modules are imported, in alphabetical order.
         base: what they inherit from.
     """
     found = []
-    for module_name in sorted(info.name for info in pkgutil.iter_modules(sys.modules[package].__path__, f"{package}.")):
+    for module_name in sorted(
+        info.name for info in pkgutil.iter_modules(sys.modules[package].__path__, f"{package}.")
+    ):
         for thing in vars(importlib.import_module(module_name)).values():
-            own = isinstance(thing, type) and issubclass(thing, base) and thing.__module__ == module_name
+            own = (
+                isinstance(thing, type)
+                and issubclass(thing, base)
+                and thing.__module__ == module_name
+            )
             if own and not inspect.isabstract(thing):
                 found.append(thing)
     return found
 
 
 def name_of(thing: Any) -> str | None:
-    """Returns the name that a class of settings gives itself, in its field `name`; None for anything else."""
+    """Returns the name that a class of settings gives itself, in its field `name`.
+
+    None for anything else.
+    """
     field = getattr(thing, "model_fields", {}).get("name")
     return None if field is None else str(field.default)
 
@@ -208,7 +252,9 @@ def check_class(thing: Any, base: type) -> None:
         raise TypeError(f"{thing.__qualname__} leaves out {', '.join(missing)}")
     name = getattr(thing, "model_fields", {})["name"].default
     if not isinstance(name, str) or not name:
-        raise ValueError(f'{thing.__qualname__} has no name: write name: Literal["my-name"] = "my-name"')
+        raise ValueError(
+            f'{thing.__qualname__} has no name: write name: Literal["my-name"] = "my-name"'
+        )
     if not isinstance(getattr(thing, "about", None), str):
         raise ValueError(f"{thing.__qualname__}.about is missing: one line for `fedseed list`")
 
@@ -246,17 +292,26 @@ def load_plugin(source: str | Path, where: str = "--plugin", registers: bool = T
                     importlib.import_module(name)
         except Exception as error:
             for registry, entries in before:  # what the plug-in has added or replaced is taken back
-                others = {key: entry for key, entry in registry._entries.items() if entry.origin != name}
+                others = {
+                    key: entry for key, entry in registry._entries.items() if entry.origin != name
+                }
                 registry._entries = {**others, **entries}
             reason = str(error) if isinstance(error, RecipeError) else one_line(error)
             hint = ""
-            if isinstance(error, ModuleNotFoundError) and not is_file and name.startswith(f"{error.name}"):
+            if (
+                isinstance(error, ModuleNotFoundError)
+                and not is_file
+                and name.startswith(f"{error.name}")
+            ):
                 hint = "; a file is named by its path, with .py at its end"
             raise RecipeError(f"{where} {source}: {reason}{hint}") from error
-        added = any(entry.origin == name for registry in _registries for entry in registry._entries.values())
+        added = any(
+            entry.origin == name for registry in _registries for entry in registry._entries.values()
+        )
         if fresh and registers and not added:
             raise RecipeError(
-                f"{where} {source}: registers nothing; call fedseed.register_method, register_task, register_metric, "
+                f"{where} {source}: registers nothing; call fedseed.register_method, "
+                "register_task, register_metric, "
                 "register_aggregation or register_tracker in it"
             )
         _loaded[name] = digest
@@ -264,7 +319,10 @@ def load_plugin(source: str | Path, where: str = "--plugin", registers: bool = T
 
 
 def load_module(source: str | Path, where: str) -> ModuleType:
-    """Returns a file or module whose code has been run as `load_plugin` does; it need not register anything."""
+    """Returns a file or module whose code has been run as `load_plugin` does.
+
+    It need not register anything.
+    """
     with _lock:
         name = load_plugin(source, where, registers=False)
         return sys.modules[_module_name(Path(name)) if name.endswith(".py") else name]

@@ -6,13 +6,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-# what a terminal obeys: control characters but for tab and line feed, and what reverses a line's direction
+# what a terminal obeys: control characters but for tab and line feed, and what reverses a line's
+# direction
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 MOST = 200  # characters of a peer's or a file's text in one message
 
 
 def clean(text: str) -> str:
-    """Returns the text with each character that a terminal would obey as its code: backslash x1b for an escape."""
+    """Returns the text with each character that a terminal would obey as its code: backslash x1b
+    for an escape.
+    """
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -40,7 +43,10 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Returns what is wrong first in data of somebody else's, and where, in a line; not what stands there."""
+    """Returns what is wrong first in data of somebody else's, and where, in a line.
+
+    Not what stands there.
+    """
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     at = ": ".join(shown(str(part), 40) for part in first["loc"])
     what = shown(first["msg"].removeprefix("Value error, "), 100)
@@ -50,13 +56,16 @@ def first_problem(error: ValidationError) -> str:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Returns what to sort a name by, for the order in which people count: client-2 before client-10."""
+    """Returns what to sort a name by, for the order in which people count: client-2 before
+    client-10.
+    """
     parts = re.split(r"(\d+)", name)
     return [(int(part), "") if part.isdecimal() else (1 << 62, part) for part in parts if part]
 
 
 def flat(table: Mapping[str, Any], head: str = "") -> dict[str, Any]:
-    """Returns nested tables as one with dotted keys: {"method": {"name": "ferret"}} becomes {"method.name": "ferret"}.
+    """Returns nested tables as one with dotted keys: {"method": {"name": "ferret"}} becomes
+    {"method.name": "ferret"}.
 
     Args:
         table: the tables.
@@ -64,5 +73,7 @@ def flat(table: Mapping[str, Any], head: str = "") -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for key, value in table.items():
-        found.update(flat(value, f"{head}{key}.") if isinstance(value, Mapping) else {f"{head}{key}": value})
+        found.update(
+            flat(value, f"{head}{key}.") if isinstance(value, Mapping) else {f"{head}{key}": value}
+        )
     return found

@@ -1,9 +1,19 @@
-"""Every rule, and all that may come before it, beside byzfl's on random vectors and at the edges."""
+"""Every rule, and all that may come before it, beside byzfl's on random vectors and at the
+edges.
+"""
 
 import numpy as np
 import pytest
 
-from fedseed.aggregation import RULES, CentredClipping, GeometricMedian, Krum, MultiKrum, NormBound, TrimmedMean
+from fedseed.aggregation import (
+    RULES,
+    CentredClipping,
+    GeometricMedian,
+    Krum,
+    MultiKrum,
+    NormBound,
+    TrimmedMean,
+)
 from fedseed.aggregation.base import Past
 from fedseed.aggregation.geometry import adaptive_clipping, buckets, nearest_neighbours
 from fedseed.aggregation.median import Median
@@ -16,24 +26,33 @@ RULES_OF = {
     "krum": lambda f, o: (Krum(liars=f), o.Krum(f)),
     "multi-krum": lambda f, o: (MultiKrum(liars=f), o.MultiKrum(f)),
     "geometric-median": lambda f, o: (
-        GeometricMedian(liars=f, smoothing=0.1, iterations=7), o.GeometricMedian(nu=0.1, T=7)
+        GeometricMedian(liars=f, smoothing=0.1, iterations=7),
+        o.GeometricMedian(nu=0.1, T=7),
     ),
     "centred-clipping": lambda f, o: (
-        CentredClipping(liars=f, radius=2.5, iterations=3), o.CenteredClipping(L=3, tau=2.5)
+        CentredClipping(liars=f, radius=2.5, iterations=3),
+        o.CenteredClipping(L=3, tau=2.5),
     ),
     "norm-bound": lambda f, o: (
-        NormBound(liars=f, bound=2.0), lambda v: o.Average()(o.Clipping(2.0)([x.copy() for x in v]))
+        NormBound(liars=f, bound=2.0),
+        lambda v: o.Average()(o.Clipping(2.0)([x.copy() for x in v])),
     ),
-}  # fmt: skip
+}
 
 
 def test_no_rule_is_left_out():
-    built_in = {kind.model_fields["name"].default for kind in RULES if kind.__module__.startswith("fedseed.")}
+    built_in = {
+        kind.model_fields["name"].default
+        for kind in RULES
+        if kind.__module__.startswith("fedseed.")
+    }
     assert built_in - {"mean-around-median"} == set(RULES_OF)  # CONTRIBUTING.md's example
 
 
 def cases(f):
-    """Vectors of n clients: far liars, all equal, n at its least, lengths of 1, huge and tiny numbers, ties."""
+    """Vectors of n clients: far liars, all equal, n at its least, lengths of 1, huge and tiny
+    numbers, ties.
+    """
     draw = np.random.default_rng(f)
     for n, d in ((max(2, 2 * f + 1), 5), (2 * f + 2, 1), (4 * f + 3, 40), (17, 3)):
         honest = draw.normal(1.0, 2.0, (n - f, d))
@@ -53,9 +72,13 @@ def test_a_rule_is_the_oracles(name):
             outcome = mine.combine(list(vectors), [1 / len(vectors)] * len(vectors))
             with np.errstate(divide="ignore"):  # the oracle divides by a distance of zero
                 expected = theirs(vectors.copy())
-            if name in ("krum", "multi-krum") and tied(vectors, f, 1 if name == "krum" else len(vectors) - f):
+            if name in ("krum", "multi-krum") and tied(
+                vectors, f, 1 if name == "krum" else len(vectors) - f
+            ):
                 continue  # which of equal ones is chosen, rounding decides there
-            np.testing.assert_allclose(outcome, expected, rtol=1e-6, atol=1e-9 * np.abs(vectors).max())
+            np.testing.assert_allclose(
+                outcome, expected, rtol=1e-6, atol=1e-9 * np.abs(vectors).max()
+            )
 
 
 def tied(vectors, f, chosen):
@@ -73,27 +96,41 @@ def test_what_comes_before_is_the_oracles(f):
     for vectors in cases(f):
         gram = vectors @ vectors.T
         np.testing.assert_allclose(
-            adaptive_clipping(gram, f) @ vectors, oracle.ARC(f)([v.copy() for v in vectors]), rtol=1e-9, atol=1e-300
+            adaptive_clipping(gram, f) @ vectors,
+            oracle.ARC(f)([v.copy() for v in vectors]),
+            rtol=1e-9,
+            atol=1e-300,
         )
         squares = ((vectors[:, None] - vectors[None]) ** 2).sum(axis=2)
         ordered = np.sort(squares, axis=1)
-        if len(vectors) > f and (np.diff(ordered[:, len(vectors) - f - 1 :][:, :2]) > 1e-9 * squares.max()).all():
+        if (
+            len(vectors) > f
+            and (np.diff(ordered[:, len(vectors) - f - 1 :][:, :2]) > 1e-9 * squares.max()).all()
+        ):
             mixed = nearest_neighbours(gram, f) @ vectors
-            np.testing.assert_allclose(mixed, oracle.NNM(f)(vectors), rtol=1e-6, atol=1e-9 * np.abs(vectors).max())
+            np.testing.assert_allclose(
+                mixed, oracle.NNM(f)(vectors), rtol=1e-6, atol=1e-9 * np.abs(vectors).max()
+            )
 
 
 @pytest.mark.parametrize(("n", "size"), [(6, 2), (7, 3), (5, 1), (4, 9)])
 def test_buckets_are_the_oracles_with_its_order(n, size, monkeypatch):
-    """The oracle shuffles by NumPy's own generator; ours by seed and round: given our order it has our buckets."""
+    """The oracle shuffles by NumPy's own generator.
+
+    Ours by seed and round: given our order it has our buckets.
+    """
     oracle = byzfl("aggregators")
     vectors = np.random.default_rng(n).normal(size=(n, 4))
     mixing = buckets(n, size, seed=5, round=3)
-    order = np.concatenate([np.flatnonzero(row) for row in mixing])  # within a bucket the order does not matter
+    # within a bucket the order does not matter
+    order = np.concatenate([np.flatnonzero(row) for row in mixing])
     monkeypatch.setattr(np.random, "permutation", lambda x: x[order])
     np.testing.assert_allclose(mixing @ vectors, oracle.Bucketing(size)(vectors), rtol=1e-12)
     assert (mixing == buckets(n, size, 5, 3)).all()
     if size == 2:
-        assert any((buckets(n, size, seed, number) != mixing).any() for seed, number in ((6, 3), (5, 4)))
+        assert any(
+            (buckets(n, size, seed, number) != mixing).any() for seed, number in ((6, 3), (5, 4))
+        )
 
 
 def test_the_centre_is_the_oracles_over_rounds():

@@ -22,10 +22,13 @@ def test_what_every_rule_keeps_to(rule):
     combined = rule.combine(VECTORS, WEIGHTS)
     assert combined.dtype == np.float64 and combined.shape == (3,)
     same = [np.array([2.0, -7.0])] * 3
-    np.testing.assert_allclose(rule.combine(same, WEIGHTS), same[0])  # what all say is what comes out
+    # what all say is what comes out
+    np.testing.assert_allclose(rule.combine(same, WEIGHTS), same[0])
     total = np.array([1.0, 1.0, 1.0])
     everywhere = [np.arange(3)] * 3
-    np.testing.assert_allclose(accumulate(rule, total, everywhere, VECTORS, WEIGHTS), total + combined)
+    np.testing.assert_allclose(
+        accumulate(rule, total, everywhere, VECTORS, WEIGHTS), total + combined
+    )
     assert (total == 1).all()
     np.testing.assert_array_equal(accumulate(rule, total, [], [], []), total)
     with pytest.raises(ValueError, match="nobody has answered"):
@@ -34,7 +37,9 @@ def test_what_every_rule_keeps_to(rule):
         rule.combine([np.zeros(2), np.zeros(1)], [0.5, 0.5])
     assert rule.least <= 3 and rule.shortage(rule.least) is None
     if rule.least > 1:
-        with pytest.raises(ValueError, match=f"{rule.name}.*needs {rule.least} answers, and there are 1"):
+        with pytest.raises(
+            ValueError, match=f"{rule.name}.*needs {rule.least} answers, and there are 1"
+        ):
             rule.combine([np.zeros(2)], [1.0])
     with pytest.raises(ValueError, match="1 weights for 2 vectors"):
         rule.combine([np.zeros(2), np.zeros(2)], [1.0])
@@ -63,7 +68,9 @@ def test_sparse_vectors_are_zero_elsewhere_for_the_median():
     indices = [np.array([0]), np.array([0]), np.array([1])]
     values = [np.array([5.0]), np.array([3.0]), np.array([9.0])]
     assert [v.tolist() for v in padded([np.ones(1), np.ones(3)])] == [[1, 0, 0], [1, 1, 1]]
-    np.testing.assert_array_equal(accumulate(Median(), np.zeros(2), indices, values, [1 / 3] * 3), [3.0, 0.0])
+    np.testing.assert_array_equal(
+        accumulate(Median(), np.zeros(2), indices, values, [1 / 3] * 3), [3.0, 0.0]
+    )
 
 
 EXAMPLES, TERMS = [30, 10, 0], [0, 5, 15]
@@ -71,7 +78,11 @@ EXAMPLES, TERMS = [30, 10, 0], [0, 5, 15]
 
 @pytest.mark.parametrize(
     ("weighting", "said", "weights"),
-    [("equal", [1, 1, 1], [1 / 3] * 3), ("examples", EXAMPLES, [0.75, 0.25, 0.0]), ("terms", TERMS, [0.0, 0.25, 0.75])],
+    [
+        ("equal", [1, 1, 1], [1 / 3] * 3),
+        ("examples", EXAMPLES, [0.75, 0.25, 0.0]),
+        ("terms", TERMS, [0.0, 0.25, 0.75]),
+    ],
 )
 def test_weights_are_in_proportion_to_what_is_said(weighting, said, weights):
     assert list(claims(weighting, EXAMPLES, TERMS)) == said

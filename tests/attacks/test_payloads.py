@@ -1,4 +1,6 @@
-"""Byzantine clients that change what they send or learn from: well formed, and what the methods withstand."""
+"""Byzantine clients that change what they send or learn from: well formed, and what the methods
+withstand.
+"""
 
 import numpy as np
 import pytest
@@ -15,11 +17,21 @@ from support.zeroth_order import federation
 
 @pytest.mark.long
 def test_attacks_bite_and_feedsign_withstands_one_of_five():
-    """Random projections of one client of five wreck ZO-FedSGD, not FeedSign; both are named in the metrics."""
+    """Random projections of one client of five wreck ZO-FedSGD, not FeedSign.
+
+    Both are named in the metrics.
+    """
     settings = {"rounds": 150, "evaluate_every": 150, "attack": "random", "attackers": [4]}
     honest = {"rounds": 150, "evaluate_every": 150}
-    sign, zo = FeedSign(learning_rate=0.01, batch=8), ZOFedSGD(learning_rate=0.01, batch=8, seeds="shared")
-    results = {(m.name, "attack" in s): federation(m, **s).run() for m in (sign, zo) for s in (honest, settings)}
+    sign, zo = (
+        FeedSign(learning_rate=0.01, batch=8),
+        ZOFedSGD(learning_rate=0.01, batch=8, seeds="shared"),
+    )
+    results = {
+        (m.name, "attack" in s): federation(m, **s).run()
+        for m in (sign, zo)
+        for s in (honest, settings)
+    }
     final = {which: result.summary["final"]["loss"] for which, result in results.items()}
     start = results["feedsign", False].summary["baseline"]["loss"]
     assert final["feedsign", False] < start and final["zo-fedsgd", False] < start
@@ -35,7 +47,9 @@ def test_a_multiplier_is_one_plus_a_normal_number_and_reverses_votes_where_it_is
     honest = np.full(len(drawn) // 2, 2.0, dtype=np.float32)
     sent = scalars("multiplier", honest, drawn)
     assert sent.dtype == np.float32 and len(sent) == 20_000
-    assert (sent / 2).mean() == pytest.approx(1, abs=0.03) and (sent / 2).std() == pytest.approx(1, abs=0.03)
+    assert (sent / 2).mean() == pytest.approx(1, abs=0.03) and (sent / 2).std() == pytest.approx(
+        1, abs=0.03
+    )
     votes = signs("multiplier", np.where(np.arange(20_000) % 2, 1, -1).astype(np.int8), drawn)
     reversed_ = votes != np.where(np.arange(20_000) % 2, 1, -1)
     np.testing.assert_array_equal(reversed_, sent < 0)  # the vote of the multiplied projection
@@ -55,21 +69,37 @@ def test_no_example_keeps_its_own_response_and_none_is_lost():
     assert flipped(examples, 3) == found != flipped(examples, 4)
     assert examples[0] == Example("q0", "a0")  # the honest data is left alone
     pairs = flipped([(torch.tensor(float(i)), torch.tensor(i)) for i in range(4)])
-    assert all(int(x) != int(y) for x, y in pairs) and sorted(int(y) for _, y in pairs) == [0, 1, 2, 3]
+    assert all(int(x) != int(y) for x, y in pairs) and sorted(int(y) for _, y in pairs) == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_chats_get_the_last_answer_of_another():
-    turns = [[{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}] for i in range(5)]
+    turns = [
+        [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}]
+        for i in range(5)
+    ]
     chats = [chat_of(said, [], ChatStyle(), f"line {i}") for i, said in enumerate(turns)]
     for old, new in zip(chats, flipped(chats), strict=True):
-        assert new.messages[0] == old.messages[0] and new.messages[1]["content"] != old.messages[1]["content"]
+        assert (
+            new.messages[0] == old.messages[0]
+            and new.messages[1]["content"] != old.messages[1]["content"]
+        )
         assert new.response == f" {new.messages[1]['content']}" and new.where == old.where
 
 
 def test_choices_get_another_option_and_pictures_the_next_class():
     choices = [Choice(f"q{i}", ("a", "b", "c"), i % 3) for i in range(6)]
-    assert all(a.gold != b.gold and a.prompt == b.prompt for a, b in zip(choices, flipped(choices), strict=True))
+    assert all(
+        a.gold != b.gold and a.prompt == b.prompt
+        for a, b in zip(choices, flipped(choices), strict=True)
+    )
     pictures = [Picture(np.full((2, 2, 1), i, dtype=np.uint8), i) for i in range(3)]
     found = flipped(pictures, classes=5)  # this client holds three of five
-    assert [p.label for p in found] == [1, 2, 3] and [p.label for p in flipped(pictures, classes=3)] == [1, 2, 0]
+    assert [p.label for p in found] == [1, 2, 3] and [
+        p.label for p in flipped(pictures, classes=3)
+    ] == [1, 2, 0]
     assert all(a.pixels is b.pixels for a, b in zip(pictures, found, strict=True))

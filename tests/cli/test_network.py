@@ -23,8 +23,11 @@ federation = {joint = false}
 method = {name = "feedsign", batch = 2}
 evaluation = {every = 3, rouge = false}
 """
-FEEDSIGN = {"method": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8}, "rounds": 30,
-            "evaluation": {"every": 10}}  # fmt: skip
+FEEDSIGN = {
+    "method": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
+    "rounds": 30,
+    "evaluation": {"every": 10},
+}
 
 
 @pytest.fixture
@@ -38,7 +41,10 @@ def test_servers_that_are_not_there(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(nats_connection, "CONNECT_SECONDS", 1)
     port = free_port()
     serve = ("serve", recipe, "--out", tmp_path / "run", "--nats")
-    why = f"fedseed: 127.0.0.1:{port}: can't be reached: nothing listens there; is nats-server running?\n"
+    why = (
+        f"fedseed: 127.0.0.1:{port}: can't be reached: nothing listens there; is nats-server "
+        "running?\n"
+    )
     refused(1, why, *serve, f"nats://127.0.0.1:{port}")
     why = "fedseed: no-such-host.invalid:4222: there is no host of this name\n"
     refused(1, why, "status", "small", "--nats", "nats://no-such-host.invalid:4222")
@@ -53,10 +59,22 @@ def test_servers_that_are_not_there(recipe, tmp_path, monkeypatch):
         (("serve", "RECIPE"), "where is the server?"),
         (("serve", "RECIPE", "--nats", "http://x"), "write nats://HOST:PORT"),
         (("serve", "RECIPE", "--nats", "nats://x", "--run", "a.b"), "run name 'a.b'"),
-        (("serve", "RECIPE", "--nats", "nats://x", "--key", "/no/such.nk"), "/no/such.nk: there is no such file"),
-        (("serve", "RECIPE", "--nats", "nats://x", "--set", "federation.base_digest=xyz"), "federation.base_digest"),
-        (("join", "RECIPE", "--nats", "nats://x", "--client", "client-01", "--data", "/no/such"), "deals its data"),
-        (("join", "RECIPE", "--nats", "nats://127.0.0.1:1", "--client", "nobody"), "--client nobody: the recipe's"),
+        (
+            ("serve", "RECIPE", "--nats", "nats://x", "--key", "/no/such.nk"),
+            "/no/such.nk: there is no such file",
+        ),
+        (
+            ("serve", "RECIPE", "--nats", "nats://x", "--set", "federation.base_digest=xyz"),
+            "federation.base_digest",
+        ),
+        (
+            ("join", "RECIPE", "--nats", "nats://x", "--client", "client-01", "--data", "/no/such"),
+            "deals its data",
+        ),
+        (
+            ("join", "RECIPE", "--nats", "nats://127.0.0.1:1", "--client", "nobody"),
+            "--client nobody: the recipe's",
+        ),
     ],
 )
 def test_wrong_command_lines(arguments, text, recipe):
@@ -78,9 +96,18 @@ def without_torch(tmp_path):
 
 
 def test_a_run_by_its_commands(recipe, shared_server, tmp_path, without_torch):
-    """The real commands and model: the digest is that of `fedseed run`, and `serve` imports no torch."""
+    """The real commands and model: the digest is that of `fedseed run`, and `serve` imports no
+    torch.
+    """
     where = ["--nats", shared_server.url, "--run", "commands"]
-    command = [sys.executable, "-c", "from fedseed.cli.app import main; main()", "serve", recipe, *where]
+    command = [
+        sys.executable,
+        "-c",
+        "from fedseed.cli.app import main; main()",
+        "serve",
+        recipe,
+        *where,
+    ]
     words = [*command, "--out", tmp_path / "net"]
     serving = subprocess.Popen(words, env=without_torch, stdout=-1, stderr=-2, text=True)
     clients = ["--client", "client-0[12]", "--client", "client-03"]
@@ -93,11 +120,23 @@ def test_a_run_by_its_commands(recipe, shared_server, tmp_path, without_torch):
     expected = json.loads((tmp_path / "here" / "summary.json").read_text())["weights_digest"]
     for text in (served, joined.stdout):
         assert f"weights digest: {expected}" in text.splitlines()
-    assert "no coordinator answers" in well("status", "commands", "--nats", shared_server.url).stdout
+    assert (
+        "no coordinator answers" in well("status", "commands", "--nats", shared_server.url).stdout
+    )
     refused(1, "the server knows no run nothing", "status", "nothing", "--nats", shared_server.url)
     assert "is finished" in well("serve", recipe, *where, "--out", "net", cwd=tmp_path).stdout
     refused(1, "--fresh", "serve", recipe, *where, "--out", tmp_path / "new")
-    refused(1, "method.batch", "serve", recipe, *where, "--out", tmp_path / "new", "--set", "method.batch=3")
+    refused(
+        1,
+        "method.batch",
+        "serve",
+        recipe,
+        *where,
+        "--out",
+        tmp_path / "new",
+        "--set",
+        "method.batch=3",
+    )
 
 
 def test_another_base_another_recipe(problem, network, shared_server, in_process):
@@ -107,15 +146,26 @@ def test_another_base_another_recipe(problem, network, shared_server, in_process
     until(lambda: "3 of 5 clients are here" in coordinator.said, 120, "three do not come")
     wrong = net.host(3, 4, other_base=True)
     assert wrong.wait() == 1 and "refuses client-3: another base: its digest is" in wrong.text
-    wrong = net.host(3, 4, recipe={**net.recipe, "method": {**net.recipe["method"], "learning_rate": 0.5}})
-    assert wrong.wait() == 1 and "another recipe or model: method.learning_rate: 0.5, 0.01 here" in wrong.text
+    wrong = net.host(
+        3, 4, recipe={**net.recipe, "method": {**net.recipe["method"], "learning_rate": 0.5}}
+    )
+    assert (
+        wrong.wait() == 1
+        and "another recipe or model: method.learning_rate: 0.5, 0.01 here" in wrong.text
+    )
     late = net.host(3, 4)
-    status = until(lambda: (said := net.status() or {}).get("last", {}).get("loss") and said, 120, "no loss is told")
+    status = until(
+        lambda: (said := net.status() or {}).get("last", {}).get("loss") and said,
+        120,
+        "no loss is told",
+    )
     net.check(problem, coordinator, [host, late], expected.summary)
     assert status["alive"] == 5 and status["clients"] == 5
     lines = describe(status)
     assert f"of {net.recipe['rounds']}" in lines[0] and "5 of 5 alive" in lines[1]
-    assert any(line.startswith("held-out loss") for line in lines) and any("another base" in line for line in lines)
+    assert any(line.startswith("held-out loss") for line in lines) and any(
+        "another base" in line for line in lines
+    )
 
 
 def test_a_program_that_runs_commands_has_its_environment_back(monkeypatch):

@@ -1,4 +1,7 @@
-"""What all commands can do: versions, JSON, silence, logs, beginning anew; and what is suggested."""
+"""What all commands can do: versions, JSON, silence, logs, beginning anew.
+
+And what is suggested.
+"""
 
 import json
 
@@ -44,27 +47,45 @@ def test_results_as_json(place, run):
         return json.loads(well(*words, "--json", cwd=place[0]).stdout)
 
     held = said("partition", "my.toml")
-    assert held["clients"] == {"anna": {"": 3}, "bert": {"": 3}} and "2 clients hold 3 examples" in held["notes"]
+    assert (
+        held["clients"] == {"anna": {"": 3}, "bert": {"": 3}}
+        and "2 clients hold 3 examples" in held["notes"]
+    )
     info = said("orbit", "info", run / "model.orbit")
     summary = json.loads((run / "summary.json").read_text())
     assert info["final_digest"] == summary["weights_digest"] and info["method"]["directions"] == 20
     assert info["bytes"] == (run / "model.orbit").stat().st_size and info["complete"] is True
     checked = said("orbit", "verify", run / "model.orbit", "--replay")
-    assert checked == {"steps": 1, "last": 1, "complete": True, "digests_compared": 1, "digest": info["final_digest"]}
-    assert said("orbit", "diff", run / "model.orbit", run / "model.orbit") == {"same": True, "differences": []}
+    assert checked == {
+        "steps": 1,
+        "last": 1,
+        "complete": True,
+        "digests_compared": 1,
+        "digest": info["final_digest"],
+    }
+    assert said("orbit", "diff", run / "model.orbit", run / "model.orbit") == {
+        "same": True,
+        "differences": [],
+    }
     assert {"name": "hadamard"}.items() <= said("list", "bases")[3].items()
     assert {row["name"]: row["where"] for row in said("list", "models")}.items() >= {
-        ("small", "comes with fedseed"), ("digits", "comes with fedseed")
-    }  # fmt: skip
+        ("small", "comes with fedseed"),
+        ("digits", "comes with fedseed"),
+    }
     assert {row["origin"] for row in said("list", "methods")} >= {"built in"}
     found = said("explain", "method.directions")
-    assert [(one["key"], one["default"], one["of"]) for one in found] == [("method.directions", "200", ["ferret"])]
+    assert [(one["key"], one["default"], one["of"]) for one in found] == [
+        ("method.directions", "200", ["ferret"])
+    ]
 
 
 def test_what_is_misspelt_ends_with_2_and_a_suggestion(place):
     for words, text in (
         (["run", "quickstart-feret"], "did you mean quickstart-ferret?"),
-        (["run", "my.toml", "--set", "model.base=smal"], 'model.base = "smal": did you mean small?'),
+        (
+            ["run", "my.toml", "--set", "model.base=smal"],
+            'model.base = "smal": did you mean small?',
+        ),
         (["run", "comparison"], "fedseed compare comparison --out FOLDER"),
         (["explain", "dirctions"], "did you mean method.directions?"),
     ):

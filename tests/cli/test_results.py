@@ -34,8 +34,14 @@ evaluation = {{every = 1, max_new_tokens = 2}}
 name = "{method}"
 {settings}
 """
-FERRET = "directions = 64\n[method.training]\nlearning_rate = 0.02\nbatch = 4\naccumulation = 1\nsteps = 1"
-ADAM = "[method.training]\noptimizer = 'adam'\nlearning_rate = {}\nbatch = 4\naccumulation = 1\nsteps = 1"
+FERRET = (
+    "directions = 64\n[method.training]\nlearning_rate = 0.02\nbatch = 4\naccumulation = "
+    "1\nsteps = 1"
+)
+ADAM = (
+    "[method.training]\noptimizer = 'adam'\nlearning_rate = {}\nbatch = 4\naccumulation = "
+    "1\nsteps = 1"
+)
 KINDS = {"ferret": FERRET, "fedavg": ADAM.format(1e-3), "fedit": ADAM.format(1e-2)}
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
@@ -45,14 +51,18 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder of somebody's: data of two clients, a copy of a base beside it, a finished run of each kind."""
+    """A folder of somebody's: data of two clients, a copy of a base beside it, a finished run of
+    each kind.
+    """
     folder = tmp_path_factory.mktemp("place")
     for name in ("north", "south"):
         rows = [{"prompt": f"Say {name} {i}.", "completion": f"{name}{i}"} for i in range(10)]
         write_lines(folder / "data" / f"{name}.jsonl", rows)
     shutil.copytree(locate("small"), folder / "bases" / "mine")
     for method, settings in KINDS.items():
-        text = RECIPE.format(method=method, settings=settings, base="bases/mine" if method == "ferret" else "small")
+        text = RECIPE.format(
+            method=method, settings=settings, base="bases/mine" if method == "ferret" else "small"
+        )
         (folder / f"{method}.toml").write_text(text)
         well("run", f"{method}.toml", "--out", f"runs/{method}", "--threads", 1, cwd=folder)
     return folder
@@ -82,11 +92,14 @@ def test_an_exported_run_loads_in_transformers_with_the_runs_bits(place, exporte
     assert ParameterSpace(model, "packed").digest() == summary(place, method)["weights_digest"]
     assert AutoTokenizer.from_pretrained(exported / method).eos_token_id is not None
     assert (exported / method / "generation_config.json").is_file()
-    assert len({path.stat().st_mode for path in (exported / method).iterdir()}) == 1  # by the umask, weights too
+    # by the umask, weights too
+    assert len({path.stat().st_mode for path in (exported / method).iterdir()}) == 1
     assert not any(path.name.startswith(".") for path in (exported / method).iterdir())
 
 
-def test_an_exported_adapter_loads_in_peft_and_merged_it_is_a_model(place, exported, tmp_path, small):
+def test_an_exported_adapter_loads_in_peft_and_merged_it_is_a_model(
+    place, exported, tmp_path, small
+):
     from peft import PeftModel
 
     base, tokenizer = small
@@ -99,24 +112,40 @@ def test_an_exported_adapter_loads_in_peft_and_merged_it_is_a_model(place, expor
         assert torch.allclose(merged(ids).logits, wanted, atol=1e-4)
         assert not torch.allclose(base(ids).logits, wanted, atol=1e-2)  # it has learnt something
     assert AutoTokenizer.from_pretrained(exported / "fedit").eos_token_id == tokenizer.eos_token_id
-    refused(2, "only a LoRA adapter", "export", place / "runs" / "fedavg", "--merge", "--out", tmp_path / "none")
+    refused(
+        2,
+        "only a LoRA adapter",
+        "export",
+        place / "runs" / "fedavg",
+        "--merge",
+        "--out",
+        tmp_path / "none",
+    )
     assert not (tmp_path / "none" / "config.json").exists()
 
 
 def test_the_best_round_and_rounds_before_the_last(place, tmp_path):
-    lines = [json.loads(t) for t in (place / "runs" / "ferret" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(t)
+        for t in (place / "runs" / "ferret" / "metrics.jsonl").read_text().splitlines()
+    ]
     losses = [line["loss"] for line in lines]
     best = losses.index(min(losses))
     assert summary(place, "ferret")["best"]["loss"] == {"round": best, "value": min(losses)}
     done = well("export", place / "runs" / "ferret", "--best", "loss", "--out", tmp_path / "best")
     assert lines[best]["weights_digest"] in done.stdout
-    done = well("export", place / "runs" / "ferret" / "model.orbit", "--upto", 1, "--out", tmp_path / "one")
+    done = well(
+        "export", place / "runs" / "ferret" / "model.orbit", "--upto", 1, "--out", tmp_path / "one"
+    )
     assert lines[1]["weights_digest"] in done.stdout
     card = (tmp_path / "one" / "README.md").read_text()
     assert "| rounds | 1 of 3 |" in card and "--upto 1" in card and f"{losses[1]:.4g} |" in card
     for words, text in (
         (["fedavg", "--upto", 1], "keeps its newest weights alone, which are those of round 3"),
-        (["ferret", "--best", "beauty"], "--best beauty: the run has measured loss, perplexity, rouge_l"),
+        (
+            ["ferret", "--best", "beauty"],
+            "--best beauty: the run has measured loss, perplexity, rouge_l",
+        ),
         (["ferret", "--best", "loss", "--upto", 1], "--best or --upto, not both"),
     ):
         refused(2, text, "export", place / "runs" / words[0], *words[1:], "--out", tmp_path / "no")
@@ -138,22 +167,33 @@ def test_sources_that_are_none(place, exported, tmp_path):
         (tmp_path / "model.safetensors", 1, "the weights' digest differs"),
     ):
         refused(code, text, "export", source, "--out", tmp_path / "no")
-    refused(1, "holds a model already", "export", place / "runs" / "ferret", "--out", exported / "ferret")
+    refused(
+        1,
+        "holds a model already",
+        "export",
+        place / "runs" / "ferret",
+        "--out",
+        exported / "ferret",
+    )
 
 
-# -- evaluate ------------------------------------------------------------------------------------------------------
+# -- evaluate
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", list(KINDS))
 def test_evaluation_gives_what_the_run_measured(place, exported, method):
     found = measured(place / "runs" / method, cwd=place)
     assert found["metrics"]["files"] == pytest.approx(summary(place, method)["final"], rel=1e-5)
-    assert found["round"] == 3 and found["weights_digest"] == summary(place, method)["weights_digest"]
+    assert (
+        found["round"] == 3 and found["weights_digest"] == summary(place, method)["weights_digest"]
+    )
     again = measured(exported / method, "--recipe", place / f"{method}.toml", cwd=place)
     assert again["metrics"]["files"] == pytest.approx(summary(place, method)["final"], rel=1e-4)
 
 
-# -- generate ------------------------------------------------------------------------------------------------------
+# -- generate
+# ------------------------------------------------------------------------------------------------
 
 
 def test_generation(place, exported, tmp_path, monkeypatch):
@@ -164,10 +204,17 @@ def test_generation(place, exported, tmp_path, monkeypatch):
     assert fedseed(*words, "--file", tmp_path / "prompt.txt").stdout == said.stdout
     monkeypatch.setattr(sys, "stdin", io.StringIO("Say north 3.\n"))
     assert fedseed(*words).stdout == said.stdout
-    drawn = [fedseed(*words, "Say north 3.", "--temperature", 3, "--seed", seed).stdout for seed in (1, 1, 2)]
+    drawn = [
+        fedseed(*words, "Say north 3.", "--temperature", 3, "--seed", seed).stdout
+        for seed in (1, 1, 2)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Say north 3."}\n{"prompt": "Say south 4."}\n')
-    done = fedseed("generate", exported / "fedavg", "--max-tokens", 6, "--file", tmp_path / "prompts.jsonl")
+    (tmp_path / "prompts.jsonl").write_text(
+        '{"prompt": "Say north 3."}\n{"prompt": "Say south 4."}\n'
+    )
+    done = fedseed(
+        "generate", exported / "fedavg", "--max-tokens", 6, "--file", tmp_path / "prompts.jsonl"
+    )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["prompt"] for line in lines] == ["Say north 3.", "Say south 4."]
     assert lines[0]["response"] == said.stdout.removesuffix("\n")
@@ -178,7 +225,9 @@ def test_a_conversation(place, exported, tmp_path, monkeypatch):
     refused(2, "has no chat template", "generate", exported / "fedavg", "Hello", "--chat")
     shutil.copytree(exported / "fedavg", tmp_path / "chat")
     config = json.loads((tmp_path / "chat" / "tokenizer_config.json").read_text())
-    (tmp_path / "chat" / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    (tmp_path / "chat" / "tokenizer_config.json").write_text(
+        json.dumps({**config, "chat_template": TEMPLATE})
+    )
     seen, write = [], Writer._write
 
     def heard(self, ids):
@@ -212,7 +261,8 @@ def test_what_can_not_be_evaluated_or_generated(place, exported, monkeypatch, im
         refused(code, text, *words, cwd=place)
 
 
-# -- bases and the hub ---------------------------------------------------------------------------------------------
+# -- bases and the hub
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -225,7 +275,10 @@ def hub(monkeypatch, tmp_path):
 
 
 def test_a_base_of_a_relative_path_is_found_again(place, tmp_path, hub):
-    """Where it was; else beside the orbit, as the recipe has it; else it is said at once how to name it."""
+    """Where it was; else beside the orbit, as the recipe has it.
+
+    Else it is said at once how to name it.
+    """
     orbit = place / "runs" / "ferret" / "model.orbit"
     header = Orbit.open(orbit).header
     assert header.base == "bases/mine" and header.base_folder == str(place / "bases" / "mine")
@@ -245,9 +298,12 @@ def test_a_base_of_a_relative_path_is_found_again(place, tmp_path, hub):
 
 
 def test_an_unknown_base_is_said_at_once(hub, monkeypatch):
-    with pytest.raises(RecipeError, match=r'base = "nobody/one": there is no such folder, and the hub has no model'):
+    with pytest.raises(
+        RecipeError, match=r'base = "nobody/one": there is no such folder, and the hub has no model'
+    ):
         load_model("nobody/one")
-    assert [path for _, path in hub.asked if "nobody/one" in path] == ["/api/models/nobody/one"]  # asked once
+    # asked once
+    assert [path for _, path in hub.asked if "nobody/one" in path] == ["/api/models/nobody/one"]
     with pytest.raises(RecipeError, match="and this is no name of the hub"):
         load_model("no body")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")  # nobody listens there
@@ -255,11 +311,15 @@ def test_an_unknown_base_is_said_at_once(hub, monkeypatch):
         load_model("nobody/two")
 
 
-# -- what a run leaves ---------------------------------------------------------------------------------------------
+# -- what a run leaves
+# ---------------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_says_how_it_goes_on(place, tmp_path, monkeypatch):
-    """A real SIGINT, once the first round's line is on disk; the command that is named goes on to the same bits."""
+    """A real SIGINT, once the first round's line is on disk.
+
+    The command that is named goes on to the same bits.
+    """
     added = RunFolder.add_metrics
 
     def add(self, line):
@@ -267,21 +327,41 @@ def test_ctrl_c_says_how_it_goes_on(place, tmp_path, monkeypatch):
         if line.round == 1:
             signal.raise_signal(signal.SIGINT)
 
-    words = ["run", "ferret.toml", "--out", tmp_path / "out", "--threads", 1, "--set", "evaluation.rouge=false"]
+    words = [
+        "run",
+        "ferret.toml",
+        "--out",
+        tmp_path / "out",
+        "--threads",
+        1,
+        "--set",
+        "evaluation.rouge=false",
+    ]
     monkeypatch.setattr(RunFolder, "add_metrics", add)
     done = fedseed(*words, cwd=place)
     monkeypatch.undo()
     wanted = shlex.join(["fedseed", *map(str, words), "--resume"])
-    assert (done.returncode, done.stderr) == (130, f"fedseed: interrupted; it goes on with: {wanted}\n")
+    assert (done.returncode, done.stderr) == (
+        130,
+        f"fedseed: interrupted; it goes on with: {wanted}\n",
+    )
     assert "resumed after round 1 of 3" in well(*words, "--resume", cwd=place).stdout
     found = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert found["weights_digest"] == summary(place, "ferret")["weights_digest"]
 
 
-@pytest.mark.parametrize("words", [["serve", "ferret.toml", "--fresh", "--out", "runs/new"],
-                                   ["join", "ferret.toml", "--client", "north"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "ferret.toml", "--fresh", "--out", "runs/new"],
+        ["join", "ferret.toml", "--client", "north"],
+    ],
+)
 def test_ctrl_c_at_a_server_says_how_it_goes_on(place, monkeypatch, words):
-    """A real SIGINT while it connects. What would begin again from nothing (--fresh) is not in what it says."""
+    """A real SIGINT while it connects.
+
+    What would begin again from nothing (--fresh) is not in what it says.
+    """
     import nats
 
     async def connect(*args, **settings):
@@ -292,10 +372,14 @@ def test_ctrl_c_at_a_server_says_how_it_goes_on(place, monkeypatch, words):
     words = [*words, "--nats", "nats://127.0.0.1:1"]
     done = fedseed(*words, cwd=place)
     again = shlex.join(["fedseed", *(word for word in words if word != "--fresh")])
-    assert (done.returncode, done.stderr) == (130, f"fedseed: interrupted; it goes on with: {again}\n")
+    assert (done.returncode, done.stderr) == (
+        130,
+        f"fedseed: interrupted; it goes on with: {again}\n",
+    )
 
 
-# -- Python --------------------------------------------------------------------------------------------------------
+# -- Python
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_results_model_is_in_memory_or_made_of_the_files(place, monkeypatch, problem, quickly):

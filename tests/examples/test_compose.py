@@ -1,4 +1,6 @@
-"""The image and the Compose files: they refer to what is there, `fedseed` takes their commands; the image starts.
+"""The image and the Compose files: they refer to what is there, `fedseed` takes their commands.
+
+The image starts.
 
 Docker is needed for the last alone.
 """
@@ -57,9 +59,19 @@ def docker(*words):
 def test_the_image_is_built_and_starts(side):
     if which("docker") is None or docker("info").returncode:
         pytest.skip("no Docker daemon answers")
-    built = docker("build", "--quiet", "--build-arg", f"SIDE={side}", "--tag", f"fedseed-test-{side}", str(ROOT))
+    built = docker(
+        "build",
+        "--quiet",
+        "--build-arg",
+        f"SIDE={side}",
+        "--tag",
+        f"fedseed-test-{side}",
+        str(ROOT),
+    )
     assert built.returncode == 0, built.stderr[-2000:]
-    words = ["--version"] if side == "coordinator" else ["run", "words-feedsign", "--set", "rounds=1"]
+    words = (
+        ["--version"] if side == "coordinator" else ["run", "words-feedsign", "--set", "rounds=1"]
+    )
     done = docker("run", "--rm", f"fedseed-test-{side}", *words)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "fedseed 0." in done.stdout or "weights digest" in done.stdout

@@ -37,24 +37,46 @@ def test_three_trainers_end_with_the_same_weights(shared_server, tmp_path):
     path = ROOT / "examples" / "own_trainer.py"
     assert len(path.read_text().splitlines()) <= 30
     assert "examples/own_trainer.py" in (ROOT / "docs" / "own-code.md").read_text()
-    command = [sys.executable, "-m", "fedseed", "serve", path.with_suffix(".toml"), "--nats", shared_server.url]
+    command = [
+        sys.executable,
+        "-m",
+        "fedseed",
+        "serve",
+        path.with_suffix(".toml"),
+        "--nats",
+        shared_server.url,
+    ]
     works = [[sys.executable, path, name, shared_server.url] for name in ("bird", "star", "boat")]
-    going = [subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for words in [*works, command]]
+    going = [
+        subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        for words in [*works, command]
+    ]
     *said, coordinator = [process.communicate()[0] for process in going]
     assert [process.returncode for process in going] == [0] * 4
     digests = {text.splitlines()[-2] for text in said}
     assert len(digests) == 1 and digests.pop() in coordinator
 
 
-# -- the package -----------------------------------------------------------------------------------------------------
+# -- the package
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """The package in a folder of its own; nothing is downloaded."""
     folder = tmp_path_factory.mktemp("installed")
-    words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", folder]
-    done = subprocess.run([sys.executable, "-m", "pip", *words, EXTENSION], capture_output=True, text=True)
+    words = [
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--target",
+        folder,
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *words, EXTENSION], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -74,7 +96,13 @@ def test_a_run_with_everything_from_the_package(installed, tmp_path):
     assert {"loss", "exact_match", "first_word"} <= set(summary["final"])
     assert summary["final"]["loss"] != summary["baseline"]["loss"]  # it did something
     tracked = [json.loads(line) for line in (out / "tracked.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in tracked] == ["start", "metrics", "metrics", "metrics", "finish"]
+    assert [line["event"] for line in tracked] == [
+        "start",
+        "metrics",
+        "metrics",
+        "metrics",
+        "finish",
+    ]
 
     again = run("orbit", "verify", out / "model.orbit", "--replay", path=[installed])
     assert again.returncode == 0 and summary["weights_digest"] in again.stdout, again.stderr

@@ -12,8 +12,15 @@ from fedseed.models.loading import load_model, locate
 from fedseed.runs.recipe import read_recipe
 from support.command import fedseed, well
 
-TINY = ("task.clients=2", "task.families_per_client=1", "task.examples=20", "task.evaluation=1", "task.unseen=0",
-        "federation.per_round=2", "evaluation.rouge=false")  # fmt: skip
+TINY = (
+    "task.clients=2",
+    "task.families_per_client=1",
+    "task.examples=20",
+    "task.evaluation=1",
+    "task.unseen=0",
+    "federation.per_round=2",
+    "evaluation.rouge=false",
+)
 WEIGHTS = 1_195_392 * 4
 
 
@@ -52,8 +59,15 @@ def test_memory_is_reckoned_by_the_shapes_alone(configuration):
     whole, alone = of("quickstart-ferret"), of("quickstart-ferret", f"model.base={configuration}")
     assert whole == alone and alone.parameters == alone.trained == 1_195_392
     config = Path(configuration) / "config.json"
-    large = {"hidden_size": 3200, "intermediate_size": 8640, "num_hidden_layers": 26, "num_attention_heads": 32,
-             "num_key_value_heads": 32, "head_dim": 100, "vocab_size": 32000}  # fmt: skip
+    large = {
+        "hidden_size": 3200,
+        "intermediate_size": 8640,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 100,
+        "vocab_size": 32000,
+    }
     config.write_text(json.dumps(json.loads(config.read_text()) | large))
     found = of("quickstart-ferret", f"model.base={configuration}", "model.dtype=bfloat16")
     assert found.parameters > 3e9 and dict(found.parts)["gradients"] == 2 * found.parameters
@@ -71,26 +85,38 @@ def test_parts_are_those_of_the_method():
         assert found.pop("weights") >= WEIGHTS
         return found
 
-    moved = {"the largest tensor, perturbed": max(p.numel() for p in load_model("small")[0].parameters()) * 4}
+    moved = {
+        "the largest tensor, perturbed": max(p.numel() for p in load_model("small")[0].parameters())
+        * 4
+    }
 
     trained = {"gradients": WEIGHTS, "start copy of the weights": WEIGHTS}
     assert parts("quickstart-ferret") == {**trained, **logits(10)}
     streaming = parts("quickstart-ferret", "method.streaming=true")
     assert "gradients" not in streaming and streaming["start copy of the weights"] == WEIGHTS
-    assert parts("quickstart-fedavg") == {**trained, "optimiser's averages": 2 * WEIGHTS, **logits(10)}
+    assert parts("quickstart-fedavg") == {
+        **trained,
+        "optimiser's averages": 2 * WEIGHTS,
+        **logits(10),
+    }
     averages = {"averages of the steps": 2 * WEIGHTS}
     assert parts("small-feedsign", "method.optimizer=adam") == {**averages, **moved, **logits(10)}
-    assert parts("small-mezo", "method.optimizer=hiso")["averages of the steps"] == WEIGHTS  # the diagonal
+    # the diagonal
+    assert parts("small-mezo", "method.optimizer=hiso")["averages of the steps"] == WEIGHTS
     assert parts("small-fedkseed") == {"copy of the base": WEIGHTS, **moved, **logits(10, 4)}
     assert next(iter(logits(256))) in dict(of("quickstart-ferret").parts)  # the model's positions
     adapted = of("quickstart-fedavg", "model.adapter.kind=lora")
     assert dict(adapted.parts)["gradients"] == 4 * adapted.trained < 400_000 < adapted.parameters
     assert of("quickstart-fedavg", 'model.trainable=["*.layers.4.*"]').trained < adapted.parameters
-    without_data = read_recipe("quickstart-ferret", ["task={}", "task.name=files", "task.path=/no/such/folder"])
+    without_data = read_recipe(
+        "quickstart-ferret", ["task={}", "task.name=files", "task.path=/no/such/folder"]
+    )
     assert reckon(without_data).parameters == 1_195_392
     expected = ["weights", "the largest tensor, perturbed"]
     digits = reckon(read_recipe("digits-feedsign"))
-    assert digits.trained == 650 < digits.parameters and [name for name, _ in digits.parts] == expected
+    assert (
+        digits.trained == 650 < digits.parameters and [name for name, _ in digits.parts] == expected
+    )
 
 
 @pytest.mark.long
@@ -105,4 +131,7 @@ def test_bench_says_what_it_did_not_time(configuration, monkeypatch):
         assert enough is fine and line.endswith(said)
     assert "for want of memory" in fedseed(*words).stdout
     only = json.loads(fedseed(*words, "--memory", "--tokens", "20", "--json").stdout)
-    assert only["measured"] is None and only["memory"]["total"] == of("quickstart-ferret", tokens=20).total
+    assert (
+        only["measured"] is None
+        and only["memory"]["total"] == of("quickstart-ferret", tokens=20).total
+    )

@@ -12,8 +12,17 @@ from fedseed.experiments.sweeps import How, Sweep, Sweeping, WorkerPool, package
 from fedseed.runs.recipe import read_recipe
 from support.network import until
 
-TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.clients=2", "task.examples=5",
-        "task.evaluation=1", "task.unseen=0", "task.validation=1", "evaluation.rouge=false"]  # fmt: skip
+TINY = [
+    "rounds=2",
+    "federation.per_round=2",
+    "method.training.steps=1",
+    "task.clients=2",
+    "task.examples=5",
+    "task.evaluation=1",
+    "task.unseen=0",
+    "task.validation=1",
+    "evaluation.rouge=false",
+]
 
 
 FEDAVG = {"label": "FedAvg", "recipe": "quickstart-fedavg"}
@@ -49,31 +58,53 @@ class Played:
             return "it broke"
         job.folder.mkdir(parents=True, exist_ok=True)
         summary = {
-            "clients": 2, "clients_per_round": 2, "parameters": 10,
-            "final": {"loss": loss, "rouge_l": 10 * loss}, "baseline": {"loss": 5.0, "rouge_l": 1.0}, "rounds": 2,
-            "payload_bytes_up": 10, "payload_bytes_down": 20, "forward_passes": 4, "backward_passes": 4,
-            "peak_memory_bytes": 10**8, "seconds": {"total": 2.0, "local": 1.0},
-        }  # fmt: skip
+            "clients": 2,
+            "clients_per_round": 2,
+            "parameters": 10,
+            "final": {"loss": loss, "rouge_l": 10 * loss},
+            "baseline": {"loss": 5.0, "rouge_l": 1.0},
+            "rounds": 2,
+            "payload_bytes_up": 10,
+            "payload_bytes_down": 20,
+            "forward_passes": 4,
+            "backward_passes": 4,
+            "peak_memory_bytes": 10**8,
+            "seconds": {"total": 2.0, "local": 1.0},
+        }
         if self.beside is not None:
             summary["final"]["validation_loss"] = self.beside(recipe)
         (job.folder / "recipe.toml").write_text(recipe.to_toml())
         (job.folder / "summary.json").write_text(json.dumps(summary))
-        lines = [{"round": 0, "loss": 5.0}, {"round": 2, "loss": loss, "bytes_up": 10, "forward_passes": 4}]
-        (job.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        lines = [
+            {"round": 0, "loss": 5.0},
+            {"round": 2, "loss": loss, "bytes_up": 10, "forward_passes": 4},
+        ]
+        (job.folder / "metrics.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
         return None
 
 
 @pytest.mark.long
-def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_ones(monkeypatch, tmp_path):
+def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_ones(
+    monkeypatch, tmp_path
+):
     # the test examples would have another point win
     def loss(recipe):
         validation = recipe.task.evaluate_on == "validation"
-        return abs(rate(recipe) - 3e-3) * 100 if validation else 1 - 50 * rate(recipe) + recipe.seed / 100
+        return (
+            abs(rate(recipe) - 3e-3) * 100
+            if validation
+            else 1 - 50 * rate(recipe) + recipe.seed / 100
+        )
 
     played = Played(monkeypatch, loss)
     said = []
-    chosen = sweep(seeds=[1, 2, 3], scenario=[{"name": "IID", "set": ['task.partition.kind="iid"']}, {"name": "own"}],
-                   choose_set=["evaluation.every=2"])  # fmt: skip
+    chosen = sweep(
+        seeds=[1, 2, 3],
+        scenario=[{"name": "IID", "set": ['task.partition.kind="iid"']}, {"name": "own"}],
+        choose_set=["evaluation.every=2"],
+    )
     sweeping = Sweeping(chosen, tmp_path, said.append)
     lines = sweeping.run()
     assert sweeping.total == len(played.jobs) == len(said) == 2 * (3 + 3)
@@ -83,7 +114,14 @@ def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_one
     assert [rate(r) for r in tests] == [3e-3] * 6 and [r.seed for r in tests] == [1, 2, 3] * 2
     assert [r.task.partition is not None for r in tests] == [True] * 3 + [False] * 3
     assert all(line.point == (f"{RATE}=0.003",) and line.edge is None for line in lines)
-    assert (tmp_path / "IID" / "FedAvg" / "method.training.learning_rate=0.003" / "seed-2" / "summary.json").exists()
+    assert (
+        tmp_path
+        / "IID"
+        / "FedAvg"
+        / "method.training.learning_rate=0.003"
+        / "seed-2"
+        / "summary.json"
+    ).exists()
     sweeps.write_results(chosen, lines, tmp_path)
     sheets = sweeps.sheets(chosen, lines)
     assert sheets[0].title == "IID" and "0.870 ± 0.010" in sheets[0].rows[1]
@@ -100,10 +138,14 @@ def test_recipes_are_compared_as_a_sweep(monkeypatch, tmp_path):
     made = sweeps.made_sweep(None, ["quickstart-fedavg", "quickstart-ferret"], TINY)
     lines = Sweeping(made, tmp_path, str).run()
     assert [job.folder.relative_to(tmp_path).parts for job, _ in played.jobs] == [
-        ("quickstart-fedavg", "seed-1"), ("quickstart-ferret", "seed-1")
-    ]  # fmt: skip
+        ("quickstart-fedavg", "seed-1"),
+        ("quickstart-ferret", "seed-1"),
+    ]
     said = sweeps.write_results(made, lines, tmp_path)
-    assert said == ["quickstart-ferret keeps 75% of quickstart-fedavg's loss improvement with about as many bytes."]
+    assert said == [
+        "quickstart-ferret keeps 75% of quickstart-fedavg's loss improvement with about as many "
+        "bytes."
+    ]
     assert said[0] in (tmp_path / "compare.md").read_text()
     assert "quickstart-ferret keeps 75% of" in (tmp_path / "compare.html").read_text()
     with pytest.raises(RecipeError, match=r"compare: .*two runs have the same name"):
@@ -130,10 +172,17 @@ def test_a_point_without_a_finite_loss_is_not_chosen_and_failures_are_told(monke
 def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
     played = Played(monkeypatch, lambda recipe: 1.0)
     grid, run = {"grid": {"method.training.rat": [1, 2]}}, {**FEDAVG, "label": "a"}
-    ni = {"label": "a", "recipe": "published-fedkseed", "grid": {"method.learning_rate": [1e-7, 3e-7]}}
+    ni = {
+        "label": "a",
+        "recipe": "published-fedkseed",
+        "grid": {"method.learning_rate": [1e-7, 3e-7]},
+    }
     for settings, text in (
         ({"run": [run, {**run, "label": "b", **grid}]}, r"method\.training\.rat = 1: unknown key"),
-        ({"run": [ni], "set": []}, "task.validation = 0 keeps none: set it, such as --set task.validation=0.1"),
+        (
+            {"run": [ni], "set": []},
+            "task.validation = 0 keeps none: set it, such as --set task.validation=0.1",
+        ),
         ({"run": [{**run, "grid": {"method.name": ["fedavg", "fed avg"]}}]}, "choose one of"),
     ):
         with pytest.raises(RecipeError, match=text):
@@ -142,12 +191,22 @@ def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
     path = tmp_path / "s.toml"
     a = "[[run]]\nlabel='a'\nrecipe='b'\n"
     for text, wrong in (
-        ("run = 3", "run"), ("[[run]", "not valid TOML"), ("[[run]]\nlabel = 'a'", r"run\.0\.recipe: missing"),
-        (f"{a}gird={{}}", r"gird = \{\}: unknown key .did you mean grid..; allowed here: label, recipe, set, grid"),
-        (f"seed=1\n{a}", "allowed here: title, seeds"), (a + a, "two runs have the same name"),
-        *((f"{a}{key}={{x=[]}}", rf"run\.0\.{key}\.x = \[\]: .*at least 1 item") for key in ("grid", "each")),
+        ("run = 3", "run"),
+        ("[[run]", "not valid TOML"),
+        ("[[run]]\nlabel = 'a'", r"run\.0\.recipe: missing"),
+        (
+            f"{a}gird={{}}",
+            r"gird = \{\}: unknown key .did you mean grid..; allowed here: label, recipe, set, "
+            r"grid",
+        ),
+        (f"seed=1\n{a}", "allowed here: title, seeds"),
+        (a + a, "two runs have the same name"),
+        *(
+            (f"{a}{key}={{x=[]}}", rf"run\.0\.{key}\.x = \[\]: .*at least 1 item")
+            for key in ("grid", "each")
+        ),
         (f"{a}[[scenario]]\nname='s'\nalso={{c=[]}}", r"for \['c'\]: there is no such run"),
-    ):  # fmt: skip
+    ):
         path.write_text(text)
         with pytest.raises(RecipeError, match=wrong):
             read_sweep(path)
@@ -160,7 +219,17 @@ def test_packaged_sweeps_are_right(name, tmp_path):
 
 
 def start(out, stderr=None):
-    words = [sys.executable, "-m", "fedseed", "compare", "quickstart-fedavg", "--out", out, "--seeds", "1,2"]
+    words = [
+        sys.executable,
+        "-m",
+        "fedseed",
+        "compare",
+        "quickstart-fedavg",
+        "--out",
+        out,
+        "--seeds",
+        "1,2",
+    ]
     words += [word for pair in TINY for word in ("--set", pair)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
@@ -179,14 +248,21 @@ def free(run):
 def test_a_killed_sweep_goes_on_without_doing_finished_runs_again(tmp_path):
     out = tmp_path / "out"
     killed = start(out, stderr=subprocess.PIPE)
-    first, second = out / "quickstart-fedavg" / "seed-1" / "summary.json", out / "quickstart-fedavg" / "seed-2"
+    first, second = (
+        out / "quickstart-fedavg" / "seed-1" / "summary.json",
+        out / "quickstart-fedavg" / "seed-2",
+    )
     for file in (first, second / "progress.jsonl"):
-        until(lambda file=file: file.exists() or killed.poll() is not None, 600, f"there is no {file}")
+        until(
+            lambda file=file: file.exists() or killed.poll() is not None, 600, f"there is no {file}"
+        )
     killed.kill()
     killed.wait()
-    assert "BrokenPipe" not in killed.stderr.read()  # until its processes have ended, too: they do so without a word
+    # until its processes have ended, too: they do so without a word
+    assert "BrokenPipe" not in killed.stderr.read()
     written = first.stat().st_mtime_ns
-    until(lambda: free(second), 600, "its run goes on")  # its run is a process that ends with the sweep
+    # its run is a process that ends with the sweep
+    until(lambda: free(second), 600, "its run goes on")
     again = start(out)
     said, _ = again.communicate()
     assert again.returncode == 0, said
@@ -215,14 +291,18 @@ def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_p
     assert {(job.how.workers, job.how.threads) for job, _ in played.jobs} == {(3, 1)}
 
 
-def test_runs_that_measure_the_validation_loss_beside_are_chosen_from_and_not_run_again(monkeypatch, tmp_path):
+def test_runs_that_measure_the_validation_loss_beside_are_chosen_from_and_not_run_again(
+    monkeypatch, tmp_path
+):
     # what is best on the test examples is not what is chosen
     played = Played(monkeypatch, lambda recipe: 1 / rate(recipe), beside=rate)
     made = sweep(seeds=[1, 2], metric="validation_loss", set=["stopping.patience=2"], run=[GRID])
     (line,) = Sweeping(made, tmp_path, str).run()
     assert [(job.folder.name, rate(recipe)) for job, recipe in played.jobs] == [
-        ("seed-1", 1e-3), ("seed-1", 3e-3), ("seed-2", 1e-3)
-    ]  # fmt: skip
+        ("seed-1", 1e-3),
+        ("seed-1", 3e-3),
+        ("seed-2", 1e-3),
+    ]
     assert all(recipe.task.evaluate_on == "test" for _, recipe in played.jobs)
     assert line.tried == dict(zip(made.runs[0].points(), [1e-3, 3e-3], strict=True))
     assert line.folders[1] == played.jobs[0][0].folder

@@ -1,4 +1,7 @@
-"""What the run is about is what most clients say, whoever comes first; and base weights are theirs."""
+"""What the run is about is what most clients say, whoever comes first.
+
+And base weights are theirs.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -49,7 +52,9 @@ class Talk(Reception):
 
     async def hello(self, name, begins=BEGINS, names=None, **more):
         self.reception.attach(name, Attach(client=name, host=name, examples=3))
-        return await super().hello(names or [name], not names, attach=False, host=name, begins=begins, **more)
+        return await super().hello(
+            names or [name], not names, attach=False, host=name, begins=begins, **more
+        )
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -63,7 +68,9 @@ async def test_a_minority_that_comes_first_decides_nothing(lie):
         assert one.reception.header == HONEST and one.base.digest == BEGINS
         counts = one.rejected.counts()
         assert set(counts) == {"a", "b"}
-        assert all("(3 of 5 clients agree)" in reason for reasons in counts.values() for reason in reasons)
+        assert all(
+            "(3 of 5 clients agree)" in reason for reasons in counts.values() for reason in reasons
+        )
         assert "refused" in await one.hello("a", **LIES[lie])
         told = {name: await one.hello(name) for name in "cde"}
         assert [name for name in told if told[name].get("bring") == "weights"] == ["c"]
@@ -78,7 +85,9 @@ async def test_one_against_one_is_an_error_that_says_what_to_name(lie):
     async with Talk(("a", "b")) as one:
         await one.hello("a", **LIES[lie])
         await one.hello("b")
-        with pytest.raises(RecipeError, match=r"1 \(a\): base .*; 1 \(b\): base .*federation.base_digest") as found:
+        with pytest.raises(
+            RecipeError, match=r"1 \(a\): base .*; 1 \(b\): base .*federation.base_digest"
+        ) as found:
             await one.assembling
         assert BEGINS in str(found.value) and HONEST.base_digest in str(found.value)
 
@@ -107,7 +116,9 @@ async def test_base_weights_are_asked_for_and_checked():
         await one.hello("c", weights=WEIGHTS[::-1])
         while "c" not in one.rejected.counts():
             await asyncio.sleep(0.001)
-        assert [reason[:28] for reason in one.rejected.counts()["c"]] == ["base weights with the digest"]
+        assert [reason[:28] for reason in one.rejected.counts()["c"]] == [
+            "base weights with the digest"
+        ]
         assert "bring" not in await one.hello("c")  # it is not asked again
         assert (await one.hello("a"))["bring"] == "weights"
         await one.hello("a", weights=WEIGHTS)
@@ -128,6 +139,8 @@ async def test_who_there_is_is_one_opinion_where_nobody_knows():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_coordinators_digest_is_the_spaces(kind, dtype):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(600, 700), torch.nn.Linear(700, 3), torch.nn.LayerNorm(3)).to(dtype)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(600, 700), torch.nn.Linear(700, 3), torch.nn.LayerNorm(3)
+    ).to(dtype)
     space = ParameterSpace(model, digest_kind=kind)
     assert dense_digest(space.layout, space.dense(), kind) == space.digest()

@@ -1,4 +1,6 @@
-"""One client sends what is huge but finite: it is refused, or the step is not taken, and the run goes on."""
+"""One client sends what is huge but finite: it is refused, or the step is not taken, and the run
+goes on.
+"""
 
 from dataclasses import replace
 
@@ -39,10 +41,14 @@ def all_at(value):
 
     def change(update, federation):
         if hasattr(update, "gammas"):
-            return replace(update, gammas=tuple(np.full_like(gamma, value) for gamma in update.gammas))
+            return replace(
+                update, gammas=tuple(np.full_like(gamma, value) for gamma in update.gammas)
+            )
         if hasattr(update, "scalars"):
             return replace(update, scalars=np.full_like(update.scalars, value))
-        return replace(update, data=np.full(federation.worker.space.size, value, dtype="<f4").tobytes())
+        return replace(
+            update, data=np.full(federation.worker.space.size, value, dtype="<f4").tobytes()
+        )
 
     return change
 
@@ -60,7 +66,9 @@ def with_a_liar(problem, method, change, rounds_of_lies=range(1, 100), **setting
     defaults = {"rounds": 3, "per_round": 5, "attack": "noise", "attackers": [4]}
     federation = problem.federation(method, **{**defaults, **settings})
     federation.worker.corrupt = lambda message, kind: (
-        changed(message, federation, change) if Message.decode(message).round in rounds_of_lies else message
+        changed(message, federation, change)
+        if Message.decode(message).round in rounds_of_lies
+        else message
     )
     return federation
 
@@ -71,8 +79,12 @@ def without_it(problem, method, **settings):
     return problem.federation(method, **{"rounds": 3, "per_round": 5, **settings})
 
 
-@pytest.mark.parametrize("change", [all_at(3e38), pytest.param(far, marks=pytest.mark.slow)], ids=["huge", "far"])
-@pytest.mark.parametrize("name", mark(METHODS, lambda name: name not in ("fedadam", "fedkseed"), "long"))
+@pytest.mark.parametrize(
+    "change", [all_at(3e38), pytest.param(far, marks=pytest.mark.slow)], ids=["huge", "far"]
+)
+@pytest.mark.parametrize(
+    "name", mark(METHODS, lambda name: name not in ("fedadam", "fedkseed"), "long")
+)
 def test_the_others_go_on_as_if_it_had_sent_nothing(name, change, problem):
     method, told = METHODS[name], Heard()
     found = with_a_liar(problem, method, change, progress=told).run()
@@ -85,13 +97,22 @@ def test_the_others_go_on_as_if_it_had_sent_nothing(name, change, problem):
 def test_whoever_claims_all_the_weight_is_refused(problem):
     method = FedSGD(learning_rate=0.1, batch=8)
     told = Heard()
-    federation = with_a_liar(problem, method, lambda update, _: replace(update, terms=2**32 - 1), progress=told)
+    federation = with_a_liar(
+        problem, method, lambda update, _: replace(update, terms=2**32 - 1), progress=told
+    )
     result = federation.run()
-    assert result.summary["weights_digest"] == without_it(problem, method).run().summary["weights_digest"]
-    assert "bounds.claims" in told.warnings[0] and "bounds.claims" in result.metrics[-1]["skipped"][0]["reason"]
+    assert (
+        result.summary["weights_digest"]
+        == without_it(problem, method).run().summary["weights_digest"]
+    )
+    assert (
+        "bounds.claims" in told.warnings[0]
+        and "bounds.claims" in result.metrics[-1]["skipped"][0]["reason"]
+    )
 
 
-# -- too few to outvote a liar: what counts are the steps before -----------------------------------------------------
+# -- too few to outvote a liar: what counts are the steps before
+# -----------------------------------------------------
 
 
 def test_a_step_out_of_all_proportion_is_not_taken_whoever_is_asked(problem, tmp_path, quickly):
@@ -99,7 +120,13 @@ def test_a_step_out_of_all_proportion_is_not_taken_whoever_is_asked(problem, tmp
 
     def alone(out, **settings):
         """One client a round, all Byzantine, that lie in rounds 5 and 7 only."""
-        settings |= {"rounds": 8, "per_round": 1, "attackers": range(5), "out": tmp_path / out, "evaluate_every": 8}
+        settings |= {
+            "rounds": 8,
+            "per_round": 1,
+            "attackers": range(5),
+            "out": tmp_path / out,
+            "evaluate_every": 8,
+        }
         return with_a_liar(problem, METHODS["fedadam"], far, (5, 7), **settings)
 
     def at_the_end(result):
@@ -109,7 +136,10 @@ def test_a_step_out_of_all_proportion_is_not_taken_whoever_is_asked(problem, tmp
     whole = alone("whole", progress=told).run()
     assert [line["round"] for line in whole.metrics if "not_taken" in line] == [5, 7]
     assert whole.summary["not_taken"] == 2
-    assert sum("the step is not taken: it is out of all proportion" in text for text in told.warnings) == 2
+    assert (
+        sum("the step is not taken: it is out of all proportion" in text for text in told.warnings)
+        == 2
+    )
     for last in (4, 5, 6):
         stop_after(alone(f"run-{last}"), last)
         assert at_the_end(alone(f"run-{last}").run(resume=True)) == at_the_end(whole)
@@ -122,9 +152,19 @@ def test_a_run_that_diverges_says_so():
     torch.manual_seed(0)
     objective, told = Supervised(lambda out, y: (out[:, 0] - y).square()), Heard()
     method = FedAvg(training=TRAINING.model_copy(update={"learning_rate": 1.0}))
-    settings = {"rounds": 25, "evaluation": {"": data[3]}, "seed": 3, "bounds": Bounds(proportion="off")}
-    summary = Federation(torch.nn.Linear(4, 1), data[:3], method, objective, progress=told, **settings).run().summary
+    settings = {
+        "rounds": 25,
+        "evaluation": {"": data[3]},
+        "seed": 3,
+        "bounds": Bounds(proportion="off"),
+    }
+    summary = (
+        Federation(torch.nn.Linear(4, 1), data[:3], method, objective, progress=told, **settings)
+        .run()
+        .summary
+    )
     assert summary["final"]["loss"] > 1e6 and summary["diverged"] == 1 and summary["rounds"] == 25
     said = [text for text in told.warnings if "the run has diverged" in text]
     assert len(said) == 1 and said[0].startswith(f"round {summary['diverged']}: ")
-    assert summary["not_taken"] > 0  # all are too large: that is nobody's lie, and a step that is not taken
+    # all are too large: that is nobody's lie, and a step that is not taken
+    assert summary["not_taken"] > 0

@@ -1,4 +1,6 @@
-"""Byzantine clients of a simulation: each lie is well formed, bites where nobody looks, and rules act on it."""
+"""Byzantine clients of a simulation: each lie is well formed, bites where nobody looks, and rules
+act on it.
+"""
 
 import numpy as np
 import pytest
@@ -23,7 +25,17 @@ METHODS = {
     "fedsgd": FedSGD(learning_rate=0.1, batch=8),
     "fedmezo-tensors": FedMeZO(**{**QUICK, "batch": 1}, steps=4, travel="tensors"),
 }
-KINDS = ("sign", "random", "noise", "multiplier", "alie", "inner-product", "mimic", "largest", "claims")
+KINDS = (
+    "sign",
+    "random",
+    "noise",
+    "multiplier",
+    "alie",
+    "inner-product",
+    "mimic",
+    "largest",
+    "claims",
+)
 LIARS = frozenset((5, 6))
 
 
@@ -53,7 +65,10 @@ def vectors(round_of):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lie_bites_and_a_rule_acts(round_of, vectors, kind):
-    """The mean of all goes away from the honest clients' mean; honest messages stay what they are."""
+    """The mean of all goes away from the honest clients' mean.
+
+    Honest messages stay what they are.
+    """
     run, honest = round_of
     examples = list(run.coordinator.examples)
     try:
@@ -76,8 +91,11 @@ def test_a_lie_bites_and_a_rule_acts(round_of, vectors, kind):
         assert claimed == [*examples[:5], *(1000 * count for count in examples[5:])]
     if kind == "mimic":
         assert sent[5] != honest[5] and (after[5:] == before[0]).all()
-    if kind in ("inner-product", "largest", "random") and run.method.name != "feedsign":  # votes are of one size
-        assert harm > 1.2 * away(GeometricMedian(liars=2)) and harm > 1.2 * away(TrimmedMean(liars=2))
+    # votes are of one size
+    if kind in ("inner-product", "largest", "random") and run.method.name != "feedsign":
+        assert harm > 1.2 * away(GeometricMedian(liars=2)) and harm > 1.2 * away(
+            TrimmedMean(liars=2)
+        )
 
 
 def test_largest_is_accepted_and_a_little_more_is_not(round_of):
@@ -88,7 +106,10 @@ def test_largest_is_accepted_and_a_little_more_is_not(round_of):
     sent = Byzantine(run.coordinator, "largest", LIARS).sent(1, honest, run.worker.corrupt)
     state = run.coordinator.state
     about = About(run.method, state, "update", 1)
-    updates = {c: run.method.decode_update(state, 1, Message.decode(message).payload) for c, message in sent.items()}
+    updates = {
+        c: run.method.decode_update(state, 1, Message.decode(message).payload)
+        for c, message in sent.items()
+    }
     sizes = {client: update.size(about) for client, update in updates.items()}
     assert Bounds().outliers(sizes, {}) == {}
     honest_size = sorted(sizes[client] for client in range(5))[2]
@@ -97,27 +118,39 @@ def test_largest_is_accepted_and_a_little_more_is_not(round_of):
     assert set(Bounds().outliers({**sizes, 5: twice.size(about)}, {})) == {5}
 
 
-def test_alie_stays_within_what_honest_clients_differ_by_and_the_inner_product_is_reversed(round_of, vectors):
+def test_alie_stays_within_what_honest_clients_differ_by_and_the_inner_product_is_reversed(
+    round_of, vectors
+):
     run, honest = round_of
     if run.method.name in ("feedsign", "fedkseed"):
         pytest.skip("votes, and the few candidates that a client may send, come near to it only")
     mean, deviation = vectors(honest)[:5].mean(axis=0), vectors(honest)[:5].std(axis=0)
 
     def sent(kind, strength=None):
-        return vectors(Byzantine(run.coordinator, kind, LIARS, strength).sent(1, honest, run.worker.corrupt))
+        return vectors(
+            Byzantine(run.coordinator, kind, LIARS, strength).sent(1, honest, run.worker.corrupt)
+        )
 
     expected = mean - 0.5 * deviation * np.sign(mean)
     np.testing.assert_allclose(sent("alie", 0.5)[5], expected, rtol=1e-3, atol=1e-6)
-    np.testing.assert_allclose(sent("inner-product").mean(axis=0), -5 / 7 * mean, rtol=1e-3, atol=1e-6)  # (5 - 10) / 7
+    # (5 - 10) / 7
+    np.testing.assert_allclose(
+        sent("inner-product").mean(axis=0), -5 / 7 * mean, rtol=1e-3, atol=1e-6
+    )
 
 
 @pytest.mark.long
 def test_claims_count_where_clients_weigh_by_examples_and_are_weightless_where_not():
-    """Thousandfold claims of two of seven: a mean by examples is theirs alone; equal weights and rules do not look."""
+    """Thousandfold claims of two of seven: a mean by examples is theirs alone.
+
+    Equal weights and rules do not look.
+    """
     losses = {}
     for weighting, rule in (("examples", None), ("equal", None), ("examples", Median(liars=2))):
         method = FedAvg(training=LOCAL, weighting=weighting)
-        run = federation(method, clients=7, rounds=4, aggregation=rule, attack="claims", attackers=LIARS)
+        run = federation(
+            method, clients=7, rounds=4, aggregation=rule, attack="claims", attackers=LIARS
+        )
         summary = run.run().summary
         assert summary["attack"] == {"kind": "claims", "clients": 2} and not summary["refused"]
         losses[weighting, rule is not None] = summary["final"]["loss"]
@@ -127,10 +160,17 @@ def test_claims_count_where_clients_weigh_by_examples_and_are_weightless_where_n
 
 
 def losses_of(kind, rule):
-    """Before and after a short run of FedAvg, two of whose seven clients do this; None: nobody lies."""
+    """Before and after a short run of FedAvg, two of whose seven clients do this.
+
+    None: nobody lies.
+    """
     lies = {} if kind is None else {"attack": kind, "attackers": LIARS}
     method = FedAvg(training=LOCAL)
-    run = federation(method, clients=7, rounds=6, evaluate_every=6, aggregation=rule, **lies).run().summary
+    run = (
+        federation(method, clients=7, rounds=6, evaluate_every=6, aggregation=rule, **lies)
+        .run()
+        .summary
+    )
     return run["baseline"]["loss"], run["final"]["loss"]
 
 
@@ -143,7 +183,9 @@ MEDIAN, MIXED = GeometricMedian(liars=2), TrimmedMean(liars=2, before=["nearest-
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "rule"), [("sign", MEDIAN), ("noise", MEDIAN), ("alie", MIXED), ("largest", MIXED)])
+@pytest.mark.parametrize(
+    ("kind", "rule"), [("sign", MEDIAN), ("noise", MEDIAN), ("alie", MIXED), ("largest", MIXED)]
+)
 def test_with_a_rule_a_run_ends_where_it_would_without_liars(undisturbed, kind, rule):
     """Within 30% of what it would have learnt, whatever two of seven do."""
     start, aim = undisturbed

@@ -1,4 +1,6 @@
-"""The coordinator by itself: who takes part, whose answers count and for how much, and what a round leaves."""
+"""The coordinator by itself: who takes part, whose answers count and for how much, and what a round
+leaves.
+"""
 
 import numpy as np
 import pytest
@@ -59,7 +61,11 @@ def test_what_is_no_answer_is_refused_and_changes_nothing():
     assert taking == [0, 1, 2]
     made.receive(update(made, 0, floats(0.5), attempt=2), 0)
     for data, sender, text in (
-        (update(made, 1, floats(1.0), attempt=2), 2, "client 2 sent an update in the name of client 1"),
+        (
+            update(made, 1, floats(1.0), attempt=2),
+            2,
+            "client 2 sent an update in the name of client 1",
+        ),
         (update(made, 1, floats(1.0)), 1, "attempt 2 is open, this answers attempt 0"),
         (update(made, 3, floats(1.0), attempt=2), 3, "client 3 takes no part in round 1"),
         (update(made, 0, floats(1.0), attempt=2), 0, "client 0 has answered round 1 already"),
@@ -73,7 +79,11 @@ def test_what_is_no_answer_is_refused_and_changes_nothing():
     with pytest.raises(MessageError, match="round 1 is being closed"):
         made.receive(update(made, 1, floats(1.0), attempt=2), 1)
     step = Message.decode(made.close())
-    assert step.payload == floats(0.5) and (step.kind, step.client, step.round) == (MessageKind.STEP, EVERYBODY, 1)
+    assert step.payload == floats(0.5) and (step.kind, step.client, step.round) == (
+        MessageKind.STEP,
+        EVERYBODY,
+        1,
+    )
     with pytest.raises(RuntimeError, match="no round is open"):
         made.plan(0)
     made.open(2)
@@ -99,8 +109,12 @@ def test_answers_count_by_their_weights_in_the_clients_order(weighting, weights,
         data = [floats(value, 8.0) for value in VALUES]
         sent = list(map(Weights, data)) if method is FedAvg else list(map(Gradient, TERMS, data))
         expected = sum(weight * value for weight, value in zip(weights, VALUES, strict=True))
-        found = np.frombuffer(round_of(made, 1, *((c, sent[c].encode()) for c in order)), dtype="<f4")
-        np.testing.assert_allclose(found, [expected, 8.0] if method is FedAvg else [-expected, 0.0], rtol=1e-6)
+        found = np.frombuffer(
+            round_of(made, 1, *((c, sent[c].encode()) for c in order)), dtype="<f4"
+        )
+        np.testing.assert_allclose(
+            found, [expected, 8.0] if method is FedAvg else [-expected, 0.0], rtol=1e-6
+        )
 
 
 def test_the_clients_are_added_up_in_one_order_whenever_they_answer():
@@ -108,7 +122,9 @@ def test_the_clients_are_added_up_in_one_order_whenever_they_answer():
     steps = set()
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
         made = Coordinator(SCALARS, LAYOUT, 1, [1, 1, 1], 3)
-        steps.add(round_of(made, 1, *((client, floats([1e6, 1e-10, -1e6][client])) for client in order)))
+        steps.add(
+            round_of(made, 1, *((client, floats([1e6, 1e-10, -1e6][client])) for client in order))
+        )
     assert len(steps) == 1
 
 
@@ -119,14 +135,17 @@ def dense(examples=(1, 1), **settings):
 
 
 def test_what_counts_is_measured_and_goes_with_an_outlier():
-    for method, far in ((SCALARS, [3]), (protected(SCALARS, PRIVATE), [])):  # a bound for each is no judgement of any
+    # a bound for each is no judgement of any
+    for method, far in ((SCALARS, [3]), (protected(SCALARS, PRIVATE), [])):
         made = Coordinator(method, LAYOUT, 1, [1] * 5, 5)
         made.open(1)
         for client in range(5):
             made.receive(update(made, client, floats(1e6 if client == 3 else 1.0)), client)
         assert made.current.received == dict.fromkeys(range(5), Content(4, 1))
         assert list(made.screen()) == far and set(far) == set(range(5)) - set(made.current.updates)
-        assert made.current.received.keys() == made.current.updates.keys() == made.current.sizes.keys()
+        assert (
+            made.current.received.keys() == made.current.updates.keys() == made.current.sizes.keys()
+        )
         made.close()
         assert made.closed == Content(4, 1)
 
@@ -142,17 +161,25 @@ def test_steps_that_are_taken_up_are_measured_and_remembered():
     assert again.catch_up(steps) == [Content(len(steps[0]), 2, 1)] * 3 and again.steps == 3
     assert dense().catch_up([floats(1.0, 2.0)]) == [Content(8, 2)]
     for one in (made, again):
-        assert round_of(one, 4, (0, coefficients(one, 4, 1e4))) == b"" and "the last 3 were about 1" in one.untaken
+        assert (
+            round_of(one, 4, (0, coefficients(one, 4, 1e4))) == b""
+            and "the last 3 were about 1" in one.untaken
+        )
         assert round_of(one, 5, (0, coefficients(one, 5, 900.0))) != b""
     private = Coordinator(protected(FERRET, PRIVATE), LAYOUT, 1, [1, 1], 2)
-    noisy = [round_of(private, 1, *((client, coefficients(private, 1)) for client in (0, 1))) for _ in range(2)]
+    noisy = [
+        round_of(private, 1, *((client, coefficients(private, 1)) for client in (0, 1)))
+        for _ in range(2)
+    ]
     assert noisy[0] != noisy[1] and {len(step) for step in noisy} == {len(steps[0])}
 
 
 def test_a_step_that_the_weights_have_no_room_for_is_empty():
     layout = Layout((TensorEntry("w", (2,), "float16"),), (0, 2))
     made = Coordinator(SCALARS, layout, 1, [1], 1)
-    assert round_of(made, 1, (0, floats(1e6))) == b"" and "every weight by about 1e+05" in made.untaken
+    assert (
+        round_of(made, 1, (0, floats(1e6))) == b"" and "every weight by about 1e+05" in made.untaken
+    )
     assert round_of(made, 2, (0, floats(1e5))) == floats(1e5) and made.untaken is None
 
 
@@ -162,7 +189,11 @@ def test_what_a_rule_draws_hangs_on_seed_and_round():
         made = Coordinator(SCALARS, LAYOUT, seed, [1] * 6, 6, rule)
         vectors = [np.array([value]) for value in values]
         (expected,) = rule.combine_parts([vectors], [1 / 6] * 6, Past(seed, number))
-        found.add(round_of(made, number, *((client, floats(value)) for client, value in enumerate(values))))
+        found.add(
+            round_of(
+                made, number, *((client, floats(value)) for client, value in enumerate(values))
+            )
+        )
         assert floats(*expected) in found
     assert len(found) > 2
 
@@ -178,7 +209,10 @@ def test_what_is_said_after_the_claims_were_looked_at_does_not_count():
 
 
 def test_whole_weights_count_by_the_largest_update():
-    """Not by their mean, which Adam makes a step of one size of; and a round without answers by nothing."""
+    """Not by their mean, which Adam makes a step of one size of.
+
+    And a round without answers by nothing.
+    """
     made = dense()
     assert round_of(made, 1) == b"" and not len(made.state_dict()[SIZES])
     for number in (1, 2, 3):
@@ -195,12 +229,19 @@ def test_half_precision_ends_at_65504(kind):
     layout = Layout((TensorEntry("w", (2,), "float16"),), (0, 2))
     method = FedAvg(server=kind, global_rate=6e4 if kind == "adam" else 60.0)
     made = Coordinator(method, layout, 1, [1, 1], 2)
-    fits, too_large = (np.array([1.0, value], dtype="<f2").tobytes() for value in (60000.0, 62000.0))
+    fits, too_large = (
+        np.array([1.0, value], dtype="<f2").tobytes() for value in (60000.0, 62000.0)
+    )
     made.weights = fits
     before = made.state_dict()
-    assert round_of(made, 1, (0, too_large), (1, too_large)) == b"" and "NaN or infinite" in made.untaken
+    assert (
+        round_of(made, 1, (0, too_large), (1, too_large)) == b""
+        and "NaN or infinite" in made.untaken
+    )
     after = made.state_dict()
-    assert before.keys() == after.keys() and all((before[name] == after[name]).all() for name in before)
+    assert before.keys() == after.keys() and all(
+        (before[name] == after[name]).all() for name in before
+    )
     assert round_of(made, 2, (0, fits), (1, fits)) and made.untaken is None
 
 
@@ -214,28 +255,41 @@ def test_too_few_answers_for_the_rule_make_an_empty_step():
     made = Coordinator(SCALARS, LAYOUT, 1, [1] * 4, 4, TrimmedMean(liars=1))
     assert round_of(made, 1, (0, floats(1.0)), (1, floats(1.0))) == b""
     assert "needs 3 answers, and there are 2" in made.untaken
-    assert round_of(made, 2) == b"" and made.untaken is None  # nobody has answered: nothing was refused
+    # nobody has answered: nothing was refused
+    assert round_of(made, 2) == b"" and made.untaken is None
     assert round_of(made, 3, *((client, floats(client)) for client in range(3))) == floats(1.0)
     assert made.untaken is None and made.steps == 3
 
 
 def test_what_a_rule_remembers_is_the_last_rounds_that_had_an_outcome():
-    """Momentum of 0.5: half of how far the weights went last, also over a round that nobody has answered."""
+    """Momentum of 0.5: half of how far the weights went last, also over a round that nobody has
+    answered.
+    """
     made = Coordinator(FedAvg(), LAYOUT, 1, [1, 1], 2, CentredClipping(momentum=0.5))
     made.weights = floats(0.0, 0.0)
-    assert round_of(made, 1, *((client, floats(1.0, -1.0)) for client in (0, 1))) == floats(0.5, -0.5)
+    assert round_of(made, 1, *((client, floats(1.0, -1.0)) for client in (0, 1))) == floats(
+        0.5, -0.5
+    )
     assert round_of(made, 2) == b""
-    assert round_of(made, 3, *((client, floats(1.5, -1.5)) for client in (0, 1))) == floats(1.25, -1.25)
+    assert round_of(made, 3, *((client, floats(1.5, -1.5)) for client in (0, 1))) == floats(
+        1.25, -1.25
+    )
 
 
 @pytest.mark.parametrize("per_round", [1, 2, 3])
 def test_turns_are_counted_by_who_is_asked_whoever_answers(per_round, monkeypatch):
-    """Privacy's account hangs on seed and round alone; the budget of three turns here ends a run before a fourth."""
+    """Privacy's account hangs on seed and round alone.
+
+    The budget of three turns here ends a run before a fourth.
+    """
     method = protected(SCALARS, PRIVATE)
     monkeypatch.setattr(type(mechanism_of(method)), "affordable", 3)
     made = Coordinator(method, LAYOUT, 5, [1] * 3, per_round)
     asked = [made.sampled(number) for number in range(1, 10)]
-    turns = [max(sum(client in one for one in asked[:number]) for client in range(3)) for number in range(10)]
+    turns = [
+        max(sum(client in one for one in asked[:number]) for client in range(3))
+        for number in range(10)
+    ]
     last = sum(most <= 3 for most in turns[1:])
     assert [made.last_round(rounds) for rounds in (2, last, last + 1, 9)] == [2, last, last, last]
     payloads = []

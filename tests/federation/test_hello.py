@@ -1,4 +1,6 @@
-"""Hellos of somebody hostile: whatever they are, they are refused by name, in memory that their size bounds."""
+"""Hellos of somebody hostile: whatever they are, they are refused by name, in memory that their
+size bounds.
+"""
 
 import asyncio
 import base64
@@ -27,8 +29,12 @@ MOST = 44 << 20  # bytes of Python's objects, whatever a hello is
 
 
 def start(text, noise=None):
-    """How an orbit begins whose header is this text, with so many bytes that do not shrink: it inflates 60 times."""
-    noise = base64.b64encode(random.Random(3).randbytes(len(text) // 60 if noise is None else noise))
+    """How an orbit begins whose header is this text, with so many bytes that do not shrink: it
+    inflates 60 times.
+    """
+    noise = base64.b64encode(
+        random.Random(3).randbytes(len(text) // 60 if noise is None else noise)
+    )
     if noise:
         text = text[:1] + (b'"pad":"' if text[:1] == b"{" else b'"') + noise + b'",' + text[1:]
     packed = zlib.compress(text, 9)
@@ -50,11 +56,13 @@ BOMBS = {
     "lists in a list": lambda: start(b"[" + b"[]," * 6_000_000 + b"[]]"),
     "depth": lambda: start(b"[" * 400_000),
     "lists where texts belong": lambda: headed(FULL, trainable=[[]] * 60_000),
-    "empty tensors": lambda: layout([["", [0], "float32"]] * 8_000 + [["w", [1], "float32"]], [0, 1], FULL),
+    "empty tensors": lambda: layout(
+        [["", [0], "float32"]] * 8_000 + [["w", [1], "float32"]], [0, 1], FULL
+    ),
     "long sides": lambda: layout([["w", [HUGE] * 500, "float32"]], [0, 1]),
     "settings": lambda: headed(method={"name": "feedsign", **{f"a{i}": 0 for i in range(8_000)}}),
     "a dtype": lambda: layout([["w", [1], "\x1b[2J" * 10_000]], [0, 1]),
-}  # fmt: skip
+}
 
 
 def told(header, run=None, **changes):
@@ -103,8 +111,14 @@ def test_once_the_run_is_known_a_header_far_from_its_is_not_decoded():
 
 def large(count=10_000):
     """A header of so many tensors, as of a mixture of many experts, in blocks of a tensor each."""
-    tensors = [[f"model.layers.{i // 512}.mlp.experts.{i % 512}.down_proj.weight", [7168, 2048], "bfloat16"]
-               for i in range(count)]  # fmt: skip
+    tensors = [
+        [
+            f"model.layers.{i // 512}.mlp.experts.{i % 512}.down_proj.weight",
+            [7168, 2048],
+            "bfloat16",
+        ]
+        for i in range(count)
+    ]
     return layout(tensors, [i * 7168 * 2048 for i in range(count + 1)])
 
 

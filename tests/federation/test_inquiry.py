@@ -1,4 +1,7 @@
-"""Questions about the weights: whom they wait for, how long, and whose answer is believed. The clock is the test's."""
+"""Questions about the weights: whom they wait for, how long, and whose answer is believed.
+
+The clock is the test's.
+"""
 
 import asyncio
 import json
@@ -20,10 +23,12 @@ DEADLINE = 600.0
 
 
 class Ask:
-    """An inquiry among scripted hosts: each is told the question, and says what its script makes of it.
+    """An inquiry among scripted hosts: each is told the question, and says what its script makes of
+    it.
 
     Args:
-        hosts: for each host a function of (question, seconds that have passed) that returns a report's fields, or None.
+        hosts: for each host a function of (question, seconds that have passed) that returns a
+            report's fields, or None.
         speaks_for: the clients of hosts that have others than themselves.
         settings: of the coordinator.
     """
@@ -31,8 +36,12 @@ class Ask:
     def __init__(self, hosts, speaks_for=None, **settings):
         self.hosts, self.now, self.asked, self.refused = hosts, 0.0, [], []
         self.heard = Heard()
-        settings = CoordinatorSettings(dead_after=1e9, deadline=DEADLINE, **{"patience": inf, **settings})
-        self.session = Session(self, settings, self.heard, Rejected(self.heard, "run"), "epoch", clock=lambda: self.now)
+        settings = CoordinatorSettings(
+            dead_after=1e9, deadline=DEADLINE, **{"patience": inf, **settings}
+        )
+        self.session = Session(
+            self, settings, self.heard, Rejected(self.heard, "run"), "epoch", clock=lambda: self.now
+        )
         self.session.pause = self.pause
         speaks_for = {host: [host] for host in hosts} | (speaks_for or {})
         self.roster = Roster(1e9, [client for host in hosts for client in speaks_for[host]])
@@ -60,7 +69,15 @@ class Ask:
                 self.say(host, said)
 
     def say(self, host, said):
-        about = {"at": 0, "epoch": "epoch", "round": 2, "digest": RIGHT, "spent": {}, "ratio": 0.5, "metrics": None}
+        about = {
+            "at": 0,
+            "epoch": "epoch",
+            "round": 2,
+            "digest": RIGHT,
+            "spent": {},
+            "ratio": 0.5,
+            "metrics": None,
+        }
         try:
             self.inquiry.take(host, "report", json.dumps({**about, **said}).encode())
         except MessageError as error:
@@ -76,11 +93,16 @@ class Ask:
 
 def honest(question, now):
     host = question["evaluate"]
-    return {"metrics": None if host is None else {"loss": 1.0}, "spent": {"losses": 2.0, "counted": 1}}
+    return {
+        "metrics": None if host is None else {"loss": 1.0},
+        "spent": {"losses": 2.0, "counted": 1},
+    }
 
 
 def only_if_asked(name):
-    return lambda question, now: honest(question if question["evaluate"] == name else {"evaluate": None}, now)
+    return lambda question, now: honest(
+        question if question["evaluate"] == name else {"evaluate": None}, now
+    )
 
 
 def mute(question, now):
@@ -88,7 +110,9 @@ def mute(question, now):
 
 
 def test_the_next_evaluates_if_the_first_does_not():
-    """It costs one deadline, once: from then on the others are asked first, until it has evaluated."""
+    """It costs one deadline, once: from then on the others are asked first, until it has
+    evaluated.
+    """
     lazy = {"metrics": None}
     one = Ask({"a": lambda question, now: lazy, "b": only_if_asked("b"), "c": only_if_asked("c")})
     line, took = one.ask()
@@ -111,8 +135,13 @@ def just_in_time(question, now):
 @pytest.mark.parametrize("evaluate", [False, True])
 def test_who_reports_just_before_each_deadline_does_not_hold_the_others_up(evaluate):
     """Nor who evaluates so late: another is tried, and is faster."""
-    script = just_in_time if not evaluate else lambda question, now: (
-        just_in_time(question, now) if question["evaluate"] == "a" else {"metrics": None})  # fmt: skip
+    script = (
+        just_in_time
+        if not evaluate
+        else lambda question, now: (
+            just_in_time(question, now) if question["evaluate"] == "a" else {"metrics": None}
+        )
+    )
     one = Ask({"a": script, **{name: only_if_asked(name) for name in "bcd"}}, patience=30.0)
     for _ in range(10):
         one.ask(evaluate)
@@ -132,14 +161,24 @@ def test_whoever_never_reports_is_waited_for_once():
     one.say("a", {})
     one.now += 4 * DEADLINE
     assert one.ask(evaluate=False)[1] > DEADLINE
-    assert one.heard.warnings[-1] == f"round 2: no report of a within {DEADLINE:g} s: it is not asked for 2402 s"
+    assert (
+        one.heard.warnings[-1]
+        == f"round 2: no report of a within {DEADLINE:g} s: it is not asked for 2402 s"
+    )
     assert one.ask(evaluate=False)[1] < 5
 
 
 def test_an_evaluation_that_is_refused_is_no_reason_to_wait():
     """The line's own fields stay what they are, and an evaluation has what the run looks at."""
-    measured = {"a": {"loss": 0.0, "round": 1}, "b": {"loss": 0.0}, "c": {"loss": 1.0, "validation_loss": 1.5}}
-    scripts = {name: lambda question, now, found=found: {"metrics": found} for name, found in measured.items()}
+    measured = {
+        "a": {"loss": 0.0, "round": 1},
+        "b": {"loss": 0.0},
+        "c": {"loss": 1.0, "validation_loss": 1.5},
+    }
+    scripts = {
+        name: lambda question, now, found=found: {"metrics": found}
+        for name, found in measured.items()
+    }
     one = Ask(scripts, measures=("validation_loss",))
     line, took = one.ask()
     assert took < 10 and line["loss"] == 1.0 and line["validation_loss"] == 1.5
@@ -185,13 +224,18 @@ def test_one_of_two_can_t_say_which_weights_are_right(liar):
     one = Ask({"a": says(liar), "b": says(RIGHT)})
     line, _ = one.ask(evaluate=False)
     told = [text for text in one.heard.warnings if "no weights are those of most clients" in text]
-    assert line["weights_digest"] == (None if liar == WRONG else RIGHT) and len(told) == (liar == WRONG)
+    assert line["weights_digest"] == (None if liar == WRONG else RIGHT) and len(told) == (
+        liar == WRONG
+    )
     assert not one.inquiry.drifted
 
 
 def test_costs_are_added_up_and_a_liar_can_t_make_them_crash():
     most = {"forward_passes": 10**15, "losses": 1e53, "counted": 10**15, "seconds": {"local": 1e9}}
-    one = Ask({name: lambda question, now: {"spent": most, "ratio": 1e300} for name in "ab"} | {"c": honest})
+    one = Ask(
+        {name: lambda question, now: {"spent": most, "ratio": 1e300} for name in "ab"}
+        | {"c": honest}
+    )
     line, _ = one.ask(evaluate=False)
     assert line["forward_passes"] == 2 * 10**15 and line["seconds"]["local"] == 2e9
     assert json.loads(json.dumps(line)) == line and line["train_loss"] < 1e39

@@ -10,7 +10,10 @@ from fedseed.federation.large import Room
 
 @given(st.lists(st.integers(0, 10), max_size=20), st.randoms(use_true_random=False))
 def test_all_get_room_in_turn_and_never_more_than_there_is(sizes, chance):
-    """Whoever has room gives it back in any order; a task that is cancelled, or fails, gives it back too."""
+    """Whoever has room gives it back in any order.
+
+    A task that is cancelled, or fails, gives it back too.
+    """
     began, held, ends = [], {}, [asyncio.Event() for _ in sizes]
 
     async def takes(number, room):

@@ -1,4 +1,6 @@
-"""Sites behind a nats-server of their own, which is a leaf of the coordinator's: one connection leaves the site."""
+"""Sites behind a nats-server of their own, which is a leaf of the coordinator's: one connection
+leaves the site.
+"""
 
 import signal
 
@@ -8,7 +10,8 @@ from support.network import Server, free_port, reachable, until
 from support.problem import METHODS
 
 pytestmark = pytest.mark.slow
-# the leaf has no JetStream of its own: what is asked of it goes to the hub's, by the name of its domain
+# the leaf has no JetStream of its own: what is asked of it goes to the hub's, by the name of its
+# domain
 HUB = """
 host: 127.0.0.1
 port: {port}
@@ -37,7 +40,9 @@ def servers(tmp_path, server):
         one.kill()
 
 
-def test_a_site_behind_a_leaf_takes_part_and_outlives_its_leaf(problem, network, servers, in_process):
+def test_a_site_behind_a_leaf_takes_part_and_outlives_its_leaf(
+    problem, network, servers, in_process
+):
     hub, leaf = servers
     recipe = {"method": METHODS["feedsign"], "rounds": 40, "evaluation": {"every": 10}}
     net = network(hub, {**recipe, "federation": {"minimum": 5}})

@@ -14,9 +14,14 @@ from support.reception import LAYOUT
 
 numbers = st.integers(0, 2**32 - 1)
 messages = st.builds(
-    Message, st.sampled_from(MessageKind), st.integers(0, 255), numbers, numbers, st.binary(max_size=200),
+    Message,
+    st.sampled_from(MessageKind),
     st.integers(0, 255),
-)  # fmt: skip
+    numbers,
+    numbers,
+    st.binary(max_size=200),
+    st.integers(0, 255),
+)
 
 
 @given(messages)
@@ -43,9 +48,12 @@ def test_another_stream_version_is_refused_by_name():
 
 @pytest.mark.parametrize(
     ("about", "text"),
-    [((MessageKind.PLAN, 1, 5), "a plan was expected"), ((MessageKind.STEP, 2, 5), "method code 2"),
-     ((MessageKind.STEP, 1, 6), "round 6")],
-)  # fmt: skip
+    [
+        ((MessageKind.PLAN, 1, 5), "a plan was expected"),
+        ((MessageKind.STEP, 2, 5), "method code 2"),
+        ((MessageKind.STEP, 1, 6), "round 6"),
+    ],
+)
 def test_what_a_message_is_about_is_checked(about, text):
     with pytest.raises(MessageError, match=text):
         Message(MessageKind.STEP, 1, 5, 0, b"").expect(*about)
@@ -59,20 +67,36 @@ def test_entries():
     entry, after = wire.step_entry(LINK, MESSAGE, MESSAGE)
     assert wire.read_step(wire.Entry.decode(entry.encode())) == (after, MESSAGE)
     assert wire.step_entry(after, MESSAGE, MESSAGE)[1] != after
-    assert wire.read_mark(wire.Entry.decode(wire.mark_entry(9, "ab" * 16).encode())) == (9, "ab" * 16)
+    assert wire.read_mark(wire.Entry.decode(wire.mark_entry(9, "ab" * 16).encode())) == (
+        9,
+        "ab" * 16,
+    )
     about = Beginning(epoch="e", names=["ä"], rounds=3)
     assert about.encode() == b'{"epoch": "e", "names": ["\\u00e4"], "rounds": 3}'
     header = Header("base", "ab" * 16, "float32", LAYOUT, FeedSign(), 0)
     head = wire.header_entry(about, begin(header))
-    assert wire.read_header(wire.Entry.decode(head.encode())) == (about, header, begin(header)[-len(LINK) :])
-    log = [head, wire.Entry("S", bytes(8)), entry, wire.mark_entry(1, "ab" * 16), wire.Entry("E", b"")]
+    assert wire.read_header(wire.Entry.decode(head.encode())) == (
+        about,
+        header,
+        begin(header)[-len(LINK) :],
+    )
+    log = [
+        head,
+        wire.Entry("S", bytes(8)),
+        entry,
+        wire.mark_entry(1, "ab" * 16),
+        wire.Entry("E", b""),
+    ]
     read_back = wire.LogContents.read([one.encode() for one in log])
     assert read_back[3:] == ([(after, MESSAGE)], {1: "ab" * 16}, 1, True)
 
 
 def test_plans():
     assert wire.read_plan(wire.plan_message([], True, MESSAGE)[1:]) == (None, MESSAGE)
-    assert wire.read_plan(wire.plan_message([3, 9], False, MESSAGE)[1:]) == (frozenset({3, 9}), MESSAGE)
+    assert wire.read_plan(wire.plan_message([3, 9], False, MESSAGE)[1:]) == (
+        frozenset({3, 9}),
+        MESSAGE,
+    )
     assert wire.read_silent(wire.silent_message(8, 2, "loss is nan")) == (8, 2, "loss is nan")
     stored = Stored("update-1-0-3", 10**9, MESSAGE[:28])
     assert Stored.decode(stored.encode()) == stored

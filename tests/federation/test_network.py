@@ -1,4 +1,6 @@
-"""Runs over a real nats-server, with real processes: the same results as in one process, whatever happens."""
+"""Runs over a real nats-server, with real processes: the same results as in one process, whatever
+happens.
+"""
 
 import shutil
 import signal
@@ -14,14 +16,29 @@ for some in ("ferret", "fedavg"):
     RECIPES[some]["federation"] = {"per_round": 3}
 RECIPES["feedsign"].update(rounds=30, evaluation={"every": 10})
 RECIPES["zo-fedsgd"].update(rounds=12, evaluation={"every": 5})
-CLIPPING = {"name": "centred-clipping", "liars": 1, "radius": 0.5, "momentum": 0.5}  # remembers outcomes
+# remembers outcomes
+CLIPPING = {"name": "centred-clipping", "liars": 1, "radius": 0.5, "momentum": 0.5}
 RECIPES["fedavg-clipping"] = {**RECIPES["fedavg"], "aggregation": CLIPPING}
-SAME = ("round", "loss", "clients", "skipped", "bytes_up", "bytes_down", "forward_passes",
-        "backward_passes", "weights_digest", "rounds", "attacked")  # fmt: skip
+SAME = (
+    "round",
+    "loss",
+    "clients",
+    "skipped",
+    "bytes_up",
+    "bytes_down",
+    "forward_passes",
+    "backward_passes",
+    "weights_digest",
+    "rounds",
+    "attacked",
+)
 
 
-# every method goes over the transport in memory always (test_in_memory.py); over NATS the others when there is time
-@pytest.mark.parametrize("name", mark(RECIPES, lambda name: name not in ("ferret", "feedsign", "fedadam")))
+# every method goes over the transport in memory always (test_in_memory.py); over NATS the others
+# when there is time
+@pytest.mark.parametrize(
+    "name", mark(RECIPES, lambda name: name not in ("ferret", "feedsign", "fedadam"))
+)
 def test_the_result_is_that_of_one_process(name, problem, network, shared_server, in_process):
     net = network(shared_server, RECIPES[name])
     expected = in_process(problem, net.recipe)
@@ -33,7 +50,11 @@ def test_the_result_is_that_of_one_process(name, problem, network, shared_server
         for key in ("train_loss", "step_over_weights"):
             assert ours.get(key) == pytest.approx(theirs.get(key))
     summary = net.summary()
-    assert summary["repeated_rounds"] == 0 and repeats(summary["refusals"]) and summary["drifted"] == []
+    assert (
+        summary["repeated_rounds"] == 0
+        and repeats(summary["refusals"])
+        and summary["drifted"] == []
+    )
     for key in ("payload_bytes_up", "payload_bytes_down", "fedavg_bytes", "final", "baseline"):
         assert summary[key] == expected.summary[key]
     assert (net.out / "metrics.png").exists()
@@ -42,7 +63,9 @@ def test_the_result_is_that_of_one_process(name, problem, network, shared_server
 SLOW = {"method": METHODS["feedsign"], "rounds": 40, "evaluation": {"every": 10}}
 
 
-def test_a_killed_client_is_waited_for_where_its_answer_is_needed(problem, network, shared_server, in_process):
+def test_a_killed_client_is_waited_for_where_its_answer_is_needed(
+    problem, network, shared_server, in_process
+):
     net = network(shared_server, {**SLOW, "federation": {"minimum": 5}})
     expected = in_process(problem, net.recipe)
     coordinator, other = net.coordinator(), net.host(0, 1, 2, slow=0.03)
@@ -56,18 +79,26 @@ def test_a_killed_client_is_waited_for_where_its_answer_is_needed(problem, netwo
 
 def test_a_run_goes_on_without_a_killed_client(problem, network, shared_server):
     net = network(shared_server, {**SLOW, "federation": {"dead_after": 2.0}})
-    coordinator, other, victim = net.coordinator(), net.host(0, 1, 2, slow=0.03), net.host(3, 4, slow=0.03)
+    coordinator, other, victim = (
+        net.coordinator(),
+        net.host(0, 1, 2, slow=0.03),
+        net.host(3, 4, slow=0.03),
+    )
     until(lambda: victim.reached(7), 120, "the victim does nothing")
     victim.kill()
     until(lambda: other.reached(20), 120, "the others do not go on")
     late = net.host(3, 4)  # joins at a round in the middle, and catches up
     net.check(problem, coordinator, [other, late])
     # on a busy machine others may be silent for so long, too
-    assert {"client-3", "client-4"} <= {s["client"] for line in net.lines() for s in line.get("skipped", [])}
+    assert {"client-3", "client-4"} <= {
+        s["client"] for line in net.lines() for s in line.get("skipped", [])
+    }
 
 
 # in the orbit, and in what a dense method's coordinator keeps
-@pytest.mark.parametrize("name", mark(["feedsign", "fedadam", "fedavg-clipping"], lambda name: "-" in name))
+@pytest.mark.parametrize(
+    "name", mark(["feedsign", "fedadam", "fedavg-clipping"], lambda name: "-" in name)
+)
 def test_a_coordinator_may_be_killed(name, problem, network, shared_server, in_process):
     recipe = {**RECIPES[name], "rounds": 30 if name == "feedsign" else 8}
     net = network(shared_server, recipe)
@@ -95,7 +126,9 @@ def test_a_client_that_holds_the_others_up_is_named_and_left_out(problem, networ
 
 
 @pytest.mark.slow
-def test_large_answers_over_a_slow_line_are_no_refusals(problem, network, shared_server, in_process):
+def test_large_answers_over_a_slow_line_are_no_refusals(
+    problem, network, shared_server, in_process
+):
     """Plans go out once more before they are there, and are answered once more."""
     net = network(shared_server, {**RECIPES["fedavg"], "rounds": 4}, inline=200)
     expected = in_process(problem, net.recipe)
@@ -112,7 +145,8 @@ def test_a_second_coordinator_refuses(problem, network, shared_server, in_proces
     until(lambda: host.reached(5), 120, "nothing goes on")
     second = net.coordinator(out=str(tmp_path / "second"))
     assert second.wait() == 1 and "another coordinator runs" in second.text
-    # one that does not answer any more is taken for dead: the new one goes on, the old one can write no more
+    # one that does not answer any more is taken for dead: the new one goes on, the old one can
+    # write no more
     coordinator.signal(signal.SIGSTOP)
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(net.out, elsewhere)
@@ -132,7 +166,8 @@ def test_orbit_and_log_repair_each_other(problem, network, server, in_process, t
     until(lambda: host.reached(23), 120, "nothing goes on")
     coordinator.kill()
     orbit = net.out / "model.orbit"
-    orbit.write_bytes(orbit.read_bytes()[:-200])  # as after a power cut: the newest steps are on the server only
+    # as after a power cut: the newest steps are on the server only
+    orbit.write_bytes(orbit.read_bytes()[:-200])
     (net.out / "progress.jsonl").write_bytes(b"")
     coordinator = net.coordinator()
     until(lambda: host.reached(33), 120, "the run does not go on")

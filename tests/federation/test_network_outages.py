@@ -1,4 +1,7 @@
-"""A server that goes away, for a while or with all that it held; a run that is over. Everybody is told, and goes on."""
+"""A server that goes away, for a while or with all that it held; a run that is over.
+
+Everybody is told, and goes on.
+"""
 
 import asyncio
 import os
@@ -42,7 +45,9 @@ def out_for_a_while(server, seconds, stopped):
         server.start()
 
 
-@pytest.mark.parametrize("name", mark(RECIPES, lambda name: name in ("feedsign", "ferret", "fedadam")))
+@pytest.mark.parametrize(
+    "name", mark(RECIPES, lambda name: name in ("feedsign", "ferret", "fedadam"))
+)
 def test_an_outage_is_waited_for(name, problem, network, server, in_process):
     """Also while large messages are on their way, and for longer than a client may be silent."""
     recipe = {**RECIPES[name], "rounds": OUTAGES[-1][0] + 3}
@@ -70,7 +75,10 @@ def test_a_server_that_has_lost_the_run_is_said(name, problem, network, server, 
     server.start()
     assert coordinator.wait() == 1
     what = "start `fedseed serve` again with the same --out"
-    assert f"the server has lost the log of run {net.run}: " in coordinator.text and what in coordinator.text
+    assert (
+        f"the server has lost the log of run {net.run}: " in coordinator.text
+        and what in coordinator.text
+    )
     until(lambda: "the server has lost the log" in host.said, 120, host.said)
     net.check(problem, net.coordinator(), [host], expected.summary)  # which it waits for, as always
 
@@ -84,32 +92,54 @@ OLDER = [
 SOON = (("feedsign", 40, 0), ("fedavg", 1, 0))
 
 
-@pytest.mark.parametrize("case", mark(OLDER, lambda case: case not in SOON), ids="{0[0]}-{0[1]}-{0[2]}".format)
-def test_a_server_that_comes_back_with_an_older_log(case, problem, network, server, in_process, tmp_path):
-    """Everybody goes on from there: the clients by themselves, the coordinator when it is started again.
+@pytest.mark.parametrize(
+    "case", mark(OLDER, lambda case: case not in SOON), ids="{0[0]}-{0[1]}-{0[2]}".format
+)
+def test_a_server_that_comes_back_with_an_older_log(
+    case, problem, network, server, in_process, tmp_path
+):
+    """Everybody goes on from there: the clients by themselves, the coordinator when it is started
+    again.
 
     Args:
         case: the method; by how many steps the log is older (None: all); which draw of the moments.
     """
     name, back, moment = case
     drawn = random.Random(moment)
-    at, more = 0 if back is None else drawn.randint(1, 12), drawn.randint(1, 12) if back is None else back
+    at, more = (
+        0 if back is None else drawn.randint(1, 12),
+        drawn.randint(1, 12) if back is None else back,
+    )
     rounds = at + more + 12
-    net = network(server, {"method": METHODS[name], "rounds": rounds, "evaluation": {"every": rounds // 2}}, inline=200)
+    net = network(
+        server,
+        {"method": METHODS[name], "rounds": rounds, "evaluation": {"every": rounds // 2}},
+        inline=200,
+    )
     expected = in_process(problem, net.recipe)
     coordinator, hosts = net.coordinator(), [net.host(0, 1, 2, slow=0.1), net.host(3, 4, slow=0.1)]
-    until(lambda: hosts[0].reached(at) and any(server.folder.rglob(f"fedseed--{net.run}/meta.sum")), 120, "no log")
+    until(
+        lambda: hosts[0].reached(at) and any(server.folder.rglob(f"fedseed--{net.run}/meta.sum")),
+        120,
+        "no log",
+    )
     server.exchange_store(tmp_path / "older")
     at = max(host.round() for host in hosts)
     until(lambda: all(host.reached(at + more) for host in hosts), 120, "nothing goes on")
     time.sleep(drawn.uniform(0.0, 0.2))
     server.exchange_store(tmp_path / "older")
-    assert coordinator.wait() == 1 and "the server has come back with an older log of run" in coordinator.text
+    assert (
+        coordinator.wait() == 1
+        and "the server has come back with an older log of run" in coordinator.text
+    )
     net.check(problem, net.coordinator(), hosts, expected.summary)
 
 
 def test_a_plan_of_a_log_that_was_set_back_is_in_nobodys_way():
-    """A coordinator that makes rounds again asks for the first; what was asked before it waits no longer."""
+    """A coordinator that makes rounds again asks for the first.
+
+    What was asked before it waits no longer.
+    """
     hosted = SimpleNamespace(items={}, secure=None)
     copy = SimpleNamespace(hosted=hosted, end=None, at=0, version=0, current=True, numbers={})
     answers = Answers(copy, SimpleNamespace(welcome=True))
@@ -120,8 +150,12 @@ def test_a_plan_of_a_log_that_was_set_back_is_in_nobodys_way():
 
 
 @pytest.mark.parametrize("name", mark(["feedsign", "fedavg"], lambda name: False))
-def test_who_comes_after_the_end_gets_the_model(name, problem, network, shared_server, in_process, tmp_path):
-    net = network(shared_server, {**RECIPES[name], "rounds": 4, "evaluation": {"every": 4}}, inline=200)
+def test_who_comes_after_the_end_gets_the_model(
+    name, problem, network, shared_server, in_process, tmp_path
+):
+    net = network(
+        shared_server, {**RECIPES[name], "rounds": 4, "evaluation": {"every": 4}}, inline=200
+    )
     expected = in_process(problem, net.recipe).summary["weights_digest"]
     coordinator, host = net.coordinator(), net.host(0, 1, 2, 3, 4)
     assert (coordinator.digest, host.digest) == (expected, expected)
@@ -150,8 +184,13 @@ def test_who_comes_after_the_end_gets_the_model(name, problem, network, shared_s
 
 
 @pytest.mark.parametrize("begins_again", [True, False])
-def test_a_step_whose_object_a_server_has_lost_is_asked_for_again_or_passed_over(begins_again, monkeypatch):
-    """It was handed out before the server came back with an older store; a header after it begins the log again."""
+def test_a_step_whose_object_a_server_has_lost_is_asked_for_again_or_passed_over(
+    begins_again, monkeypatch
+):
+    """It was handed out before the server came back with an older store.
+
+    A header after it begins the log again.
+    """
     monkeypatch.setattr(replica, "MISSED_SECONDS", 0.0)
     entries = [Entry("T", b"lost"), Entry("M", b""), *([Entry("H", b"")] if begins_again else [])]
     one = SimpleNamespace(_log=SimpleNamespace(missed=None), _queue=deque(entries[1:]))
@@ -160,4 +199,6 @@ def test_a_step_whose_object_a_server_has_lost_is_asked_for_again_or_passed_over
     if not begins_again:
         one._log.missed -= replica.WEIGHTS_PATIENCE_SECONDS
         with pytest.raises(NetworkError, match="a step of the log can't be had: it is not there"):
-            asyncio.run(replica.Replica._miss(one, one._queue.popleft(), MessageError("it is not there")))
+            asyncio.run(
+                replica.Replica._miss(one, one._queue.popleft(), MessageError("it is not there"))
+            )

@@ -14,8 +14,17 @@ from fedseed.transport.nats_connection import connect
 from fedseed.transport.subjects import Subjects
 from support import network as network_support
 
-ZO = {"method": {"name": "zo-fedsgd", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8, "seeds": "shared"},
-      "rounds": 40, "evaluation": {"every": 20}}  # fmt: skip
+ZO = {
+    "method": {
+        "name": "zo-fedsgd",
+        "basis": "rademacher",
+        "learning_rate": 1e-2,
+        "batch": 8,
+        "seeds": "shared",
+    },
+    "rounds": 40,
+    "evaluation": {"every": 20},
+}
 HOSTED = ["trio=client-0,client-1,client-2", "client-3", "client-4"]
 
 
@@ -40,15 +49,27 @@ def start_all(net, server, **order):
     net.common["ca"] = ca
     coordinator = net.coordinator(key=str(keys / "coordinator.nk"))
     hosted = {"trio": (0, 1, 2), "client-3": (3,), "client-4": (4,)}
-    hosts = [net.host(*numbers, key=str(keys / f"{name}.nk"), **order) for name, numbers in hosted.items()]
+    hosts = [
+        net.host(*numbers, key=str(keys / f"{name}.nk"), **order)
+        for name, numbers in hosted.items()
+    ]
     net.common["key"] = str(keys / "coordinator.nk")  # for the checks
     return coordinator, hosts
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
-def test_no_plain_payload_is_on_the_wire(encrypted, problem, network, secured, shared_server, in_process):
-    settings = {"training": {"learning_rate": 0.3, "batch": 8, "steps": 5}, "seeds": "shared", "blocks": "one"}
-    recipe = {"method": {"name": "ferret", "directions": 300, "basis": "hadamard", **settings}, "rounds": 4}
+def test_no_plain_payload_is_on_the_wire(
+    encrypted, problem, network, secured, shared_server, in_process
+):
+    settings = {
+        "training": {"learning_rate": 0.3, "batch": 8, "steps": 5},
+        "seeds": "shared",
+        "blocks": "one",
+    }
+    recipe = {
+        "method": {"name": "ferret", "directions": 300, "basis": "hadamard", **settings},
+        "rounds": 4,
+    }
     server = secured() if encrypted else shared_server
     recorder = network_support.Line(server.port)
     net = network(server, recipe)
@@ -79,8 +100,12 @@ def test_without_credentials_nothing_can_be_read_or_published(secured, tmp_path)
     assert "a key is needed" in refusal(None, ca)
     make("other", tmp_path / "other", ["client-4"], ["localhost"], 1)
     assert "does not know the key" in refusal(tmp_path / "other" / "client-4.nk", ca)
-    assert "certificate is not accepted" in refusal(server.keys / "client-4.nk", tmp_path / "other" / "ca.pem")
-    assert "wants encryption" in refusal(server.keys / "client-4.nk", url=f"nats://127.0.0.1:{server.port}")
+    assert "certificate is not accepted" in refusal(
+        server.keys / "client-4.nk", tmp_path / "other" / "ca.pem"
+    )
+    assert "wants encryption" in refusal(
+        server.keys / "client-4.nk", url=f"nats://127.0.0.1:{server.port}"
+    )
     # by hand, without encryption: the server does not listen
     with socket.create_connection(("127.0.0.1", server.port)) as plain:
         plain.settimeout(10)
@@ -95,7 +120,9 @@ def test_without_credentials_nothing_can_be_read_or_published(secured, tmp_path)
 def test_a_server_without_encryption_is_refused(shared_server, secured):
     server = secured()
     with pytest.raises(NetworkError, match="encryption was asked for, but this server has none"):
-        asyncio.run(connect(Access(shared_server.url, ca=server.keys / "ca.pem"), Subjects("run"), "x"))
+        asyncio.run(
+            connect(Access(shared_server.url, ca=server.keys / "ca.pem"), Subjects("run"), "x")
+        )
 
 
 @pytest.mark.parametrize(("days_ago", "text"), [(-30, "not yet valid"), (400, "expired")])
@@ -114,7 +141,9 @@ def test_a_certificate_that_the_clock_makes_invalid(days_ago, text, secured, mon
         asyncio.run(connect(reach, Subjects("run"), "x"))
 
 
-def test_a_signed_log_that_is_older_than_it_was_is_read_anew(problem, network, secured, in_process, tmp_path):
+def test_a_signed_log_that_is_older_than_it_was_is_read_anew(
+    problem, network, secured, in_process, tmp_path
+):
     server = secured()
     net = network(server, ZO)
     expected = in_process(problem, net.recipe)
@@ -123,6 +152,9 @@ def test_a_signed_log_that_is_older_than_it_was_is_read_anew(problem, network, s
     server.exchange_store(tmp_path / "older")
     network_support.until(lambda: hosts[0].reached(15), 120, "nothing goes on")
     server.exchange_store(tmp_path / "older")
-    assert coordinator.wait() == 1 and "the server has come back with an older log of run" in coordinator.text
+    assert (
+        coordinator.wait() == 1
+        and "the server has come back with an older log of run" in coordinator.text
+    )
     net.check(problem, net.coordinator(), hosts, expected.summary)
     assert not any("that are not the coordinator's" in host.said for host in hosts)

@@ -1,4 +1,6 @@
-"""Where exactly the bounds are: what an update, a claim and a step may be next to the others, number by number."""
+"""Where exactly the bounds are: what an update, a claim and a step may be next to the others,
+number by number.
+"""
 
 from math import inf, nan
 
@@ -43,7 +45,9 @@ def test_an_update_or_a_claim_next_to_the_median(sizes, clients):
 
 def test_what_none_can_have_measured_is_no_part_of_the_median():
     assert refused([LARGEST, 1.0]) == {}
-    assert refused([LARGEST * 1.001, 1.0]) == {0: f"larger than {LARGEST:.0e}, which no honest update is"}
+    assert refused([LARGEST * 1.001, 1.0]) == {
+        0: f"larger than {LARGEST:.0e}, which no honest update is"
+    }
     for value in (inf, nan, LARGEST * 2):
         assert list(refused([1.0, value, 1.0, value, 10.1, 1.0])) == [1, 3, 4]
         assert refused([value] * 3) == {}  # all of them: nobody can say who
@@ -92,7 +96,10 @@ def test_only_the_newest_are_remembered_and_they_can_be_kept():
 
 
 def layout(*dtypes):
-    return Layout(tuple(TensorEntry(f"t{n}", (4,), dtype) for n, dtype in enumerate(dtypes)), (0, 4 * len(dtypes)))
+    return Layout(
+        tuple(TensorEntry(f"t{n}", (4,), dtype) for n, dtype in enumerate(dtypes)),
+        (0, 4 * len(dtypes)),
+    )
 
 
 def along(*coefficients):
@@ -102,7 +109,10 @@ def along(*coefficients):
 
 def test_a_sum_over_directions_next_to_what_a_weight_can_hold():
     single, half = layout("float32"), layout("bfloat16", "float16", "float32")
-    assert too_far(Add(along(1e6)), single) is None and too_far(Add(along(1.001e6)), single) is not None
+    assert (
+        too_far(Add(along(1e6)), single) is None
+        and too_far(Add(along(1.001e6)), single) is not None
+    )
     text = "it would move every weight by about 1.2e+06: at most 1e+06 is possible"
     assert too_far(Add(along(1.0, 1.0, 1.0, 1.0), 6e5), single) == text
     for value, fits in ((65503.0, True), (65505.0, False)):  # of several dtypes the narrowest
@@ -110,7 +120,8 @@ def test_a_sum_over_directions_next_to_what_a_weight_can_hold():
         assert (too_far(Rebuild(along(1.0), value), half) is None) == fits
         assert (too_far(Optimize(along(2.0), Rule("momentum", value / 2)), half) is None) == fits
     huge = Add(along(1e9))
-    for other in (Add([]), Average([(1.0, [huge])]), Replace(b"")):  # empty, or looked at in another way
+    # empty, or looked at in another way
+    for other in (Add([]), Average([(1.0, [huge])]), Replace(b"")):
         assert too_far(other, single) is None
 
 
@@ -124,7 +135,11 @@ def test_single_entries_next_to_what_a_weight_can_hold():
     single, half = layout("float32"), layout("bfloat16", "float16", "float32")
     assert too_far(some(1e6, 1.0), single) is too_far(some(2e6, scale=0.5), single) is None
     text = "it would move a weight by 2e+06: at most 1e+06 is possible"
-    for far in (some(1.0, -2e6, 3.0), some(1.0, 4.0, scale=-5e5), Entries([Patch(0, np.float32([2e6, 1.0]))])):
+    for far in (
+        some(1.0, -2e6, 3.0),
+        some(1.0, 4.0, scale=-5e5),
+        Entries([Patch(0, np.float32([2e6, 1.0]))]),
+    ):
         assert too_far(far, single) == text
     for value, fits in ((65503.0, True), (65505.0, False)):
         assert (too_far(some(value), half) is None) == fits

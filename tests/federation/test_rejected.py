@@ -1,4 +1,6 @@
-"""Refusals are counted in bounded memory, and an answer about the status is small, whatever clients have sent."""
+"""Refusals are counted in bounded memory, and an answer about the status is small, whatever clients
+have sent.
+"""
 
 import json
 
@@ -18,12 +20,16 @@ def test_all_are_counted_in_bounded_memory_and_the_first_are_told(monkeypatch):
     for reason in range(80):
         for _ in range(2):
             counted.add("mallory", f"reason {reason}")
-    assert len(heard.warnings) == rejected.MOST_TOLD + 1 and "fedseed status run" in heard.warnings[-1]
+    assert (
+        len(heard.warnings) == rejected.MOST_TOLD + 1 and "fedseed status run" in heard.warnings[-1]
+    )
     assert heard.warnings[0] == "a message of mallory is refused: reason 0"
     for sender in range(100):
         counted.add(f"sender {sender}", "garbage")
     counts = counted.counts()
-    assert counts["mallory"]["reason 0"] == 2 and counts["mallory"]["others"] == 2 * (80 - rejected.MOST_REASONS)
+    assert counts["mallory"]["reason 0"] == 2 and counts["mallory"]["others"] == 2 * (
+        80 - rejected.MOST_REASONS
+    )
     assert len(counts) <= 21 and counts["others"] == {"garbage": 81}
     assert counted.since() == 260 == sum(sum(reasons.values()) for reasons in counts.values())
     assert counted.since() == 0
@@ -32,7 +38,10 @@ def test_all_are_counted_in_bounded_memory_and_the_first_are_told(monkeypatch):
 def test_what_is_kept_is_short_and_a_terminal_can_show_it():
     heard = Heard()
     counted = Rejected(heard, "run")
-    counted.add("m\x1b[31mallory" + "y" * 1000, "not JSON:\r\n\x1b]0;owned\x07 \u202egnp.exe \ud800" + "x" * 900_000)
+    counted.add(
+        "m\x1b[31mallory" + "y" * 1000,
+        "not JSON:\r\n\x1b]0;owned\x07 \u202egnp.exe \ud800" + "x" * 900_000,
+    )
     ((sender, reasons),) = counted.counts().items()
     ((reason, count),) = reasons.items()
     assert count == 1 and len(sender) <= 100 and len(reason) <= 200
@@ -58,7 +67,15 @@ MOST = 256 * 1024
 
 
 def status(**more):
-    return {"run": "x", "round": 3, "began": 1.5, "away": [], "last": {"loss": 0.5, "by": None}, "refusals": {}, **more}
+    return {
+        "run": "x",
+        "round": 3,
+        "began": 1.5,
+        "away": [],
+        "last": {"loss": 0.5, "by": None},
+        "refusals": {},
+        **more,
+    }
 
 
 def test_a_small_status_is_said_whole():
@@ -68,9 +85,12 @@ def test_a_small_status_is_said_whole():
 
 @pytest.mark.parametrize(
     "refusals",
-    [{"a": {"x" * 900_000 + str(n): 1 for n in range(60)}}, {f"{n}{'é' * 1000}": {"r": 2} for n in range(3000)},
-     {f"client-{n}": {"\x1b" * 300 + str(m): 1 for m in range(50)} for n in range(40)}],
-)  # fmt: skip
+    [
+        {"a": {"x" * 900_000 + str(n): 1 for n in range(60)}},
+        {f"{n}{'é' * 1000}": {"r": 2} for n in range(3000)},
+        {f"client-{n}": {"\x1b" * 300 + str(m): 1 for m in range(50)} for n in range(40)},
+    ],
+)
 def test_refusals_are_shortened_and_all_counted(refusals):
     answer = status_answer(status(refusals=refusals), MOST)
     about = json.loads(answer)

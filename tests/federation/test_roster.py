@@ -13,8 +13,15 @@ from support.reception import Talk
 async def test_parties_need_only_know_themselves():
     one = await Talk(names=("north", "south")).start()
     assert "refused" not in await one.hello(["south"])
-    assert one.roster.names == ["north", "south"] and one.roster.present() == {1} and one.roster.away() == ["north"]
-    assert "this run has no client west: it has north, south" in (await one.hello(["west"], attach=False))["refused"]
+    assert (
+        one.roster.names == ["north", "south"]
+        and one.roster.present() == {1}
+        and one.roster.away() == ["north"]
+    )
+    assert (
+        "this run has no client west: it has north, south"
+        in (await one.hello(["west"], attach=False))["refused"]
+    )
     assert "another list of clients" in (await one.hello(["south"], party=False))["refused"]
     assert "refused" not in await one.hello(["north", "south"], party=False)
     assert one.roster.present() == {0, 1}
@@ -42,10 +49,15 @@ async def test_whoever_enrols_speaks_for_itself():
 
 
 async def test_a_stranger_has_everybody_called_less_and_less_often():
-    """A process that is not known is called; one that goes on and says no hello costs the others little."""
+    """A process that is not known is called.
+
+    One that goes on and says no hello costs the others little.
+    """
     end = await Hub().transport("run").coordinator()
     called, now = [], 1000.0
-    session = Session(end, CoordinatorSettings(), Progress(), Rejected(Progress(), "run"), "it", clock=lambda: now)
+    session = Session(
+        end, CoordinatorSettings(), Progress(), Rejected(Progress(), "run"), "it", clock=lambda: now
+    )
 
     async def call(soon=()):
         called.append(now)
@@ -56,7 +68,13 @@ async def test_a_stranger_has_everybody_called_less_and_less_often():
         await session.pause(0)
         now += 0.25
     gaps = [b - a for a, b in itertools.pairwise(called)]
-    assert called[0] == 1000.0 and gaps[0] < 2 and gaps == sorted(gaps) and gaps[-1] > 30 and len(called) < 18
+    assert (
+        called[0] == 1000.0
+        and gaps[0] < 2
+        and gaps == sorted(gaps)
+        and gaps[-1] > 30
+        and len(called) < 18
+    )
     now += 100.0  # it has stopped; the next is called at once, and soon again
     for _ in range(10):
         session.stranger = True

@@ -25,7 +25,8 @@ class Answering:
     """Rounds whose plans are answered by scripts, a moment after they are sent.
 
     Args:
-        clients: for each client a function of the round that returns whether it answers; "late": after the round.
+        clients: for each client a function of the round that returns whether it answers; "late":
+            after the round.
         method: the run's.
         payload: of each answer.
         away: a client that comes after ten looks.
@@ -37,8 +38,12 @@ class Answering:
     def __init__(self, clients, per_round, method=METHOD, payload=b"\x01", away=None, **settings):
         self.method, self.payload, self.away = method, payload, away
         self.clients, self.now, self.heard, self.late = clients, 0.0, Heard(), []
-        settings = CoordinatorSettings(dead_after=1e9, deadline=DEADLINE, **{"patience": inf, **settings})
-        self.session = Session(self, settings, self.heard, Rejected(self.heard, "run"), "epoch", clock=lambda: self.now)
+        settings = CoordinatorSettings(
+            dead_after=1e9, deadline=DEADLINE, **{"patience": inf, **settings}
+        )
+        self.session = Session(
+            self, settings, self.heard, Rejected(self.heard, "run"), "epoch", clock=lambda: self.now
+        )
         self.session.pause = self.pause
         self.roster = Roster(1e9, list(clients))
         for name in clients:
@@ -62,7 +67,9 @@ class Answering:
         pass
 
     def answer(self, client, number):
-        update = Message(MessageKind.UPDATE, self.method.code, number, client, self.payload, self.plan.attempt).encode()
+        update = Message(
+            MessageKind.UPDATE, self.method.code, number, client, self.payload, self.plan.attempt
+        ).encode()
         self.rounds.take(list(self.clients)[client], update)
 
     async def pause(self, seconds):
@@ -97,7 +104,10 @@ def test_whoever_never_answers_costs_less_and_less():
     assert all(len(who) == 3 for who, took in costs)  # another takes its place
     assert len(waited) == 3 and one.now < 3 * (DEADLINE + 10) + 400 * 10
     said = [text for text in one.heard.warnings if "not asked" in text]
-    assert said[0] == (f"round {waited[0]}: nothing of a that counts has come within 600 s: it is not asked for 1200 s")
+    assert said[0] == (
+        f"round {waited[0]}: nothing of a that counts has come within 600 s: it is not asked for "
+        "1200 s"
+    )
     assert [text.rsplit(" for ", 1)[1] for text in said] == ["1200 s", "2400 s", "4800 s"]
 
 
@@ -110,7 +120,10 @@ def test_who_answers_just_before_each_deadline_takes_no_more_time_than_the_other
     assert one.now < 2 * 100 * 10  # what the others take alone, each round 10 s
     assert one.rounds.late.named() == [0]
     said = [text for text in one.heard.warnings if "not asked" in text]
-    assert said[0] == "round 1: nothing of a that counts has come within 130 s: it is not asked for 260 s"
+    assert (
+        said[0]
+        == "round 1: nothing of a that counts has come within 130 s: it is not asked for 260 s"
+    )
 
 
 def test_who_is_the_last_of_each_round_by_far_is_left_out_when_that_adds_up():
@@ -133,7 +146,12 @@ def test_one_that_is_slow_by_right_is_waited_for(more):
 def test_machines_that_stall_in_turns_hold_nobody_up():
     """Each of them is ten times as slow as the others now and then, as on a busy machine."""
     stalls = {}
-    turn = lambda mine: lambda number: number % 4 != mine or stalls.setdefault(number, one.now) + 90 <= one.now  # noqa: E731
+
+    def turn(mine):
+        return lambda number: (
+            number % 4 != mine or stalls.setdefault(number, one.now) + 90 <= one.now
+        )
+
     one = Answering({name: turn(at) for at, name in enumerate("abcd")}, 4, patience=30.0)
     assert all(len(one.round(number)[0]) == 4 for number in range(1, 201))
 
@@ -165,8 +183,13 @@ def test_who_is_needed_is_asked_all_the_same():
 
 
 def test_under_privacy_nobody_takes_the_place_of_one_that_is_away():
-    """A round whose one client is away waits for it; others go on. So no client has more turns than are counted."""
-    method = protected(ZOFedSGD(seeds="shared"), PrivacySettings(level="client", clip=1.0, noise=1.0))
+    """A round whose one client is away waits for it; others go on.
+
+    So no client has more turns than are counted.
+    """
+    method = protected(
+        ZOFedSGD(seeds="shared"), PrivacySettings(level="client", clip=1.0, noise=1.0)
+    )
     run = Answering({"a": yes, "b": yes}, 1, method, b"\0" * 4, away="b")
     asked = [run.coordinator.sampled(number) for number in range(1, 9)]
     assert {0} in map(set, asked) and {1} in map(set, asked)

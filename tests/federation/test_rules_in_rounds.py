@@ -1,4 +1,6 @@
-"""Aggregation rules in rounds: too few answers, rules that remember, methods whose vectors come in parts."""
+"""Aggregation rules in rounds: too few answers, rules that remember, methods whose vectors come in
+parts.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,9 @@ LOCAL = LocalTraining(optimizer="sgd", learning_rate=0.1, steps=3, batch=8)
 def remembering(rounds, out, **settings):
     method = FedKSeed(**QUICK, candidates=32, steps=10)
     rule = CentredClipping(momentum=0.5, radius=5.0)
-    return federation(method, rounds=rounds, out=out, aggregation=rule, evaluate_every=rounds, **settings)
+    return federation(
+        method, rounds=rounds, out=out, aggregation=rule, evaluate_every=rounds, **settings
+    )
 
 
 @pytest.mark.long
@@ -42,7 +46,9 @@ def test_a_resumed_run_goes_on_with_what_the_rule_remembers(tmp_path, without_pi
 def test_a_dense_method_keeps_the_outcome_beside_its_weights(tmp_path, quickly):
     def made(rounds, out):
         rule = CentredClipping(momentum=0.5)
-        return federation(FedAvg(training=LOCAL), rounds=rounds, out=tmp_path / out, aggregation=rule)
+        return federation(
+            FedAvg(training=LOCAL), rounds=rounds, out=tmp_path / out, aggregation=rule
+        )
 
     whole = made(4, "whole").run().summary["weights_digest"]
     made(2, "cut").run()
@@ -60,14 +66,21 @@ def received(run):
     return sent
 
 
-@pytest.mark.parametrize("rule", [Krum(), MultiKrum(), NormBound(), Median(liars=1, before=["nearest-neighbours"])])
+@pytest.mark.parametrize(
+    "rule", [Krum(), MultiKrum(), NormBound(), Median(liars=1, before=["nearest-neighbours"])]
+)
 def test_weights_are_compared_by_how_far_they_moved_and_as_one_vector(rule, monkeypatch):
-    """Tensors in pieces of seven entries: the outcome is the base and what the rule makes of the whole moves."""
+    """Tensors in pieces of seven entries: the outcome is the base and what the rule makes of the
+    whole moves.
+    """
     monkeypatch.setattr(dense_module, "PIECE", 7)
     run = federation(FedAvg(training=LOCAL), aggregation=rule)
     space = run.worker.space
     before = np.frombuffer(space.dense(), dtype="<f4").astype(np.float64)
-    moves = [np.frombuffer(sent.payload, dtype="<f4").astype(np.float64) - before for sent in received(run)]
+    moves = [
+        np.frombuffer(sent.payload, dtype="<f4").astype(np.float64) - before
+        for sent in received(run)
+    ]
     run.worker.apply(run.coordinator.close())
     after = np.frombuffer(space.dense(), dtype="<f4")
     np.testing.assert_allclose(after, before + rule.combine(moves, [0.2] * 5), rtol=0, atol=1e-6)

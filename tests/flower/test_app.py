@@ -9,12 +9,16 @@ from fedseed.flower import client_app, server_app
 from fedseed.flower.config import place_of, recipe_of
 
 
-@pytest.mark.parametrize(("make", "module"), [(server_app, "flwr.serverapp"), (client_app, "flwr.clientapp")])
+@pytest.mark.parametrize(
+    ("make", "module"), [(server_app, "flwr.serverapp"), (client_app, "flwr.clientapp")]
+)
 def test_what_is_missing_is_named(make, module, monkeypatch):
     """And nothing else of fedseed asks for Flower."""
     monkeypatch.setitem(sys.modules, "flwr", None)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(FedseedError, match=r"^Flower is not installed: pip install '\.\[flower\]' in"):
+    with pytest.raises(
+        FedseedError, match=r"^Flower is not installed: pip install '\.\[flower\]' in"
+    ):
         make("small-ferret")
 
 
@@ -28,8 +32,14 @@ def test_configurations(tmp_path):
     with pytest.raises(RecipeError, match="run config: unknown key 'rounds'"):
         recipe_of(path, {"rounds": 3})
     place = place_of({"client": "north, south", "data": "/d"})
-    assert (place.clients, str(place.own.path), place.own.evaluation_file) == (("north", "south"), "/d", None)
-    found = [place_of({"partition-id": n, "num-partitions": 2}).mine(["a", "b", "c"]) for n in range(2)]
+    assert (place.clients, str(place.own.path), place.own.evaluation_file) == (
+        ("north", "south"),
+        "/d",
+        None,
+    )
+    found = [
+        place_of({"partition-id": n, "num-partitions": 2}).mine(["a", "b", "c"]) for n in range(2)
+    ]
     assert found == [["a", "c"], ["b"]]
     with pytest.raises(RecipeError, match="node config: whose work does this node do"):
         place_of({"data": "/d"})

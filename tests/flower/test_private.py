@@ -15,14 +15,24 @@ PRIVATE = {
     "example": {"clip": 0.01, "noise": 2.0, "sampling": "poisson", "examples": 60, "budget": 1.5},
     "client": {"clip": 1.0, "noise": 4.0, "budget": 5.0},
 }
-METHOD = {"name": "zo-fedsgd", "basis": "rademacher", "seeds": "shared", "learning_rate": 1e-2, "batch": 8}
-CHANCE = {"seconds", "rebuild", "time", "question", "heard", "epoch"}  # times, random names, and what depends on them
+METHOD = {
+    "name": "zo-fedsgd",
+    "basis": "rademacher",
+    "seeds": "shared",
+    "learning_rate": 1e-2,
+    "batch": 8,
+}
+# times, random names, and what depends on them
+CHANCE = {"seconds", "rebuild", "time", "question", "heard", "epoch"}
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quickly", "without_pictures")]
 
 
 def still(told, level):
-    """What a node says, without times; of an update by clients, which the coordinator alone sees, its length."""
+    """What a node says, without times.
+
+    Of an update by clients, which the coordinator alone sees, its length.
+    """
     if isinstance(told, bytes) and level == "client" and told.startswith(b"FS"):
         return len(told)
     if isinstance(told, str | bytes) and told[:1] in ("{", b"{"):
@@ -55,7 +65,9 @@ def ran(level, problem, folder, monkeypatch):
 @pytest.mark.parametrize("level", PRIVATE)
 def test_nodes_say_the_same_whatever_their_data(level, tmp_path, monkeypatch):
     """With noisy sums that are: fewer examples, others, and losses that are no numbers."""
-    monkeypatch.setattr(PrivateScalars, "noisy_sum", lambda self, vectors, length: np.full(length, 1e-3))
+    monkeypatch.setattr(
+        PrivateScalars, "noisy_sum", lambda self, vectors, length: np.full(length, 1e-3)
+    )
     found = {}
     for kind in ("plain", "odd"):
         problem = Problem()

@@ -1,4 +1,6 @@
-"""Flower itself: its simulation, and a SuperLink with two SuperNodes, run the example to a simulation's bits."""
+"""Flower itself: its simulation, and a SuperLink with two SuperNodes, run the example to a
+simulation's bits.
+"""
 
 import json
 import os
@@ -20,8 +22,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_pictures")]
 
 EXAMPLES = Path(fedseed.__file__).parents[2] / "examples"
 DATA = EXAMPLES / "three-hospitals" / "data"
-SHORT = ("rounds=2", "method.directions=500", "method.training.steps=2", "evaluation.every=2",
-         "evaluation.digest_every=2")  # fmt: skip
+SHORT = (
+    "rounds=2",
+    "method.directions=500",
+    "method.training.steps=2",
+    "evaluation.every=2",
+    "evaluation.digest_every=2",
+)
 
 
 class Flower:
@@ -50,16 +57,36 @@ class Flower:
         """A process that stays."""
         with open(self.folder / f"{name}.log", "w") as log:
             process = subprocess.Popen(
-                list(map(str, words)), stdout=log, stderr=log, env=self.environment(name), cwd=self.folder
+                list(map(str, words)),
+                stdout=log,
+                stderr=log,
+                env=self.environment(name),
+                cwd=self.folder,
             )
         self._started.append(process)
 
     def link(self, *words):
-        self.start("link", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", self.port, *words)
+        self.start(
+            "link",
+            "flower-superlink",
+            "--insecure",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            self.port,
+            *words,
+        )
         until(lambda: reachable(self.port), 120, "the SuperLink does not start")
 
     def node(self, name, config):
-        words = ("--superlink", f"127.0.0.1:{self.port}", "--port", free_port(), "--node-config", config)
+        words = (
+            "--superlink",
+            f"127.0.0.1:{self.port}",
+            "--port",
+            free_port(),
+            "--node-config",
+            config,
+        )
         self.start(name, "flower-supernode", "--insecure", *words)
 
     def run(self, *words, **config):
@@ -68,12 +95,26 @@ class Flower:
         pairs = " ".join(f"{key}='{value}'" for key, value in config.items())
         environment = self.environment("user")
         (self.folder / "user" / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+            '[superlink]\ndefault = "here"\n[superlink.here]\naddress = '
+            f'"127.0.0.1:{self.port}"\ninsecure = true\n'
         )
         done = subprocess.run(
-            ["flwr", "run", str(EXAMPLES / "flower"), "here", "--run-config", pairs, "--stream", *words],
-            env=environment, capture_output=True, text=True, check=False, timeout=900,
-        )  # fmt: skip
+            [
+                "flwr",
+                "run",
+                str(EXAMPLES / "flower"),
+                "here",
+                "--run-config",
+                pairs,
+                "--stream",
+                *words,
+            ],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
         said = done.stdout + done.stderr
         logs = {path.name: path.read_text()[-3000:] for path in self.folder.glob("*.log")}
         assert (self.out / "summary.json").exists(), (said, logs)
@@ -104,7 +145,9 @@ def expected(tmp_path):
 
     words = [word for pair in (*SHORT, f"task.path={DATA}") for word in ("--set", pair)]
     with limited(1):
-        done = command("run", EXAMPLES / "flower" / "recipe.toml", *words, "--out", tmp_path / "expected")
+        done = command(
+            "run", EXAMPLES / "flower" / "recipe.toml", *words, "--out", tmp_path / "expected"
+        )
     assert done.returncode == 0, done.stderr
     return tmp_path / "expected"
 
@@ -112,7 +155,14 @@ def expected(tmp_path):
 def compare(expected, out):
     """The same orbit to the last byte, the same figures, and no token in any file."""
     here, there = (json.loads((folder / "summary.json").read_text()) for folder in (expected, out))
-    for key in ("weights_digest", "baseline", "final", "by_client", "payload_bytes_up", "payload_bytes_down"):
+    for key in (
+        "weights_digest",
+        "baseline",
+        "final",
+        "by_client",
+        "payload_bytes_up",
+        "payload_bytes_down",
+    ):
         assert here[key] == there[key], key
     assert (expected / "model.orbit").read_bytes() == (out / "model.orbit").read_bytes()
     assert Orbit.open(out / "model.orbit").complete

@@ -1,4 +1,6 @@
-"""Runs over a Grid: the bits of a simulation, whatever becomes of the nodes' processes and of the nodes."""
+"""Runs over a Grid: the bits of a simulation, whatever becomes of the nodes' processes and of the
+nodes.
+"""
 
 import json
 
@@ -33,36 +35,59 @@ def begun(problem, tmp_path, in_process):
 @pytest.mark.parametrize("processes", [True, False], ids=["a process a message", "an actor"])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_result_is_that_of_one_process(method, processes, problem, tmp_path, begun):
-    """Nodes of two clients each with weights made anew from their steps, or three in turn in one process."""
+    """Nodes of two clients each with weights made anew from their steps, or three in turn in one
+    process.
+    """
     path, over, expected = begun(method, PAIR if processes else VIRTUAL, processes)
     result, _ = run(over, path)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["weights_digest"] == expected.summary["weights_digest"]
     assert result.summary == summary
-    assert [line["weights_digest"] for line in result.metrics] == [line["weights_digest"] for line in expected.metrics]
-    for key in ("payload_bytes_up", "payload_bytes_down", "forward_passes", "baseline", "final", "exchanged"):
+    assert [line["weights_digest"] for line in result.metrics] == [
+        line["weights_digest"] for line in expected.metrics
+    ]
+    for key in (
+        "payload_bytes_up",
+        "payload_bytes_down",
+        "forward_passes",
+        "baseline",
+        "final",
+        "exchanged",
+    ):
         assert summary[key] == expected.summary[key], key
     if method in ("ferret", "feedsign", "fedkseed-pro"):
         orbit = Orbit.open(tmp_path / "run" / "model.orbit")
         assert orbit.complete and orbit.replay(problem.model()) == summary["weights_digest"]
 
 
-def test_a_process_for_many_nodes_tells_each_nodes_figures_and_measures_them_once(problem, tmp_path):
+def test_a_process_for_many_nodes_tells_each_nodes_figures_and_measures_them_once(
+    problem, tmp_path
+):
     names, measured = [f"client-{number}" for number in range(5)], []
     path, recipe = written(
-        tmp_path, "feedsign", rounds=2, task={"name": "files"}, federation={"clients": names, "per_round": 5}
+        tmp_path,
+        "feedsign",
+        rounds=2,
+        task={"name": "files"},
+        federation={"clients": names, "per_round": 5},
     )
 
     def figures(name):
         measured.append(name)
         return {"held_out": 4, "loss": float(name[-1])}
 
-    result, _ = run(grid(path, problem, recipe, tmp_path / "run", VIRTUAL, figures, processes=False), path)
+    result, _ = run(
+        grid(path, problem, recipe, tmp_path / "run", VIRTUAL, figures, processes=False), path
+    )
     for line in (result.metrics[0], result.metrics[-1]):
-        assert line["by_client"] == {name: {"held_out": 4, "loss": float(name[-1])} for name in names}
+        assert line["by_client"] == {
+            name: {"held_out": 4, "loss": float(name[-1])} for name in names
+        }
         assert line["loss"] == 2.0
     assert sorted(measured) == sorted(2 * names)
-    assert not any("evaluates for" in str(reasons) for reasons in result.summary["refusals"].values())
+    assert not any(
+        "evaluates for" in str(reasons) for reasons in result.summary["refusals"].values()
+    )
 
 
 def test_a_node_that_has_lost_its_state_is_sent_all_steps(begun):
@@ -83,7 +108,9 @@ def test_a_node_that_has_lost_its_state_is_sent_all_steps(begun):
 
 
 def test_a_round_goes_on_without_a_node_that_fails_or_has_gone(problem, tmp_path):
-    path, recipe = written(tmp_path, "ferret", federation={"deadline": 1.5}, rounds=3, evaluation={"every": 3})
+    path, recipe = written(
+        tmp_path, "ferret", federation={"deadline": 1.5}, rounds=3, evaluation={"every": 3}
+    )
     over = grid(path, problem, recipe, tmp_path / "run")
 
     def at(node, message):
@@ -92,7 +119,9 @@ def test_a_round_goes_on_without_a_node_that_fails_or_has_gone(problem, tmp_path
 
     over.at = at
     result, said = run(over, path)
-    skipped = {(s["client"], s["reason"]) for line in result.metrics for s in line.get("skipped", ())}
+    skipped = {
+        (s["client"], s["reason"]) for line in result.metrics for s in line.get("skipped", ())
+    }
     assert {name for name, _ in skipped} <= {"client-1", "client-2", "client-4"} and skipped
     assert {reason for _, reason in skipped} == {"it has gone"}
     assert any("client-1 is refused: Flower reports: the disk is full" in line for line in said)
@@ -106,7 +135,8 @@ def test_an_interrupted_run_goes_on_in_its_folder(method, problem, tmp_path, in_
     over = grid(path, problem, recipe, tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
         coordinate(over, over.context, path, Ending(3))
-    second = grid(path, problem, recipe, tmp_path / "run")  # Flower keeps nothing from one run to the next
+    # Flower keeps nothing from one run to the next
+    second = grid(path, problem, recipe, tmp_path / "run")
     result, said = run(second, path)
     assert "resumed after round 3 of 6" in said
     assert result.summary["weights_digest"] == expected.summary["weights_digest"]
@@ -131,15 +161,23 @@ def test_who_comes_is_checked_and_late_ones_catch_up(begun):
     said = Waiting()
     result = coordinate(over, over.context, path, said)
     assert result.summary["weights_digest"] == expected.summary["weights_digest"]
-    assert any("node 13 is refused: --client client-9: the recipe's clients are" in line for line in said.said)
-    assert any("node 14 is refused: node config: whose work does this node do?" in line for line in said.said)
+    assert any(
+        "node 13 is refused: --client client-9: the recipe's clients are" in line
+        for line in said.said
+    )
+    assert any(
+        "node 14 is refused: node config: whose work does this node do?" in line
+        for line in said.said
+    )
 
 
 def test_nobody_is_waited_for_who_would_be_refused(problem, tmp_path, monkeypatch):
     monkeypatch.setattr(flower, "AGAIN_SECONDS", 0.1)
     path, recipe = written(tmp_path, "ferret", seed=4)
     over = grid(path, problem, {**recipe, "seed": 5}, tmp_path / "run")
-    with pytest.raises(FedseedError, match=r"every node has failed 3 times.*another recipe or model: seed"):
+    with pytest.raises(
+        FedseedError, match=r"every node has failed 3 times.*another recipe or model: seed"
+    ):
         run(over, path)
 
 

@@ -41,7 +41,9 @@ def counts(rule, total, norms=None, last=None):
 
 
 def test_the_rules_look_at_what_they_should():
-    rho = np.array([Ferret(basis="truncated_normal").directions_of(0).variance(size) for size in SIZES])
+    rho = np.array(
+        [Ferret(basis="truncated_normal").directions_of(0).variance(size) for size in SIZES]
+    )
     norms = np.array([3.0, 1.0, 0.5])
     roots = np.sqrt(norms / rho)
     last = CoefficientStep((Coefficients(1, tuple(np.float32(norms / rho**0.5)[:, None])),))
@@ -58,14 +60,22 @@ def test_coefficients_are_products_over_their_number_and_the_entries_variance():
     """Eqs. 6 and 8: gamma_l = V_l^T Delta_l / (rho_l K_l)."""
     method = Ferret(basis="truncated_normal")
     assert Ferret(basis="lowrank", basis_rank=3).directions_of(5) == Basis("lowrank", 5, 200, 3)
-    basis, products = method.directions_of(3), [np.float32([6, 3]), np.float32([1]), np.float32([2, 2, 2, 4])]
+    basis, products = (
+        method.directions_of(3),
+        [np.float32([6, 3]), np.float32([1]), np.float32([2, 2, 2, 4])],
+    )
     found = method.scaled(method.start(LAYOUT, 1), basis, products)
     for gamma, product, size in zip(found, products, SIZES, strict=True):
-        np.testing.assert_allclose(gamma, product / (basis.variance(size) * len(product)), rtol=1e-6)
+        np.testing.assert_allclose(
+            gamma, product / (basis.variance(size) * len(product)), rtol=1e-6
+        )
 
 
 def test_norms_from_scalars():
     """|Delta_l| = sqrt(sum over parts of rho_l K_l |gamma_l|^2)."""
-    parts = [[np.array([3.0, 4.0], np.float32), np.array([1.0], np.float32)], [np.array([1.0], np.float32)] * 2]
+    parts = [
+        [np.array([3.0, 4.0], np.float32), np.array([1.0], np.float32)],
+        [np.array([1.0], np.float32)] * 2,
+    ]
     found = estimated_norms(parts, np.array([0.5, 4.0]))
     np.testing.assert_allclose(found, np.sqrt([0.5 * 2 * 25 + 0.5 * 1, 4 * 1 + 4 * 1]))

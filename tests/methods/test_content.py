@@ -1,4 +1,6 @@
-"""What messages hold, by kinds of numbers, from the declared fields alone: known values of every method."""
+"""What messages hold, by kinds of numbers, from the declared fields alone: known values of every
+method.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,7 +10,17 @@ import pytest
 from numpy.typing import NDArray
 
 from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, MeZO, ZOFedSGD
-from fedseed.methods.payload import Array, Bits, Content, Floats, Many, Payload, Ragged, Scalar, total
+from fedseed.methods.payload import (
+    Array,
+    Bits,
+    Content,
+    Floats,
+    Many,
+    Payload,
+    Ragged,
+    Scalar,
+    total,
+)
 from support.problem import Problem
 
 QUICK = {"basis": "rademacher", "batch": 4, "scale": 1e-3, "learning_rate": 1e-3}
@@ -35,7 +47,14 @@ class All(Payload):
 def test_each_kind_of_field_counts_as_what_it_is():
     floats = np.zeros(3, dtype=np.float32)
     inner = Inner(7, (floats, floats[:1]))
-    payload = All(0.5, None, np.zeros(3, dtype=np.uint32), floats, np.array([1, -1, 1, 1], dtype=np.int8), (inner,) * 2)
+    payload = All(
+        0.5,
+        None,
+        np.zeros(3, dtype=np.uint32),
+        floats,
+        np.array([1, -1, 1, 1], dtype=np.int8),
+        (inner,) * 2,
+    )
     data = payload.encode()
     expected = Content(len(data), scalars=1 + 3 + 2 * 4, integers=3 + 2, bits=4)
     assert payload.content(99, data) == expected
@@ -46,11 +65,22 @@ PROBLEM, NONE = Problem(), Content()
 BLOCKS = PROBLEM.ferret(blocks="tensor", allocation="size", directions=12)
 PRO = FedKSeed(**QUICK, candidates=64, steps=7, importance=True)
 TENSORS = FedMeZO(**QUICK, steps=3, travel="tensors", personal="loss")
-KNOWN = {  # what a client sends in a round, what its plan holds, and a step with all clients' answers
-    "ferret": (PROBLEM.ferret(seeds="per-client"), Content(0, 300, 1), NONE, Content(0, 300 * 5, 5)),
+# what a client sends in a round, what its plan holds, and a step with all clients' answers
+KNOWN = {
+    "ferret": (
+        PROBLEM.ferret(seeds="per-client"),
+        Content(0, 300, 1),
+        NONE,
+        Content(0, 300 * 5, 5),
+    ),
     "ferret-blocks": (BLOCKS, Content(0, 12, 1), Content(0, 0, 1), Content(0, 12, 1)),
     "fedkseed-pro": (PRO, Content(0, 7, 7), Content(0, 128, 1), NONE),
-    "feedsign-votes": (FeedSign(**QUICK, votes_per_round=11), Content(0, 0, 0, 11), NONE, Content(0, 0, 0, 11)),
+    "feedsign-votes": (
+        FeedSign(**QUICK, votes_per_round=11),
+        Content(0, 0, 0, 11),
+        NONE,
+        Content(0, 0, 0, 11),
+    ),
     "zo-own": (ZOFedSGD(**QUICK), Content(0, 1, 1), NONE, Content(0, 5, 5)),
     "zo-shared": (ZOFedSGD(**QUICK, seeds="shared"), Content(0, 1), NONE, Content(0, 1)),
     "mezo": (MeZO(**QUICK, estimates=3), Content(0, 3), NONE, Content(0, 3)),
@@ -65,7 +95,11 @@ KNOWN = {  # what a client sends in a round, what its plan holds, and a step wit
 @pytest.mark.parametrize("name", KNOWN)
 def test_parameters_exchanged_are_what_the_payloads_declare(name):
     method, update, plan, step = KNOWN[name]
-    summary = PROBLEM.federation(method, rounds=ROUNDS, per_round=CLIENTS, evaluate_every=ROUNDS).run().summary
+    summary = (
+        PROBLEM.federation(method, rounds=ROUNDS, per_round=CLIENTS, evaluate_every=ROUNDS)
+        .run()
+        .summary
+    )
     assert summary["parameters"] == D
     fetched = 1 / 2  # of two rounds with all clients, the second begins with the first one's step
     if method.catch_up.may_drop:

@@ -10,7 +10,9 @@ from support.rounds import answers
 
 def model(dtype, seed):
     torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3)).to(getattr(torch, dtype))
+    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3)).to(
+        getattr(torch, dtype)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -19,9 +21,14 @@ def test_aggregate_is_the_weighted_average(dtype):
     method = FedAvg()
     state = method.start(spaces[0].layout, 1)
     weights = (0.5, 0.3, 0.2)
-    updates = [(i, weights[i], method.decode_update(state, 1, s.dense())) for i, s in enumerate(spaces)]
+    updates = [
+        (i, weights[i], method.decode_update(state, 1, s.dense())) for i, s in enumerate(spaces)
+    ]
     columns = zip(*(s.parameters for s in spaces), strict=True)
-    means = [sum(c * p.detach().double() for c, p in zip(weights, column, strict=True)) for column in columns]
+    means = [
+        sum(c * p.detach().double() for c, p in zip(weights, column, strict=True))
+        for column in columns
+    ]
     expected = [mean.float().to(getattr(torch, dtype)) for mean in means]
     step = method.decode_step(state, method.aggregate(state, answers(1, updates)).encode())
     target = ParameterSpace(model(dtype, 9))
@@ -31,7 +38,9 @@ def test_aggregate_is_the_weighted_average(dtype):
 
 
 def test_server_optimisers_take_the_papers_steps():
-    """FedAvgM (Hsu et al., 2019) and FedAdam (Reddi et al., 2021, Algorithm 2), beside their equations in float64."""
+    """FedAvgM (Hsu et al., 2019) and FedAdam (Reddi et al., 2021, Algorithm 2), beside their
+    equations in float64.
+    """
     space = ParameterSpace(model("float32", 0))
     start = to_floats(space.dense(), "float32").astype(np.float64)
     rng = np.random.default_rng(1)
@@ -44,7 +53,9 @@ def test_server_optimisers_take_the_papers_steps():
         w, m, v = start, np.zeros_like(start), np.zeros_like(start)
         for number in range(1, 5):
             sent = [(w + rng.normal(size=w.shape)).astype(np.float32) for _ in range(2)]
-            made = answers(number, [(i, (0.3, 0.7)[i], Weights(sent[i].tobytes())) for i in range(2)])
+            made = answers(
+                number, [(i, (0.3, 0.7)[i], Weights(sent[i].tobytes())) for i in range(2)]
+            )
             state = method.remember(state, made)
             step = method.decode_step(state, method.aggregate(state, made).encode())
             state = method.advance(state, step)

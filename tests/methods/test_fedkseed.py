@@ -50,9 +50,14 @@ def test_fedkseed_accumulates_with_the_clients_weights():
 
 
 def test_fedkseed_forgets_and_follows_its_schedule():
-    """A_j <- (1 - decay) A_j + c_i f rho_j, with the round's factor f; without answers nothing is forgotten."""
+    """A_j <- (1 - decay) A_j + c_i f rho_j, with the round's factor f.
+
+    Without answers nothing is forgotten.
+    """
     method = FedKSeed(candidates=3, decay=0.25, schedule=LINEAR)
-    state = method.advance(method.start(LAYOUT, 1), Accumulated(np.array([4, 8, 0], dtype=np.float32)))
+    state = method.advance(
+        method.start(LAYOUT, 1), Accumulated(np.array([4, 8, 0], dtype=np.float32))
+    )
     sent = Pairs(np.array([2], dtype=np.uint32), np.array([10], dtype=np.float32))
     assert method.aggregate(state, answers(3, [(0, 1.0, sent)])).accumulator.tolist() == [3, 6, 5]
     assert method.aggregate(state, answers(3, [])).accumulator.tolist() == [4, 8, 0]
@@ -64,13 +69,18 @@ def test_fedkseed_forgets_and_follows_its_schedule():
 
 @pytest.mark.long
 def test_fedkseed_steps_from_the_base_are_its_steps_with_the_plans_accumulator_in_them():
-    """Local weights after some rounds: w0 - eta sum_j A_j z_j, whether summed up or changed step by step.
+    """Local weights after some rounds: w0 - eta sum_j A_j z_j, whether summed up or changed step by
+    step.
 
     In 16 bits only what is summed up has its bits: each step is rounded otherwise.
     """
     found = []
-    for small_steps, dtype in itertools.product(("nearest", "from-base"), (torch.float32, torch.bfloat16)):
-        method = FedKSeed(**QUICK, candidates=8, steps=6, small_steps=small_steps, population=2, schedule=LINEAR)
+    for small_steps, dtype in itertools.product(
+        ("nearest", "from-base"), (torch.float32, torch.bfloat16)
+    ):
+        method = FedKSeed(
+            **QUICK, candidates=8, steps=6, small_steps=small_steps, population=2, schedule=LINEAR
+        )
         space = ParameterSpace(model(dtype))
         space.keep_base()
         state = method.start(space.layout, 3)
@@ -80,7 +90,8 @@ def test_fedkseed_steps_from_the_base_are_its_steps_with_the_plans_accumulator_i
         client = LocalClient(space, OBJECTIVE, data(5, dtype)[0][0], 3, 3, 0)
         sent = method.train(state, plan(method, state, 3), client)
         own = before.accumulator.copy()
-        np.add.at(own, sent.indices, 0.5 * sent.scalars / 2)  # half the rate in round 3, a population of 2
+        # half the rate in round 3, a population of 2
+        np.add.at(own, sent.indices, 0.5 * sent.scalars / 2)
         rebuilt = ParameterSpace(model(dtype))
         rebuilt.keep_base()
         rebuilt.apply(method.change(state, Accumulated(own)))
@@ -100,7 +111,10 @@ def test_fedkseeds_local_steps_have_the_rounds_rate_and_are_rounded_by_numbers_o
         def apply(self, change):
             noted.append((change.scale, change.rounding))
 
-    noted, method = [], FedKSeed(**QUICK, candidates=8, steps=3, small_steps="stochastic", schedule=LINEAR)
+    noted, method = (
+        [],
+        FedKSeed(**QUICK, candidates=8, steps=3, small_steps="stochastic", schedule=LINEAR),
+    )
     client = Noted(ParameterSpace(model()), OBJECTIVE, data(1)[0][0], 3, 2, 4)
     method.train(state := method.start(LAYOUT, 3), plan(method, state, 2), client)
     rate, seed = 0.75 * method.learning_rate, derive(3, Domain.CLIENT_SEED, 2, 4)
@@ -128,10 +142,13 @@ def test_a_clients_training_takes_the_memory_of_its_forward_passes():
     assert peak < 0.4 * space.layout.dense_bytes
 
 
-# -- what travels: what is read, how large it is, which candidates are drawn how often ---------------------------
+# -- what travels: what is read, how large it is, which candidates are drawn how often
+# ---------------------------
 
 POOL = FedKSeed(candidates=4, steps=3)
-STATE = POOL.advance(POOL.start(LAYOUT, 1), Accumulated(np.array([5.0, 0.0, -2.0, 0.0], dtype=np.float32)))
+STATE = POOL.advance(
+    POOL.start(LAYOUT, 1), Accumulated(np.array([5.0, 0.0, -2.0, 0.0], dtype=np.float32))
+)
 
 
 def pairs(indices, scalars):
@@ -142,9 +159,11 @@ def test_pairs_of_the_pool_are_read_and_others_are_not():
     for good in (pairs([3], [1.0]), pairs([0, 3, 3], [1.0, 2.0, -1e6])):
         assert POOL.decode_update(STATE, 2, good.encode()).encode() == good.encode()
     for bad, text in (
-        (pairs([], []), "0 bytes of pairs: from 8 to 24"), (pairs([0] * 4, [1.0] * 4), "32 bytes of pairs"),
-        (pairs([0, 4], [1.0, 1.0]), "candidate 4: the pool has 4"), (pairs([0], [1.1e6]), "1.1e[+]06|1100000"),
-    ):  # fmt: skip
+        (pairs([], []), "0 bytes of pairs: from 8 to 24"),
+        (pairs([0] * 4, [1.0] * 4), "32 bytes of pairs"),
+        (pairs([0, 4], [1.0, 1.0]), "candidate 4: the pool has 4"),
+        (pairs([0], [1.1e6]), "1.1e[+]06|1100000"),
+    ):
         with pytest.raises(MessageError, match=text):
             POOL.decode_update(STATE, 2, bad.encode())
     wide = FedKSeed(candidates=4, steps=2, population=2, batch=2)
@@ -152,18 +171,28 @@ def test_pairs_of_the_pool_are_read_and_others_are_not():
     assert pairs([0, 1], [-7.0, 2.0]).size(About(POOL, STATE, "update", 2)) == 7.0
 
 
-@pytest.mark.parametrize(("after", "size"), [([5, 3, -2, 0], 3), ([5, 0, -2.5, 0], 1), ([5, 0, -2, 0], 0)])
+@pytest.mark.parametrize(
+    ("after", "size"), [([5, 3, -2, 0], 3), ([5, 0, -2.5, 0], 1), ([5, 0, -2, 0], 0)]
+)
 def test_a_step_is_as_large_as_the_most_that_it_adds(after, size):
     assert Accumulated(np.float32(after)).size(About(POOL, STATE, "step", 2)) == size
 
 
 def test_pairs_as_vectors_of_the_pool():
-    """Of each candidate the sum; of a vector so many of the largest entries as a client may send, or all of them."""
+    """Of each candidate the sum.
+
+    Of a vector so many of the largest entries as a client may send, or all of them.
+    """
     about = About(POOL, STATE, "update", 2)
     assert Pairs.words(about) == 4
     assert pairs([3, 0, 3], [1.0, -2.0, 0.5]).vector(about).tolist() == [-2.0, 0.0, 0.0, 1.5]
     whole = Pairs.of(np.array([0.1, 0.0, -3.0, 2.0]), about)
-    assert whole.indices.tolist() == [0, 1, 2, 3] and whole.scalars.tolist() == [0.1, 0.0, -3.0, 2.0]
+    assert whole.indices.tolist() == [0, 1, 2, 3] and whole.scalars.tolist() == [
+        0.1,
+        0.0,
+        -3.0,
+        2.0,
+    ]
     few = pairs([0], [1.0]).with_vector(np.array([-4.0, 1.0, 2.0, -3.0]), about)
     assert few.indices.tolist() == [0, 2, 3] and few.scalars.tolist() == [-4.0, 2.0, -3.0]
     assert few.indices.dtype == np.uint32 and few.scalars.dtype == np.float32
@@ -176,11 +205,25 @@ def test_pairs_as_vectors_of_the_pool():
 
 
 def test_candidates_are_drawn_by_the_plans_probabilities(monkeypatch):
-    """By numbers uniform on [0, their sum): what ends at a number begins the next; of a plan of zeros the last."""
-    numbers = np.array([0, 1 << 62, 1 << 63, 0xBFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 5], dtype=np.uint64)
-    monkeypatch.setattr(fedkseed, "draws", lambda seed, count: numbers[:count] if seed == 7 else None)
+    """By numbers uniform on [0, their sum): what ends at a number begins the next.
+
+    Of a plan of zeros the last.
+    """
+    numbers = np.array(
+        [0, 1 << 62, 1 << 63, 0xBFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 5], dtype=np.uint64
+    )
+    monkeypatch.setattr(
+        fedkseed, "draws", lambda seed, count: numbers[:count] if seed == 7 else None
+    )
     method, zeros = FedKSeed(candidates=4, steps=3, population=2, batch=2), np.zeros(4, np.float32)
-    assert method.draw(Pool(1, zeros, np.float32([0, 1, 0.5, 0.5])), 7).tolist() == [1, 1, 2, 2, 3, 1]
+    assert method.draw(Pool(1, zeros, np.float32([0, 1, 0.5, 0.5])), 7).tolist() == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        1,
+    ]
     assert method.draw(Pool(1, zeros, zeros), 7).tolist() == [3] * 6
     assert method.draw(Pool(1, zeros, None), 7).tolist() == [0, 0, 0, 3, 3, 1]
 
@@ -188,7 +231,8 @@ def test_candidates_are_drawn_by_the_plans_probabilities(monkeypatch):
 @pytest.mark.parametrize(
     ("sums", "uses", "psi"),
     [
-        ([2, 9, 0, 4], [2, 3, 0, 2], [0.0, 1.0, 0.5, 0.5]),  # means 1, 3, none, 2: 0 to 1; their mean for the unused
+        # means 1, 3, none, 2: 0 to 1; their mean for the unused
+        ([2, 9, 0, 4], [2, 3, 0, 2], [0.0, 1.0, 0.5, 0.5]),
         ([5, 0, 1, 9], [1, 0, 1, 3], [1.0, 0.5, 0.0, 0.5]),  # used once is used
         ([5, 0, 0, 0], [1, 0, 0, 0], [0.0] * 4),  # there is nothing to tell them by
         ([6, 3, 9, 0], [2, 1, 3, 0], [0.0] * 4),
@@ -199,6 +243,8 @@ def test_candidates_are_drawn_by_the_plans_probabilities(monkeypatch):
 )
 def test_probabilities_are_those_of_equation_13(sums, uses, psi):
     floats = np.array(sums, dtype=np.float32)
-    found = probabilities(Accumulated(np.zeros(4, np.float32), floats, np.array(uses, dtype=np.uint32)))
+    found = probabilities(
+        Accumulated(np.zeros(4, np.float32), floats, np.array(uses, dtype=np.uint32))
+    )
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, np.exp(psi) / np.exp(psi).sum(), rtol=1e-6)

@@ -28,7 +28,10 @@ def run(problem, out=None, **settings):
 
 
 @tiered(
-    {"dtype": [torch.float32, torch.bfloat16], "basis": ["rademacher", "hadamard", "normal", "truncated_normal"]},
+    {
+        "dtype": [torch.float32, torch.bfloat16],
+        "basis": ["rademacher", "hadamard", "normal", "truncated_normal"],
+    },
     quick=1,
 )
 def test_exact_pairs_are_the_bits_of_tensors(make_problem, basis, dtype):
@@ -38,7 +41,9 @@ def test_exact_pairs_are_the_bits_of_tensors(make_problem, basis, dtype):
     ]
     tensors, pairs = (result.summary for result in results)
     assert tensors["weights_digest"] == pairs["weights_digest"]
-    assert [m["weights_digest"] for m in results[0].metrics] == [m["weights_digest"] for m in results[1].metrics]
+    assert [m["weights_digest"] for m in results[0].metrics] == [
+        m["weights_digest"] for m in results[1].metrics
+    ]
     each = {torch.float32: 4, torch.bfloat16: 2}[dtype]
     assert tensors["payload_bytes_up"] == 4 + each * tensors["parameters"]
     assert pairs["payload_bytes_up"] == 4 + 4 * 6
@@ -53,14 +58,25 @@ def test_huge_pairs_are_refused_also_where_the_rate_is_0():
 
 
 def test_pairs_of_a_population_by_hand():
-    """The rate is three quarters in round 2; a step is as large as its estimates; exact ones are taken one by one."""
-    settings = {"steps": 2, "population": 2, "batch": 2, "schedule": {"kind": "linear", "rounds": 4}}
+    """The rate is three quarters in round 2; a step is as large as its estimates.
+
+    Exact ones are taken one by one.
+    """
+    settings = {
+        "steps": 2,
+        "population": 2,
+        "batch": 2,
+        "schedule": {"kind": "linear", "rounds": 4},
+    }
     method = FedMeZO(**settings, combine="exact")
     state, unit = replace(method.start(LAYOUT, 7), done=1), 0.75 * 1e-5 / 2
     a, b = np.float32([-3, 1, 0, 2]) * np.float32(unit), np.float32([2, 0, 0, 0]) * np.float32(unit)
     step = Traces((Trace(a, client=1, weight=0.25), Trace(b, client=2, weight=0.75)))
     assert step.size(About(method, state, "step", 2)) == pytest.approx(0.25 * 3 + 0.75 * 2)
-    found = [(weight, [add.terms[0].first for add in adds]) for weight, adds in method.change(state, step).branches]
+    found = [
+        (weight, [add.terms[0].first for add in adds])
+        for weight, adds in method.change(state, step).branches
+    ]
     assert found == [(0.25, [0, 2]), (0.75, [0])]
 
 
@@ -71,22 +87,38 @@ LOSSES = ((3.0, 1.0), (nan, 1.0), (2.0, 2.5), (1.0, 1.0))  # on both sides of fo
 @pytest.mark.parametrize("personal", ["loss", "update", "constant"])
 @pytest.mark.parametrize("travel", ["pairs", "tensors"])
 def test_local_steps_by_hand(travel, personal, population):
-    """eta_i f rho / n of each direction, with the round's factor f of 0.75; the second has no usable loss."""
+    """eta_i f rho / n of each direction, with the round's factor f of 0.75.
+
+    The second has no usable loss.
+    """
     small = "stochastic" if travel == "tensors" else "nearest"
     method = FedMeZO(
-        steps=4 // population, batch=2, population=population, scale=0.5, learning_rate=0.2, personal=personal,
-        travel=travel, small_steps=small, schedule={"kind": "linear", "rounds": 4},
-    )  # fmt: skip
+        steps=4 // population,
+        batch=2,
+        population=population,
+        scale=0.5,
+        learning_rate=0.2,
+        personal=personal,
+        travel=travel,
+        small_steps=small,
+        schedule={"kind": "linear", "rounds": 4},
+    )
     state, client = method.start(LAYOUT, 7), MadeUp(LOSSES)
     rate = 0.75 * (0.2 if personal == "constant" else 0.3)
     update = method.train(state, Rate(None if personal == "constant" else 0.3), client)
     mine = [np.float32(rate * rho / population) for rho in (2.0, 0.0, -0.5, 0.0)]
     seed = derive(7, Domain.CLIENT_SEED, 2, 4)
     expected = [(seed, at, mine[at : at + population], -1.0) for at in (0, 2)]
-    applied = [(t.basis.seed, t.first, list(t.coefficients), c.scale) for c in client.changes for t in c.terms]
+    applied = [
+        (t.basis.seed, t.first, list(t.coefficients), c.scale)
+        for c in client.changes
+        for t in c.terms
+    ]
     assert applied == expected and client.skipped == 1 and "loss is nan" in client.reason
     steps = [(seed, at // population) for at in (0, 2)]
-    assert [one.rounding for one in client.changes] == (steps if small == "stochastic" else [None, None])
+    assert [one.rounding for one in client.changes] == (
+        steps if small == "stochastic" else [None, None]
+    )
     assert update.loss == (1.75 if personal == "loss" else None)  # of 2, 2.25 and 1
     if travel == "pairs":
         assert update.scalars.tolist() == mine
@@ -109,11 +141,17 @@ def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):
     assert after.done == 1
     # shares of what lies between two; of pairs, in multiples of their orthogonal directions' length
     far = 5.0 if travel == "tensors" else (0.25**2 + 0.5**2) ** 0.5
-    signals = [1.5, 1.5] if method.losses_travel else [pytest.approx(0.25 * far), pytest.approx(0.75 * far)]
+    signals = (
+        [1.5, 1.5]
+        if method.losses_travel
+        else [pytest.approx(0.25 * far), pytest.approx(0.75 * far)]
+    )
     noted = [] if personal in ("constant", "random") else [[3, signals[0]], [5, signals[1]]]
     assert after.signals.tolist() == noted and state.after({}).signals.shape == (0, 2)
     assert method.remember(after, answers(2, [])).signals is after.signals
-    assert len(method.remember(state, round_).signals) == (0 if travel == "pairs" else len(after.signals))
+    assert len(method.remember(state, round_).signals) == (
+        0 if travel == "pairs" else len(after.signals)
+    )
     assert state.load_state_dict(after.state_dict()).signals.tolist() == after.signals.tolist()
 
 
@@ -129,21 +167,26 @@ def test_five_signals_of_a_client_are_remembered():
 def test_a_random_rate_is_the_streams():
     method = FedMeZO(learning_rate=0.2, alpha=0.5, personal="random")
     at = 2 * (derive(7, Domain.RATE, 3, 4) / 2**64) - 1
-    assert plan(method, method.start(None, 7), 3, 4, [4]).rate == pytest.approx(0.2 * (1 + 0.5 * at), rel=1e-6)
+    assert plan(method, method.start(None, 7), 3, 4, [4]).rate == pytest.approx(
+        0.2 * (1 + 0.5 * at), rel=1e-6
+    )
 
 
 def test_the_formula_of_the_rates():
     method = FedMeZO(learning_rate=1e-5, alpha=0.5, personal="loss", travel="tensors")
     assert phi({0: 1.0, 1: 2.0, 2: 6.0}, 2) == 1.0  # mean 3, largest difference 3
     assert phi({0: 1.0, 1: 2.0, 2: 6.0}, 0) == pytest.approx(-2 / 3)
-    assert phi({0: 4.0, 1: 4.0}, 1) == 0.0 and phi({0: 4.0, 1: 4.5}, 1) == 1.0  # all equal; or little apart
+    # all equal; or little apart
+    assert phi({0: 4.0, 1: 4.0}, 1) == 0.0 and phi({0: 4.0, 1: 4.5}, 1) == 1.0
     assert phi({5: 7.0}, 5) == 0.0  # one client
     assert phi({0: 1.0, 1: 3.0}, 2) == 0.0  # nothing is known of it
     state = method.start(None, 1)
     assert plan(method, state, 1, 0, [0, 1]).rate == pytest.approx(1e-5)  # nobody has a loss yet
     state = state.after({0: 9.0, 1: 2.0, 2: 6.0}).after({0: 1.0})
     rates = [plan(method, state, 2, client, [0, 1, 2]).rate for client in range(3)]
-    np.testing.assert_allclose(rates, [1e-5 * (1 - 0.5 * 2 / 3), 1e-5 * (1 - 0.5 / 3), 1.5e-5], rtol=1e-6)
+    np.testing.assert_allclose(
+        rates, [1e-5 * (1 - 0.5 * 2 / 3), 1e-5 * (1 - 0.5 / 3), 1.5e-5], rtol=1e-6
+    )
     assert plan(method, state, 2, 1, [1]).rate == pytest.approx(1e-5)  # alone in its round
 
 

@@ -31,7 +31,9 @@ def weights(federation):
 def test_it_is_centralised_sgd_on_the_union(problem):
     federation = problem.federation(FedSGD(learning_rate=0.5), per_round=5)
     summary = federation.run().summary
-    torch.testing.assert_close(weights(federation), union_descent(problem, 6, 0.5, range(5)), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        weights(federation), union_descent(problem, 6, 0.5, range(5)), rtol=1e-4, atol=1e-6
+    )
     assert summary["payload_bytes_up"] == 4 + 4 * summary["parameters"]
     assert summary["skipped"] == 0 and summary["final"]["loss"] < summary["baseline"]["loss"]
 
@@ -49,10 +51,14 @@ def test_gradients_by_terms_are_that_of_the_union_for_language(small):
     method = FedSGD(learning_rate=0.1, micro_batch=1)
     worker = Worker(model, method, objective, 1)
     plans = [Message(MessageKind.PLAN, method.code, 1, c, b"").encode() for c in range(3)]
-    payloads = [Message.decode(a.message).payload for a in worker.train_all(plans, [0, 1, 2], items)]
+    payloads = [
+        Message.decode(a.message).payload for a in worker.train_all(plans, [0, 1, 2], items)
+    ]
     gradients = [method.decode_update(worker.state, 1, payload) for payload in payloads]
     total = sum(g.terms for g in gradients)
-    found = sum(g.terms / total * np.frombuffer(g.data, "<f4").astype(np.float64) for g in gradients)
+    found = sum(
+        g.terms / total * np.frombuffer(g.data, "<f4").astype(np.float64) for g in gradients
+    )
     union = [item for own in items for item in own]
     (objective.losses(model, union).sum() / sum(map(objective.weight, union))).backward()
     whole = np.concatenate([p.grad.reshape(-1).numpy() for p in model.parameters()])
@@ -67,7 +73,9 @@ def test_a_client_without_a_finite_loss_has_no_part(problem):
     federation = problem.federation(FedSGD(learning_rate=0.5), per_round=5)
     summary = federation.run().summary
     assert summary["skipped"] == 12
-    torch.testing.assert_close(weights(federation), union_descent(problem, 6, 0.5, [0, 3, 4]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        weights(federation), union_descent(problem, 6, 0.5, [0, 3, 4]), rtol=1e-4, atol=1e-6
+    )
     assert all(p.grad is None for p in federation.worker.space.parameters)
 
 

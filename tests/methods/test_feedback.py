@@ -32,7 +32,8 @@ def sent(method, state, update, weight=1.0):
 @pytest.mark.parametrize("beta", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("make", [TopK, Sign, lambda **more: Sign(every=2, **more)])
 def test_what_is_not_sent_is_remembered_and_added(make, beta):
-    training = {"learning_rate": 0.125, "schedule": {"kind": "linear", "rounds": 4}}  # three quarters in round 2
+    # three quarters in round 2
+    training = {"learning_rate": 0.125, "schedule": {"kind": "linear", "rounds": 4}}
     method = make(feedback=beta, global_rate=0.25, training=training)
     state = method.start(LAYOUT, 1)
     change, memory = vectors()
@@ -42,7 +43,9 @@ def test_what_is_not_sent_is_remembered_and_added(make, beta):
         p = change if before is None or not beta else change + before
         assert update.encode() == method.compressed(state, p, 2).encode()
         if beta:
-            np.testing.assert_allclose(client.memory, beta * (p - sent(method, state, update)), atol=1e-6)
+            np.testing.assert_allclose(
+                client.memory, beta * (p - sent(method, state, update)), atol=1e-6
+            )
         assert client.calls == [("train", 0.75 * 0.125), *(["recall", "keep"] if beta else [])]
 
 

@@ -31,7 +31,9 @@ def test_majority_ties_and_zero_projections():
     state = method.start(LAYOUT, 7)
     assert method.aggregate(state, answers(1, votes((1,), (1,), (-1,)))).signs[0] == 1
     assert method.aggregate(state, answers(1, votes((-1,), (1,), (-1,)))).signs[0] == -1
-    coins = [int(method.aggregate(state, answers(t, votes((1,), (-1,)))).signs[0]) for t in range(1, 401)]
+    coins = [
+        int(method.aggregate(state, answers(t, votes((1,), (-1,)))).signs[0]) for t in range(1, 401)
+    ]
     assert coins == [int(method.coins(state, t)[0]) for t in range(1, 401)]
     assert abs(sum(coins)) < 4 * sqrt(400)  # fair within 4 standard errors
 
@@ -72,7 +74,10 @@ def test_coins_are_the_streams():
         method = FeedSign(votes_per_round=votes)
         drawn = words(7, Domain.COIN, 0, number << 14, 6).reshape(-1)[:votes]
         coins = method.coins(method.start(LAYOUT, 7), number)
-        assert coins.tolist() == [1 if int(word) % 2 else -1 for word in drawn] and coins.dtype == np.int8
+        assert (
+            coins.tolist() == [1 if int(word) % 2 else -1 for word in drawn]
+            and coins.dtype == np.int8
+        )
     assert len(set(coins.tolist())) == 2
 
 
@@ -85,7 +90,9 @@ def test_small_steps_vanish_to_nearest_but_not_otherwise(dtype=torch.bfloat16):
         with torch.no_grad():
             net.weight.fill_(0.02)
         space = ParameterSpace(net)
-        method = FeedSign(learning_rate=5e-6, basis="rademacher", small_steps=small_steps, epsilon=None)
+        method = FeedSign(
+            learning_rate=5e-6, basis="rademacher", small_steps=small_steps, epsilon=None
+        )
         state = method.start(space.layout, 1)
         if method.from_base:
             space.keep_base()
@@ -95,7 +102,9 @@ def test_small_steps_vanish_to_nearest_but_not_otherwise(dtype=torch.bfloat16):
             space.apply(method.change(state, step))
             total -= 5e-6 * Basis("rademacher", 1).direction(state.done, 0, 10_000)
             state = method.advance(state, step)
-        moved = net.weight.detach().double().numpy().reshape(-1) - float(torch.tensor(0.02, dtype=dtype))
+        moved = net.weight.detach().double().numpy().reshape(-1) - float(
+            torch.tensor(0.02, dtype=dtype)
+        )
         return float(moved @ total / (total @ total))
 
     assert travelled("nearest") == 0

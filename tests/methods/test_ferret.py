@@ -48,7 +48,9 @@ BASES = ["normal", "truncated_normal", "rademacher", "hadamard"]
 
 @tiered({"basis": BASES, "allocation": ["norm", "sqrt", "uniform", "size"]})
 def test_block_wise_reconstruction_is_unbiased(basis, allocation):
-    """Each block's mean over 400 seeds points along Delta with length 1, within 4 standard errors (each below 8%)."""
+    """Each block's mean over 400 seeds points along Delta with length 1, within 4 standard errors
+    (each below 8%).
+    """
     method = Ferret(directions=60, basis=basis, allocation=allocation)
     state, target, where = method.start(LAYOUT, 1), delta(), spread(LAYOUT)
     along = []
@@ -61,7 +63,8 @@ def test_block_wise_reconstruction_is_unbiased(basis, allocation):
         pairs = [(moved[a:b], target[a:b]) for a, b in itertools.pairwise(BOUNDARIES)]
         along.append([mine @ wanted / (wanted @ wanted) for mine, wanted in pairs])
     error = np.std(along, axis=0) / np.sqrt(400)
-    # the fourth block's change, 1e-4 of weights near 1, meets float32 rounding: leave it to the error bar
+    # the fourth block's change, 1e-4 of weights near 1, meets float32 rounding: leave it to the
+    # error bar
     assert (error[:3] < 0.08).all()
     assert (np.abs(np.mean(along, axis=0) - 1) < 4 * error + 1e-3).all()
 
@@ -87,7 +90,9 @@ def test_aggregate_and_apply_are_the_papers_sum(seeds):
     method = Ferret(directions=20, basis="hadamard", seeds=seeds, global_rate=0.5)
     state = method.start(LAYOUT, 1)
     rng, made = np.random.default_rng(4), []
-    for client, (weight, counts) in enumerate([(0.5, (6, 1, 12, 1)), (0.3, (2, 20, 2, 2)), (0.2, (3, 3, 3, 3))]):
+    for client, (weight, counts) in enumerate(
+        [(0.5, (6, 1, 12, 1)), (0.3, (2, 20, 2, 2)), (0.2, (3, 3, 3, 3))]
+    ):
         gammas = tuple(rng.normal(size=count).astype(np.float32) for count in counts)
         made.append((client, weight, Coefficients(9 if seeds == "shared" else client, gammas)))
     step = method.decode_step(state, method.aggregate(state, answers(4, made)).encode())
@@ -122,20 +127,32 @@ def test_wrong_updates_are_refused():
         method.decode_step(state, good.encode() * 2)
     with pytest.raises(ValueError, match=r"method\.directions = 3: the model has 4 blocks"):
         Ferret(directions=3, allocation="size").start(LAYOUT, 1)
-    assert Ferret(directions=4, allocation="size").start(LAYOUT, 1) == Ferret(directions=3).start(LAYOUT, 1)
+    assert Ferret(directions=4, allocation="size").start(LAYOUT, 1) == Ferret(directions=3).start(
+        LAYOUT, 1
+    )
 
 
 @pytest.mark.parametrize(
     ("norms", "products", "text"),
     [
-        ([1, np.inf, 1, 1], [[1], [1], [1], [1]], "the local update is not finite: a weight overflowed"),
-        ([1, 1, 1, 1], [[1], [1, np.nan], [1], [1]], "a coefficient is not finite: the local update overflowed"),
+        (
+            [1, np.inf, 1, 1],
+            [[1], [1], [1], [1]],
+            "the local update is not finite: a weight overflowed",
+        ),
+        (
+            [1, 1, 1, 1],
+            [[1], [1, np.nan], [1], [1]],
+            "a coefficient is not finite: the local update overflowed",
+        ),
     ],
 )
 def test_one_number_that_is_not_finite_is_enough(norms, products, text):
     method = Ferret(directions=4)
     with pytest.raises(NonFiniteError, match=text):
-        method.train(method.start(LAYOUT, 1), FerretPlan(None), MadeUp(norms=norms, products=products))
+        method.train(
+            method.start(LAYOUT, 1), FerretPlan(None), MadeUp(norms=norms, products=products)
+        )
 
 
 def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_rounds():
@@ -146,11 +163,18 @@ def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_
         ("fixed", derive(1, Domain.ROUND_SEED, 0)),
     ):
         method = Ferret(directions=4, seeds=seeds, training=training)
-        state, client = method.start(LAYOUT, 1), MadeUp(norms=[1.0] * 4, products=[[1.0] * 4] * 4, number=2, round=3)
+        state, client = (
+            method.start(LAYOUT, 1),
+            MadeUp(norms=[1.0] * 4, products=[[1.0] * 4] * 4, number=2, round=3),
+        )
         update = method.train(state, plan(method, state, 3), client)
         assert update.seed == client.bases[0].seed == expected
         assert client.calls == [("train", 0.25)]
-        assert (plan(method, state, 3).seed is None) == (seeds == "per-client") == (method.incomparable is not None)
+        assert (
+            (plan(method, state, 3).seed is None)
+            == (seeds == "per-client")
+            == (method.incomparable is not None)
+        )
         assert method.lasting_entries == (seeds == "fixed")
         step = CoefficientStep((update,))
         assert method.change(state, step).rounding is None  # to nearest
@@ -161,7 +185,9 @@ def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_
             assert state.previous is step
 
 
-@pytest.mark.parametrize(("allocation", "most"), [("size", None), ("norm", [12] * 4), ("sqrt", [12] * 4)])
+@pytest.mark.parametrize(
+    ("allocation", "most"), [("size", None), ("norm", [12] * 4), ("sqrt", [12] * 4)]
+)
 def test_a_vector_has_a_place_for_each_coefficient_that_any_client_can_have(allocation, most):
     method = Ferret(basis="rademacher", directions=12, allocation=allocation, seeds="shared")
     state = method.start(LAYOUT, 1)
@@ -169,29 +195,44 @@ def test_a_vector_has_a_place_for_each_coefficient_that_any_client_can_have(allo
     most = most or method.allocate(state).tolist()
     assert Coefficients.words(about) == sum(most)
     ends = np.cumsum([0, *most])
-    update = Coefficients(7, (np.float32([5, 0]), np.float32([0]), np.float32([0, 0, 4]), np.float32([-1])))
+    update = Coefficients(
+        7, (np.float32([5, 0]), np.float32([0]), np.float32([0, 0, 4]), np.float32([-1]))
+    )
     vector = update.vector(about)
     assert vector.dtype == np.float64 and len(vector) == sum(most)
-    assert {int(at): vector[at] for at in np.flatnonzero(vector)} == {0: 5, ends[2] + 2: 4, ends[3]: -1}
+    assert {int(at): vector[at] for at in np.flatnonzero(vector)} == {
+        0: 5,
+        ends[2] + 2: 4,
+        ends[3]: -1,
+    }
     summed = Coefficients.of(vector, about)
     if allocation == "size":
         assert list(map(len, summed.gammas)) == most  # as many as every client sends
     else:
-        assert [gamma.tolist() for gamma in summed.gammas] == [[5], [0], [0, 0, 4], [-1]]  # none is empty
+        # none is empty
+        assert [gamma.tolist() for gamma in summed.gammas] == [[5], [0], [0, 0, 4], [-1]]
     assert summed.seed == plan(method, state, 2).seed != 7
     again = update.with_numbers(2 * vector, about)
-    assert again.seed == 7 and [gamma.tolist() for gamma in again.gammas] == [[10, 0], [0], [0, 0, 8], [-2]]
+    assert again.seed == 7 and [gamma.tolist() for gamma in again.gammas] == [
+        [10, 0],
+        [0],
+        [0, 0, 8],
+        [-2],
+    ]
     assert {gamma.dtype.name for gamma in again.gammas} == {"float32"}
     vector[ends[1] - 1] = 1
     assert len(Coefficients.of(vector, about).gammas[0]) == most[0]
 
 
-# -- streaming -----------------------------------------------------------------------------------------------------
+# -- streaming
+# ------------------------------------------------------------------------------------------------
 
 
 def regression():
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(9, 7), torch.nn.Tanh(), torch.nn.Linear(7, 7), torch.nn.Linear(7, 2))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(9, 7), torch.nn.Tanh(), torch.nn.Linear(7, 7), torch.nn.Linear(7, 2)
+    )
     net[2].weight = torch.nn.Parameter(net[2].weight.detach().t())  # not contiguous
     g = torch.Generator().manual_seed(1)
     items = [(torch.randn(9, generator=g), torch.randn(2, generator=g)) for _ in range(40)]
@@ -231,14 +272,24 @@ def language():
     together=2,
 )
 def test_streaming_gives_the_same_coefficients(problem, basis, blocks, weight_decay):
-    """Gradient by gradient, or from the change at the end: within 1e-4 of the largest; the weights are put back."""
-    training = LocalTraining(learning_rate=0.1, steps=6, batch=4, accumulation=1, weight_decay=weight_decay)
+    """Gradient by gradient, or from the change at the end: within 1e-4 of the largest.
+
+    The weights are put back.
+    """
+    training = LocalTraining(
+        learning_rate=0.1, steps=6, batch=4, accumulation=1, weight_decay=weight_decay
+    )
     gammas = []
     for streaming in (False, True):
         net, items, objective = problem()
         where = ParameterSpace(net, blocks)
         method = Ferret(
-            directions=200, basis=basis, blocks=blocks, allocation="size", training=training, streaming=streaming
+            directions=200,
+            basis=basis,
+            blocks=blocks,
+            allocation="size",
+            training=training,
+            streaming=streaming,
         )
         client = LocalClient(where, objective, items, 1, 1, 0)
         before = where.digest()
@@ -256,32 +307,46 @@ def test_streaming_gives_the_same_coefficients(problem, basis, blocks, weight_de
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("allocation", ["norm", "sqrt"])
 def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, allocation):
-    """What a client really sends: K_l = max(2, floor(K |Delta_l| / max |Delta|)), from the weights before and after."""
+    """What a client really sends: K_l = max(2, floor(K |Delta_l| / max |Delta|)), from the weights
+    before and after.
+    """
     net, items, objective = regression()
     net, items = net.to(dtype), [(x.to(dtype), y.to(dtype)) for x, y in items]
     with torch.no_grad():
         net[3].weight.mul_(8)  # the blocks change by very different lengths
     where = ParameterSpace(net, blocks)
     training = LocalTraining(learning_rate=0.01, steps=3, batch=8, accumulation=1, weight_decay=0.0)
-    method = Ferret(directions=90, basis="truncated_normal", blocks=blocks, allocation=allocation, training=training)
+    method = Ferret(
+        directions=90,
+        basis="truncated_normal",
+        blocks=blocks,
+        allocation=allocation,
+        training=training,
+    )
     state = method.start(where.layout, 1)
 
     client = LocalClient(where, objective, items, 1, 1, 0)
     before = flat(where).double()
     sent = method.train(state, plan(method, state, 1), client)
     moved = (before - flat(where).double()).numpy()
-    length = np.array([np.linalg.norm(moved[a:b]) for a, b in itertools.pairwise(where.layout.boundaries)])
+    length = np.array(
+        [np.linalg.norm(moved[a:b]) for a, b in itertools.pairwise(where.layout.boundaries)]
+    )
     counts = np.array([len(gamma) for gamma in sent.gammas])
     assert len(counts) == len(length) > 2 and length.min() > 0 and length.max() > 1.4 * length.min()
     if allocation == "norm":
         np.testing.assert_array_equal(counts, np.maximum(2, np.floor(90 * length / length.max())))
     else:  # Proposition 2: in proportion to sqrt(|Delta_l| / rho_l), K in all
-        share = np.sqrt(length / [Basis("truncated_normal").variance(n) for n in where.layout.block_sizes])
+        share = np.sqrt(
+            length / [Basis("truncated_normal").variance(n) for n in where.layout.block_sizes]
+        )
         assert counts.sum() == 90
         np.testing.assert_allclose(counts, 90 * share / share.sum(), atol=1)
 
 
-@pytest.mark.parametrize(("size", "scalars"), [(2800, "bit"), ("28kB", "bit"), ("300 kB", "float32")])
+@pytest.mark.parametrize(
+    ("size", "scalars"), [(2800, "bit"), ("28kB", "bit"), ("300 kB", "float32")]
+)
 def test_a_budget_of_bytes_is_what_a_client_sends(size, scalars):
     assert [to_bytes(text) for text in ("7B", "28kB", "1.5 MB")] == [7, 28_000, 1_500_000]
     method = Ferret(bytes=size)
@@ -289,5 +354,8 @@ def test_a_budget_of_bytes_is_what_a_client_sends(size, scalars):
     state, gamma = method.start(layout, 1), np.ones(method.directions, dtype=np.float32)
     sent = len(method.update_type(method.round_seed(state, 1), (gamma,)).encode())
     assert method.scalars == scalars and method.bytes - 8 <= sent <= method.bytes
-    assert Ferret(bytes=size, directions=50).directions == 50 and Ferret(bytes=size, blocks="tensor").blocks == "tensor"
+    assert (
+        Ferret(bytes=size, directions=50).directions == 50
+        and Ferret(bytes=size, blocks="tensor").blocks == "tensor"
+    )
     assert type(method).model_validate(chosen(method)) == method

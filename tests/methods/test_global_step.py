@@ -1,4 +1,6 @@
-"""Ferret's global optimisers, rates of blocks and seed for all rounds: against NumPy, and as an orbit keeps them."""
+"""Ferret's global optimisers, rates of blocks and seed for all rounds: against NumPy, and as an
+orbit keeps them.
+"""
 
 from itertools import pairwise
 
@@ -23,9 +25,13 @@ def steps(rounds):
 
     def part(seed):
         blocks = zip((6, 2, 4), (1.0, 0.01, 0.1), strict=True)
-        return Coefficients(seed, tuple((scale * rng.normal(size=k)).astype(np.float32) for k, scale in blocks))
+        return Coefficients(
+            seed, tuple((scale * rng.normal(size=k)).astype(np.float32) for k, scale in blocks)
+        )
 
-    return [CoefficientStep((part(100 * number), part(100 * number + 1))) for number in range(rounds)]
+    return [
+        CoefficientStep((part(100 * number), part(100 * number + 1))) for number in range(rounds)
+    ]
 
 
 def change_of(method, step):
@@ -51,7 +57,14 @@ def walked(method, rounds=5):
 
 @pytest.mark.parametrize("kind", ["average", "momentum", "nesterov", "adam"])
 def test_global_optimisers(kind):
-    method = Ferret(server=kind, global_rate=0.3, server_beta1=0.8, server_beta2=0.7, server_eps=0.05, directions=10)
+    method = Ferret(
+        server=kind,
+        global_rate=0.3,
+        server_beta1=0.8,
+        server_beta2=0.7,
+        server_eps=0.05,
+        directions=10,
+    )
     w, m, v = np.linspace(-1, 1, 100), np.zeros(100), np.zeros(100)
     for step in steps(5):
         change = change_of(method, step)
@@ -72,13 +85,18 @@ def test_global_optimisers(kind):
 @pytest.mark.parametrize("basis", ["rademacher", "truncated_normal"])
 @pytest.mark.parametrize("block_rate", ["adagrad", "rms"])
 def test_rates_of_blocks(block_rate, basis, kind):
-    """|D_l|^2 / d_l from rho_l K_l |gamma_l|^2, summed over the parts; D_l over its root and tau."""
+    """|D_l|^2 / d_l from rho_l K_l |gamma_l|^2, summed over the parts.
+
+    D_l over its root and tau.
+    """
     settings = {"global_rate": 0.3, "server_beta2": 0.7, "server_eps": 0.05, "directions": 10}
     method = Ferret(server=kind, block_rate=block_rate, basis=basis, **settings)
     w, m, s = np.linspace(-1, 1, 100), np.zeros(100), np.zeros(3)
     rho = np.array([method.directions_of(0).variance(int(size)) for size in SIZES])
     for t, step in enumerate(steps(5), 1):
-        squares = np.array([[len(g) * np.square(g.astype(np.float64)).sum() for g in p.gammas] for p in step.parts])
+        squares = np.array(
+            [[len(g) * np.square(g.astype(np.float64)).sum() for g in p.gammas] for p in step.parts]
+        )
         squares = rho * squares.sum(axis=0) / SIZES
         s = s + squares if block_rate == "adagrad" else 0.7 * s + 0.3 * squares
         root = np.sqrt(s if block_rate == "adagrad" else s / (1 - 0.7**t))
@@ -91,12 +109,18 @@ def test_rates_of_blocks(block_rate, basis, kind):
 
 
 def test_one_seed_for_all_rounds():
-    """Every plan has it, an update of another is refused, and the weights move in the span of its directions only."""
-    method = Ferret(directions=20, blocks="one", allocation="size", seeds="fixed", basis="rademacher")
+    """Every plan has it, an update of another is refused, and the weights move in the span of its
+    directions only.
+    """
+    method = Ferret(
+        directions=20, blocks="one", allocation="size", seeds="fixed", basis="rademacher"
+    )
     state = method.start(LAYOUT, 1)
     seeds = {plan(method, state, number).seed for number in range(1, 6)}
     shared = Ferret(seeds="shared")
-    assert len(seeds) == 1 and seeds.isdisjoint({plan(shared, state, number).seed for number in range(1, 6)})
+    assert len(seeds) == 1 and seeds.isdisjoint(
+        {plan(shared, state, number).seed for number in range(1, 6)}
+    )
     good = Coefficients(seeds.pop(), tuple(np.ones(6, dtype=np.float32) for _ in SIZES))
     for number in (1, 5):
         assert method.decode_update(state, number, good.encode()).seed == good.seed
@@ -106,9 +130,16 @@ def test_one_seed_for_all_rounds():
     for kind in ("fixed", "shared"):
         method = problem.ferret(directions=20, allocation="size", seeds=kind, basis="rademacher")
         run = problem.federation(method)
-        before = np.concatenate([p.detach().double().reshape(-1).numpy() for p in run.worker.space.parameters])
+        before = np.concatenate(
+            [p.detach().double().reshape(-1).numpy() for p in run.worker.space.parameters]
+        )
         run.run()
-        moved = np.concatenate([p.detach().double().reshape(-1).numpy() for p in run.worker.space.parameters]) - before
+        moved = (
+            np.concatenate(
+                [p.detach().double().reshape(-1).numpy() for p in run.worker.space.parameters]
+            )
+            - before
+        )
         basis = method.directions_of(method.round_seed(run.worker.state, 1))
         span = np.array([basis.direction(k, 0, len(moved)) for k in range(20)], dtype=np.float64).T
         rest = moved - span @ np.linalg.lstsq(span, moved, rcond=None)[0]

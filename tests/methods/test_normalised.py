@@ -1,4 +1,6 @@
-"""Losses without their scale: what the three ways make of them, and that methods compare what comes out."""
+"""Losses without their scale: what the three ways make of them, and that methods compare what comes
+out.
+"""
 
 import numpy as np
 import pytest
@@ -26,20 +28,33 @@ def test_neither_a_scale_nor_a_constant_makes_a_difference(values, scale, consta
 
 
 def test_by_hand():
-    np.testing.assert_allclose(normalised([3.0, 1.0, 1.0, 7.0], "ranks"), [1 / 6, -1 / 3, -1 / 3, 1 / 2])
+    np.testing.assert_allclose(
+        normalised([3.0, 1.0, 1.0, 7.0], "ranks"), [1 / 6, -1 / 3, -1 / 3, 1 / 2]
+    )
     np.testing.assert_allclose(normalised([1.0, 3.0], "z-score"), [-1.0, 1.0])
     assert normalised([1.0, 3.0], "ranks").tolist() == [-0.5, 0.5]
     assert normalised([3e5, 3e5 + 1e-9], "z-score").tolist() == [0.0, 0.0]  # rounding, no deviation
-    np.testing.assert_allclose(normalised([1.0, 2.0, 3.0], "z-score"), np.array([-1, 0, 1]) * 1.5**0.5)
+    np.testing.assert_allclose(
+        normalised([1.0, 2.0, 3.0], "z-score"), np.array([-1, 0, 1]) * 1.5**0.5
+    )
     for how in ("z-score", "ranks"):
-        assert normalised([0.1 + 0.2] * 3, how).tolist() == normalised([0.0] * 3, how).tolist() == [0.0] * 3
+        assert (
+            normalised([0.1 + 0.2] * 3, how).tolist()
+            == normalised([0.0] * 3, how).tolist()
+            == [0.0] * 3
+        )
         assert normalised([], how).tolist() == []
 
 
 @pytest.mark.parametrize("how", ["z-score", "ranks"])
 def test_how_hard_a_part_of_the_batch_is_says_nothing_of_its_direction(how):
-    """A population's pairs are of other examples each: taken together their losses would leave signs and noise."""
-    pairs, hard = np.array([[0.3, 0.1], [0.1, 0.2], [0.2, 0.21]]), np.array([[0.0], [50.0], [900.0]])
+    """A population's pairs are of other examples each: taken together their losses would leave
+    signs and noise.
+    """
+    pairs, hard = (
+        np.array([[0.3, 0.1], [0.1, 0.2], [0.2, 0.21]]),
+        np.array([[0.0], [50.0], [900.0]]),
+    )
     method = MeZO(normalize=how, scale=0.5)
 
     def rho(found):
@@ -47,13 +62,17 @@ def test_how_hard_a_part_of_the_batch_is_says_nothing_of_its_direction(how):
 
     alike, apart = rho(pairs), rho(pairs + hard)
     np.testing.assert_allclose(apart, alike, rtol=1e-6)
-    parts, client = MeZO(normalize=how, scale=0.5, population=3, batch=3), MadeUp((pairs + hard).tolist())
+    parts, client = (
+        MeZO(normalize=how, scale=0.5, population=3, batch=3),
+        MadeUp((pairs + hard).tolist()),
+    )
     assert [one.rho for one in parts.measured(client, None, range(3), [0] * 3, False)] == apart
     half = (pairs[:, 0] - pairs[:, 1]) / 2
     together = normalised([*half, *-half], how)
     np.testing.assert_allclose(alike, together[:3] - together[3:], rtol=1e-6)
     if how == "z-score":
-        assert np.abs(alike).max() > 1  # as large as a deviation, and as apart as the differences are
+        # as large as a deviation, and as apart as the differences are
+        assert np.abs(alike).max() > 1
         np.testing.assert_allclose(np.array(alike) / alike[0], half / half[0], rtol=1e-6)
     else:
         assert len(set(np.abs(np.round(alike, 6)))) == 3  # not signs alone
@@ -65,7 +84,13 @@ SIDES = [(4.0, 1.0), (2.0, 3.0), (0.5, 0.5)]  # plus and minus of three directio
 @pytest.mark.parametrize("how", ["none", "z-score", "ranks"])
 @pytest.mark.parametrize("estimator", ["two-point", "one-point"])
 def test_a_steps_losses_are_one_population(how, estimator):
-    settings = {"estimates": 3, "estimator": estimator, "normalize": how, "scale": 0.5, "autocast": "bfloat16"}
+    settings = {
+        "estimates": 3,
+        "estimator": estimator,
+        "normalize": how,
+        "scale": 0.5,
+        "autocast": "bfloat16",
+    }
     plus, minus = np.array(SIDES).T
     if estimator == "two-point":
         scaled = normalised([*plus, *minus], how)

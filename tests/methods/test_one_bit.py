@@ -1,4 +1,6 @@
-"""Ferret's coefficients in a bit each: what is kept of them, how they travel, and that the method learns with them."""
+"""Ferret's coefficients in a bit each: what is kept of them, how they travel, and that the method
+learns with them.
+"""
 
 from itertools import product
 
@@ -39,20 +41,33 @@ def test_signs_times_a_magnitude_stay_as_they_are_to_the_last_bit(gamma):
 def update(method=METHOD, scale=1.0):
     rng = np.random.default_rng(0)
     counts = method.allocate(method.start(LAYOUT, 1)).tolist()
-    sent = method.update_type(SEED, tuple(scale * rng.normal(size=k).astype(np.float32) for k in counts))
+    sent = method.update_type(
+        SEED, tuple(scale * rng.normal(size=k).astype(np.float32) for k in counts)
+    )
     return method.decode_update(method.start(LAYOUT, 1), 1, sent.encode())
 
 
 def test_magnitudes_and_bytes_by_hand():
-    """Zeros stay zeros and count as positive; three blocks, whose bits follow one another without a gap."""
+    """Zeros stay zeros and count as positive.
+
+    Three blocks, whose bits follow one another without a gap.
+    """
     assert one_bit(np.float32([3, -1, 0])).tolist() == [2.5, -2.5, 2.5]
-    assert one_bit(np.float32([-0.25, -0.75])).tolist() == [-0.625, -0.625] and magnitude(np.float32([-1])) == 1
+    assert (
+        one_bit(np.float32([-0.25, -0.75])).tolist() == [-0.625, -0.625]
+        and magnitude(np.float32([-1])) == 1
+    )
     assert RaggedBits("most").held([np.ones(3), np.ones(2)], 0) == Content(scalars=2, bits=5)
     assert one_bit(np.zeros(2, dtype=np.float32)).tolist() == [0, 0] == [magnitude(np.zeros(0)), 0]
     layout = Layout((TensorEntry("w", (60,), "float32"),), (0, 20, 40, 60))
     state = METHOD.start(layout, 1)
-    for lengths, bits in (((8, 3, 5), b"\xff\xf8"), ((8, 3, 7), b"\xff\xf8\x01")):  # no bit of the first is padding
-        signs = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[: sum(lengths)] * 2.0 - 1
+    # no bit of the first is padding
+    for lengths, bits in (((8, 3, 5), b"\xff\xf8"), ((8, 3, 7), b"\xff\xf8\x01")):
+        signs = (
+            np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[: sum(lengths)]
+            * 2.0
+            - 1
+        )
         blocks = np.split(np.float32(signs), np.cumsum(lengths)[:-1])
         sent = tuple(np.float32(s) * block for s, block in zip((0, 0.5, 2), blocks, strict=True))
         data = SEED.to_bytes(8, "little") + np.array(lengths, dtype="<u4").tobytes()
@@ -70,7 +85,10 @@ def test_what_no_client_can_have_made_is_refused():
     for wrong, text in (
         (negative, "the magnitude of block 0 is negative"),
         (infinite, "inf"),
-        (data[:-1] + bytes([data[-1] | 0x80]), "more than 11 numbers of 1 bits: a padding bit is set"),
+        (
+            data[:-1] + bytes([data[-1] | 0x80]),
+            "more than 11 numbers of 1 bits: a padding bit is set",
+        ),
         (more, "block 0 has 12 coefficients, 11 are allowed"),
     ):
         with pytest.raises(MessageError, match=text):
@@ -88,7 +106,10 @@ def test_a_step_is_the_weighted_sum_and_in_bits_itself(seeds):
         pairs = zip(one.gammas, other.gammas, strict=True)
         expected = [[one_bit((0.25 * a + 0.75 * b).astype(np.float32)) for a, b in pairs]]
     else:
-        expected = [[np.float32(0.25) * a for a in one.gammas], [np.float32(0.75) * b for b in other.gammas]]
+        expected = [
+            [np.float32(0.25) * a for a in one.gammas],
+            [np.float32(0.75) * b for b in other.gammas],
+        ]
     back = method.decode_step(STATE, step.encode())
     for part, gammas in zip(back.parts, expected, strict=True):
         for mine, right in zip(part.gammas, gammas, strict=True):
@@ -98,7 +119,9 @@ def test_a_step_is_the_weighted_sum_and_in_bits_itself(seeds):
 
 
 def test_bits_are_off_for_a_change_of_few_entries_and_hardly_for_one_of_many():
-    """However many directions: all sign vectors z, q(Delta z) z in the mean. docs/choosing.md says so."""
+    """However many directions: all sign vectors z, q(Delta z) z in the mean. docs/choosing.md says
+    so.
+    """
 
     def off(delta):
         z = np.array(list(product([-1.0, 1.0], repeat=len(delta))))

@@ -19,7 +19,8 @@ STATE = METHOD.start(Layout((TensorEntry("a", (SIZE,), "float32"),), (0, SIZE)),
 
 def test_bytes_by_hand():
     assert pack_numbers(np.array([0x123, 0xABC]), 12).hex() == "23c1ab"
-    assert pack_numbers(np.array([1, 2, 3, 4, 5]), 3).hex() == "d158"  # 1 + 2 * 8 + 3 * 64 + ..., lowest byte first
+    # 1 + 2 * 8 + 3 * 64 + ..., lowest byte first
+    assert pack_numbers(np.array([1, 2, 3, 4, 5]), 3).hex() == "d158"
     assert pack_numbers(np.array([True, False, True]), 1).hex() == "05"
     assert pack_numbers(np.zeros(0, np.uint16), 5) == b""
     assert [chunks_of(size) for size in (1, CHUNK, CHUNK + 1, 2 * CHUNK)] == [1, 1, 2, 2]
@@ -31,7 +32,9 @@ def test_every_bit_of_the_padding_is_looked_at():
         data = pack_numbers(numbers, width)
         assert len(data) == -(-count * width // 8)
         reader = Reader(data + b"\0")
-        assert unpack_numbers(reader, width, count).tolist() == numbers.tolist() and reader.left == 1
+        assert (
+            unpack_numbers(reader, width, count).tolist() == numbers.tolist() and reader.left == 1
+        )
         for bit in range(count * width % 8 or 8, 8):
             padded = data[:-1] + bytes([data[-1] | 1 << bit])
             with pytest.raises(MessageError, match=f"more than {count} numbers of {width} bits"):
@@ -68,16 +71,24 @@ def test_entries_are_read_back(which):
     [
         ([2, 0, 3, 0, 1], [8, 9, 1, 2, 3, 0], None),
         ([1, 1, 1, 1, 1], [900, 800, 700, 600, 99], None),  # a new chunk may begin lower
-        ([0, 1, 1, 2, 0], [5, 3, 100, 4000], None),  # as of chunks that are longer than the last one
+        # as of chunks that are longer than the last one
+        ([0, 1, 1, 2, 0], [5, 3, 100, 4000], None),
         ([0, 0, 0, 0, 0], [], None),
         ([3, 3, 0, 0, 0], [1, 2, 3, 1, 5, 4], "entry 5 of 6: places in a chunk must ascend"),
-        ([0, 2, 2, 0, 0], [1, 2, 7, 7], "entry 3 of 4: places in a chunk must ascend"),  # the first chunk is empty
+        # the first chunk is empty
+        ([0, 2, 2, 0, 0], [1, 2, 7, 7], "entry 3 of 4: places in a chunk must ascend"),
         ([0, 0, 0, 0, 4], [3, 2, 1, 0], "entry 1 of 4: places in a chunk must ascend"),
-        ([5, 0, 0, 0, 3], [1, 2, 3, 4, 5, 1, 2, 100], "place 100 in the last chunk, which has 100 entries"),
+        (
+            [5, 0, 0, 0, 3],
+            [1, 2, 3, 4, 5, 1, 2, 100],
+            "place 100 in the last chunk, which has 100 entries",
+        ),
         ([0, 0, 0, 0, 1], [4095], "place 4095 in the last chunk, which has 100 entries"),
     ],
 )
 def test_places_ascend_in_each_chunk_and_lie_in_the_vector(counts, places, text):
-    made = Combined(np.uint16(counts), Small(np.uint16(places), 12), np.ones(len(places), np.float32))
+    made = Combined(
+        np.uint16(counts), Small(np.uint16(places), 12), np.ones(len(places), np.float32)
+    )
     with nullcontext() if text is None else pytest.raises(MessageError, match=text):
         METHOD.decode_step(STATE, made.encode())

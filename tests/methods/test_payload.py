@@ -1,4 +1,6 @@
-"""The codec of all messages: every kind of field comes back, and nothing that is not right is read."""
+"""The codec of all messages: every kind of field comes back, and nothing that is not right is
+read.
+"""
 
 import struct
 from dataclasses import dataclass, replace
@@ -20,7 +22,9 @@ from fedseed.weights.layout import Layout, TensorEntry
 
 LAYOUT = Layout((TensorEntry("a", (2,), "float32"), TensorEntry("b", (3,), "bfloat16")), (0, 2, 5))
 DATA = struct.pack("<2f3H", 1.0, -2.0, 0x3F80, 0xC000, 0x0000)
-METHOD = SimpleNamespace(name="test", count=3, most=4, zero=0, yes=True, no=False, unit=lambda state: 0.5)
+METHOD = SimpleNamespace(
+    name="test", count=3, most=4, zero=0, yes=True, no=False, unit=lambda state: 0.5
+)
 NOBODY = ("update", "plan")
 
 
@@ -40,7 +44,9 @@ def same(a, b):
         elif isinstance(mine, tuple):
             assert len(mine) == len(other)
             for x, y in zip(mine, other, strict=True):
-                same(x, y) if isinstance(x, wire.Payload) else np.testing.assert_array_equal(x, y, strict=True)
+                same(x, y) if isinstance(x, wire.Payload) else np.testing.assert_array_equal(
+                    x, y, strict=True
+                )
         elif isinstance(mine, np.ndarray):
             np.testing.assert_array_equal(mine, other, strict=True)
         else:
@@ -125,10 +131,13 @@ u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
 
 def arrays(elements, dtype, least=0, most=6):
-    return st.lists(elements, min_size=least, max_size=most).map(lambda values: np.array(values, dtype=dtype))
+    return st.lists(elements, min_size=least, max_size=most).map(
+        lambda values: np.array(values, dtype=dtype)
+    )
 
 
-# -- there and back --------------------------------------------------------------------------------------------------
+# -- there and back
+# ------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.sampled_from([1, -1]), min_size=1, max_size=40))
@@ -146,7 +155,8 @@ def test_only_a_step_may_be_empty(kind):
     """Nobody answered: no elements, whatever the settings say."""
     payload = kind.decode(b"", about("step"))
     assert (
-        payload.encode() == b"" and len(getattr(payload, wire.codecs(kind)[0][0])) == payload.size(about("step")) == 0
+        payload.encode() == b""
+        and len(getattr(payload, wire.codecs(kind)[0][0])) == payload.size(about("step")) == 0
     )
     assert payload.content(9) == wire.Content()
     for what in NOBODY:
@@ -154,10 +164,24 @@ def test_only_a_step_may_be_empty(kind):
             kind.decode(b"", about(what))
 
 
-HALVES = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, -1 - 2**-8, 1 + 2**-8 + 2**-20, 1 + 2**-9, 1.5]
+HALVES = [
+    1 + 2**-8,
+    1 + 3 * 2**-8,
+    1 + 2**-11,
+    1 + 3 * 2**-11,
+    -1 - 2**-8,
+    1 + 2**-8 + 2**-20,
+    1 + 2**-9,
+    1.5,
+]
 
 
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-6e4, max_value=6e4), min_size=1))
+@given(
+    st.lists(
+        st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-6e4, max_value=6e4),
+        min_size=1,
+    )
+)
 @example(HALVES)  # of the last place, in bfloat16 and in float16: to the even neighbour
 def test_numbers_are_rounded_as_torch_does(values):
     array = np.array(values, dtype=np.float32)
@@ -168,14 +192,25 @@ def test_numbers_are_rounded_as_torch_does(values):
         np.testing.assert_array_equal(wire.to_floats(data, dtype), expected.float().numpy())
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
+# -- what is refused
+# ------------------------------------------------------------------------------------------------
 
 NUMBERS = Numbers(1, 2, 0.5, 0.25, 3.0)
 ARRAYS = Arrays(np.zeros(2), np.zeros(3), None, np.zeros(2), np.zeros(2))
 BLOCKS = Blocks((np.ones(2), np.ones(4)))
 INNER = Inner(9, BLOCKS.blocks)
-EXAMPLES = [NUMBERS, ARRAYS, Signs(np.array([1, -1, 1])), BLOCKS, Whole(DATA), Optional(np.ones(3)), INNER,
-            wire.Nothing(), Outer(None, (INNER, INNER)), Halved(2, np.array([1.5, -3]))]  # fmt: skip
+EXAMPLES = [
+    NUMBERS,
+    ARRAYS,
+    Signs(np.array([1, -1, 1])),
+    BLOCKS,
+    Whole(DATA),
+    Optional(np.ones(3)),
+    INNER,
+    wire.Nothing(),
+    Outer(None, (INNER, INNER)),
+    Halved(2, np.array([1.5, -3])),
+]
 
 
 @pytest.mark.parametrize("payload", EXAMPLES, ids=lambda payload: type(payload).__name__)
@@ -184,9 +219,12 @@ def test_other_lengths_are_refused(payload, kind):
     if isinstance(payload, Outer):
         payload = replace(payload, in_updates=0.5 if kind == "update" else None)
     data = payload.encode()
-    same(type(payload).decode(type(payload).decode(data, about(kind)).encode(), about(kind)),
-         type(payload).decode(data, about(kind)))  # fmt: skip
-    whole = {8 + 12, 8 + 12 + 12} if isinstance(payload, Arrays) else set()  # fewer of the entries that share
+    same(
+        type(payload).decode(type(payload).decode(data, about(kind)).encode(), about(kind)),
+        type(payload).decode(data, about(kind)),
+    )
+    # fewer of the entries that share
+    whole = {8 + 12, 8 + 12 + 12} if isinstance(payload, Arrays) else set()
     if isinstance(payload, Outer):
         whole = {0, len(INNER.encode())} if kind != "update" else {4, 4 + len(INNER.encode())}
     if kind == "step" and isinstance(payload, Signs | Whole | Optional):
@@ -225,11 +263,14 @@ def test_what_errors_say():
     many = Blocks((np.ones(2), np.ones(5)))
     with pytest.raises(MessageError, match="block 1 has 5 coefficients, 4 are allowed"):
         Blocks.decode(many.encode(), about())
-    with pytest.raises(MessageError, match="payload too short: 16 bytes wanted at byte 16, 15 left"):
+    with pytest.raises(
+        MessageError, match="payload too short: 16 bytes wanted at byte 16, 15 left"
+    ):
         Blocks.decode(BLOCKS.encode()[:-1], about())
     with pytest.raises(MessageError, match="payload too long: 2 bytes left over"):
         Blocks.decode(BLOCKS.encode() + b"\0\0", about())
-    with pytest.raises(MessageError, match="block 0 has 4294967295"):  # a forged count asks for no memory
+    # a forged count asks for no memory
+    with pytest.raises(MessageError, match="block 0 has 4294967295"):
         Blocks.decode(b"\xff" * 8, about())
     with pytest.raises(MessageError, match="more than 3 numbers of 1 bits: a padding bit is set"):
         Signs.decode(b"\x0f", about())
@@ -253,13 +294,21 @@ def test_whatever_is_read_is_written_alike(data, kind):
         assert found.encode() == data
 
 
-# -- updates that add up -----------------------------------------------------------------------------------------------
+# -- updates that add up
+# -----------------------------------------------------------------------------------------------
 
 
 def test_updates_that_add_up_are_vectors_as_long_for_every_client():
     here, update = about(), Estimates(7, 8, np.float32([1, -3]))
-    assert (Estimates.words(here), Estimates.words(about(count=None)), Signs.words(here)) == (12, 4, 3)
-    assert update.vector(here).tolist() == [1, -3] + [0] * 10 and update.vector(here).dtype == np.float64
+    assert (Estimates.words(here), Estimates.words(about(count=None)), Signs.words(here)) == (
+        12,
+        4,
+        3,
+    )
+    assert (
+        update.vector(here).tolist() == [1, -3] + [0] * 10
+        and update.vector(here).dtype == np.float64
+    )
     same(update.with_vector(np.array([0.0, 5]), here), Estimates(7, 8, np.float32([0, 5])))
     assert vars(Estimates.of("a vector", here)) == {"seed": 1, "place": 2, "scalars": "a vector"}
     signs = Signs(np.int8([1, -1, 1, -1]))
@@ -267,7 +316,9 @@ def test_updates_that_add_up_are_vectors_as_long_for_every_client():
 
 
 def test_numbers_are_the_vector_where_a_payload_does_not_say():
-    own = type("Own", (wire.Payload,), dict.fromkeys(("vector", "with_vector"), lambda self, *given: given))()
+    own = type(
+        "Own", (wire.Payload,), dict.fromkeys(("vector", "with_vector"), lambda self, *given: given)
+    )()
     assert own.numbers("about") == ("about",) and own.with_numbers(1, "about") == (1, "about")
 
 
@@ -287,13 +338,16 @@ def test_seeds_are_the_runs_and_the_rounds():
     assert state.client_seed(2, 3) == derive(5, Domain.CLIENT_SEED, 2, 3)
 
 
-# -- many steps in a record --------------------------------------------------------------------------------------------
+# -- many steps in a record
+# --------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 20), st.data())
 def test_packed_signs_take_a_bit_each_without_padding(votes, data):
     method = FeedSign(votes_per_round=votes)
-    steps = data.draw(st.lists(st.lists(st.sampled_from([1, -1]), min_size=votes, max_size=votes), min_size=1))
+    steps = data.draw(
+        st.lists(st.lists(st.sampled_from([1, -1]), min_size=votes, max_size=votes), min_size=1)
+    )
     payloads = [method.step_type(np.array(step, dtype=np.int8)).encode() for step in steps]
     packed = wire.pack(method, payloads)
     assert len(packed) == -(-votes * len(steps) // 8)

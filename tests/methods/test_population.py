@@ -1,4 +1,6 @@
-"""Populations: many directions in two passes over a batch, beside each part moved along its direction by hand."""
+"""Populations: many directions in two passes over a batch, beside each part moved along its
+direction by hand.
+"""
 
 import numpy as np
 import pytest
@@ -27,7 +29,9 @@ METHODS = {
     "feedsign-one": FeedSign(**SETTINGS | {"population": 1}),
     "fedkseed": FedKSeed(**SETTINGS, candidates=16, steps=3),
     "fedkseed-one": FedKSeed(**SETTINGS | {"population": 1, "basis": "normal"}, steps=12),
-    "fedkseed-hadamard": FedKSeed(**SETTINGS | {"basis": "hadamard"}, candidates=16, steps=3, importance=True),
+    "fedkseed-hadamard": FedKSeed(
+        **SETTINGS | {"basis": "hadamard"}, candidates=16, steps=3, importance=True
+    ),
     "fedzo": FedZO(**SETTINGS, steps=2, estimates=2),
     "fedmezo": FedMeZO(**SETTINGS, steps=3),
 }
@@ -79,12 +83,19 @@ class ByHand:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_update_is_what_each_part_says_of_its_direction(name):
-    """Also of later local steps, which start from where the ones before went; and the step takes their mean."""
+    """Also of later local steps, which start from where the ones before went.
+
+    And the step takes their mean.
+    """
     method = METHODS[name]
     state, client, update = tuned(method, data()[0][0])
-    steps, times = getattr(method, "steps", 1), getattr(method, "estimates", getattr(method, "votes_per_round", 1))
+    steps, times = (
+        getattr(method, "steps", 1),
+        getattr(method, "estimates", getattr(method, "votes_per_round", 1)),
+    )
     one_sided = getattr(method, "estimator", "") == "one-point"
-    passes = steps * (times + 1 if one_sided else 2 * times)  # one-point estimates have one at w in common
+    # one-point estimates have one at w in common
+    passes = steps * (times + 1 if one_sided else 2 * times)
     assert client.cost.forward_passes == passes and client.cost.skipped_steps == 0
     basis = plan(method, state, 1).seed if name.startswith("fedkseed") else state.seed
     if name in ("fedzo", "fedmezo"):
@@ -93,7 +104,11 @@ def test_an_update_is_what_each_part_says_of_its_direction(name):
     count = method.population * times
     if hasattr(update, "indices") and update.indices is not None:
         first = update.indices
-        alongs = first.reshape(steps, -1) if len(first) > 1 else [range(int(first[0]), int(first[0]) + 4)]
+        alongs = (
+            first.reshape(steps, -1)
+            if len(first) > 1
+            else [range(int(first[0]), int(first[0]) + 4)]
+        )
     else:
         alongs = [range(t * count, (t + 1) * count) for t in range(steps)]
     rho = np.concatenate([hand.step(along) for along in alongs])
@@ -114,11 +129,15 @@ def test_an_update_is_what_each_part_says_of_its_direction(name):
 
 @pytest.mark.long
 def test_an_example_with_several_rows_takes_one_pass_too(small):
-    """The options of a choice are rows of their own, all at the weights of their example's direction."""
+    """The options of a choice are rows of their own, all at the weights of their example's
+    direction.
+    """
     language, tokenizer = small[0], small[1]
     space, objective = ParameterSpace(language), Choices(tokenizer)
     options = (" great", " bad", " fine")
-    made = [Choice(f"{word} film. It was", options[: 2 + i % 2], i % 2) for i, word in enumerate("abcd")]
+    made = [
+        Choice(f"{word} film. It was", options[: 2 + i % 2], i % 2) for i, word in enumerate("abcd")
+    ]
     items = objective.prepare(made)
     calls = []
     hook = language.register_forward_hook(lambda *_: calls.append(1))
@@ -132,12 +151,13 @@ def test_an_example_with_several_rows_takes_one_pass_too(small):
         (half,) = part_losses(space, objective, [items], basis, along, 0.05)
     hook.remove()
     assert len(calls) == 6 and space.rows.reason is None
-    # bfloat16 has 8 bits, so that a logit of 8 to 16 moves by 1/32 when it is rounded, and by more before that, on one
-    # processor otherwise than on the next
+    # bfloat16 has 8 bits, so that a logit of 8 to 16 moves by 1/32 when it is rounded, and by more
+    # before that, on one processor otherwise than on the next
     assert half == pytest.approx(found, abs=0.2) and half != found
 
 
-# -- losses that are not usable ----------------------------------------------------------------------------------------
+# -- losses that are not usable
+# ----------------------------------------------------------------------------------------
 
 
 def spoilt(at):
@@ -165,14 +185,17 @@ def test_without_any_usable_loss_a_client_says_nothing():
     everything = range(4)
     for name in ("zo-own", "mezo-one-point", "feedsign", "fedkseed-hadamard"):
         method = METHODS[name].model_copy(update={"steps": 1} if "fedkseed" in name else {})
-        with pytest.raises(NonFiniteError, match="of 4 parts of the batch none was usable: loss is nan"):
+        with pytest.raises(
+            NonFiniteError, match="of 4 parts of the batch none was usable: loss is nan"
+        ):
             tuned(method, spoilt(everything))
     clipped = METHODS["zo-shared"].model_copy(update={"clip": 1e-9})
     with pytest.raises(NonFiniteError, match="the loss guard allows 1e-09"):
         tuned(clipped, data()[0][0])
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
+# -- messages
+# ------------------------------------------------------------------------------------------------
 
 
 def test_messages_have_a_scalar_for_each_direction_and_lies_are_refused():
@@ -182,13 +205,22 @@ def test_messages_have_a_scalar_for_each_direction_and_lies_are_refused():
     state = own.start(LAYOUT, 1)
     sent = Projections(four, indices=np.array([2**32 - 4], dtype=np.uint32))
     assert own.directions(5) == Basis("lowrank", 5, 4096, 2)
-    assert len(sent.encode()) == 4 + 16 and len(ByteProjections(four, indices=sent.indices).encode()) == 4 + 4
+    assert (
+        len(sent.encode()) == 4 + 16
+        and len(ByteProjections(four, indices=sent.indices).encode()) == 4 + 4
+    )
     back = own.decode_update(state, 1, sent.encode())
     np.testing.assert_array_equal(back.scalars, four)
     step = own.aggregate(state, answers(1, [(0, 0.25, back), (1, 0.75, back)]))
-    np.testing.assert_allclose(step.scalars, np.concatenate([four * 0.25, four * 0.75]) / 4, rtol=1e-6)
-    assert [t.first for t in own.change(state, own.decode_step(state, step.encode())).terms] == [2**32 - 4] * 2
-    mean = shared.aggregate(state, answers(1, [(0, 0.5, Projections(four)), (1, 0.5, Projections(-3 * four))]))
+    np.testing.assert_allclose(
+        step.scalars, np.concatenate([four * 0.25, four * 0.75]) / 4, rtol=1e-6
+    )
+    assert [t.first for t in own.change(state, own.decode_step(state, step.encode())).terms] == [
+        2**32 - 4
+    ] * 2
+    mean = shared.aggregate(
+        state, answers(1, [(0, 0.5, Projections(four)), (1, 0.5, Projections(-3 * four))])
+    )
     np.testing.assert_allclose(mean.scalars, -four / 4, rtol=1e-6)
 
     def of_own(scalars, *first):
@@ -199,7 +231,11 @@ def test_messages_have_a_scalar_for_each_direction_and_lies_are_refused():
         (own, of_own(np.tile(four, 2), 4, 8), "8 projections .* not 4"),
         (own, of_own(four[:1], 4), "8 bytes, 20 for each"),
         (own, of_own(four * 1e7, 4), "at most 1e"),
-        (shared, Projections(np.tile(four, 2)).encode(), "8 projections in update of zo-fedsgd, not 4"),
+        (
+            shared,
+            Projections(np.tile(four, 2)).encode(),
+            "8 projections in update of zo-fedsgd, not 4",
+        ),
         (shared, b"", "0 projections"),
         (METHODS["feedsign"], b"\1\1", "too long"),
         (METHODS["mezo"], four.tobytes(), "too short"),

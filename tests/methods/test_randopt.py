@@ -42,7 +42,9 @@ def test_a_round_is_the_average_of_the_best_models(small_steps, tmp_path, withou
 
 def test_scores_and_numbers_have_their_sizes_and_lies_are_refused():
     assert len(scores(*range(16)).encode()) == 64
-    step = METHOD.aggregate(STATE, answers(1, [(0, 0.5, scores(*range(16))), (1, 0.5, scores(*[0] * 15, -99))]))
+    step = METHOD.aggregate(
+        STATE, answers(1, [(0, 0.5, scores(*range(16))), (1, 0.5, scores(*[0] * 15, -99))])
+    )
     assert step.chosen.tolist() == [0, 1, 15] and len(step.encode()) == 12
     for wrong in ([1, 1, 2], [2, 1, 0], [0, 1, 16]):
         with pytest.raises(MessageError, match="not in order, or not of the round"):

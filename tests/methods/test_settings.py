@@ -8,11 +8,23 @@ from fedseed.runs.recipe import Recipe
 STREAMING = {"allocation": "size", "streaming": True}
 REFUSED = [
     (MeZO, {"population": 5}, "population = 5 does not divide batch = 16"),
-    (FeedSign, {"votes_per_round": 1 << 15, "population": 4}, "131,072 votes a step, at most 65,536"),
+    (
+        FeedSign,
+        {"votes_per_round": 1 << 15, "population": 4},
+        "131,072 votes a step, at most 65,536",
+    ),
     (MeZO, {"divide_by": "deviation"}, 'divide_by = "deviation" needs several directions a step'),
-    (ZOFedSGD, {"divide_by": "deviation", "seeds": "shared"}, 'divide_by = "deviation" needs several'),
+    (
+        ZOFedSGD,
+        {"divide_by": "deviation", "seeds": "shared"},
+        'divide_by = "deviation" needs several',
+    ),
     (FeedSign, {"divide_by": "deviation", "votes_per_round": 4}, "votes have no size"),
-    (FeedSign, {"optimizer": "hiso"}, 'optimizer = "hiso" learns from the size of projections; votes have none'),
+    (
+        FeedSign,
+        {"optimizer": "hiso"},
+        'optimizer = "hiso" learns from the size of projections; votes have none',
+    ),
     (FeedSign, {"normalize": "ranks"}, 'normalize = "ranks": votes have no scale'),
     (MeZO, {"decay": 0.1}, 'decay = 0.1 needs small_steps = "from-base"'),
     (MeZO, {"optimizer": "adam-rebuilt", "small_steps": "from-base"}, 'needs optimizer = "sgd"'),
@@ -29,7 +41,11 @@ REFUSED = [
     (RandOpt, {"divide_by": "deviation"}, "has no size to divide by"),
     (Ferret, {"server": "adam", "block_rate": "rms"}, 'block_rate = "rms": server = "adam"'),
     (Ferret, {**STREAMING, "allocation": "norm"}, "streaming needs"),
-    (Ferret, {**STREAMING, "training": {"optimizer": "adamw", "accumulation": 1}}, "streaming needs"),
+    (
+        Ferret,
+        {**STREAMING, "training": {"optimizer": "adamw", "accumulation": 1}},
+        "streaming needs",
+    ),
     (Ferret, {**STREAMING, "training": {"accumulation": 4}}, "streaming needs"),
 ]
 
@@ -42,9 +58,15 @@ def test_what_does_not_fit_is_refused_by_name(kind, settings, text):
 
 BYTE = {"name": "zo-fedsgd", "seeds": "shared", "scalars": "byte", "batch": 16}
 MISTAKEN = [
-    ({"name": "mezo", "divide_by": "scalar", "estimates": 3}, "may cancel .* up to 209 times the rate"),
+    (
+        {"name": "mezo", "divide_by": "scalar", "estimates": 3},
+        "may cancel .* up to 209 times the rate",
+    ),
     ({"name": "zo-fedsgd", "divide_by": "scalar"}, "may cancel"),
-    ({**BYTE, "normalize": "z-score"}, r"projections reach 1,000, and a byte 676; take method.scale = 0.0015 or more"),
+    (
+        {**BYTE, "normalize": "z-score"},
+        r"projections reach 1,000, and a byte 676; take method.scale = 0.0015 or more",
+    ),
     ({**BYTE, "normalize": "z-score", "scale": 2e-3, "population": 4}, "projections reach 1,000"),
     ({**BYTE, "normalize": "ranks", "scale": 5e-4}, "projections reach 1,000"),
 ]
@@ -57,10 +79,18 @@ def test_settings_with_which_orbits_are_read_and_no_run_begins(method, text):
         Recipe.model_validate({"rounds": 1, "method": method})
     kind = {"mezo": MeZO, "zo-fedsgd": ZOFedSGD}[method["name"]]
     kind.model_validate(method)
-    Recipe.model_validate({"rounds": 1, "method": {**method, "divide_by": "nothing", "scale": 3e-3}})
+    Recipe.model_validate(
+        {"rounds": 1, "method": {**method, "divide_by": "nothing", "scale": 3e-3}}
+    )
 
 
 def test_votes_have_no_weights():
-    """A client with 1,000 examples would be outvoted by two with one each, whatever `weighting` says."""
-    with pytest.raises(ValueError, match=r'method.weighting = "examples": votes count the same.*set it to "equal"'):
-        Recipe.model_validate({"rounds": 1, "method": {"name": "feedsign", "weighting": "examples"}})
+    """A client with 1,000 examples would be outvoted by two with one each, whatever `weighting`
+    says.
+    """
+    with pytest.raises(
+        ValueError, match=r'method.weighting = "examples": votes count the same.*set it to "equal"'
+    ):
+        Recipe.model_validate(
+            {"rounds": 1, "method": {"name": "feedsign", "weighting": "examples"}}
+        )

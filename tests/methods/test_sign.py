@@ -38,7 +38,10 @@ def test_a_step_is_the_mean_of_scaled_signs(every):
     vectors = [np.random.default_rng(i).normal(size=SIZE).astype(np.float32) for i in range(2)]
     total, sent = np.zeros(SIZE), 0
     for number in range(1, every + 1):
-        updates = [method.decode_update(state, number, method.compressed(state, v, number).encode()) for v in vectors]
+        updates = [
+            method.decode_update(state, number, method.compressed(state, v, number).encode())
+            for v in vectors
+        ]
         sent += len(updates[0].encode())
         made = answers(number, [(i, (0.25, 0.75)[i], update) for i, update in enumerate(updates)])
         step = method.decode_step(state, method.aggregate(state, made).encode())
@@ -46,7 +49,9 @@ def test_a_step_is_the_mean_of_scaled_signs(every):
     expected = np.zeros(SIZE)
     for weight, v in zip((0.25, 0.75), vectors, strict=True):
         for chunk in np.split(np.arange(SIZE), [CHUNK, 2 * CHUNK]):
-            expected[chunk] -= 0.5 * weight * np.abs(v[chunk]).mean() * np.where(v[chunk] >= 0, 1, -1)
+            expected[chunk] -= (
+                0.5 * weight * np.abs(v[chunk]).mean() * np.where(v[chunk] >= 0, 1, -1)
+            )
     np.testing.assert_allclose(total, expected, rtol=2**-8, atol=1e-3)
     assert sent == 4 * every + 2 * 3 + -(-SIZE // 8)
 
@@ -59,7 +64,9 @@ def test_zero_counts_as_positive_and_a_turn_may_be_of_no_chunk():
     nothing = method.compressed(state, np.ones(SIZE, np.float32), 4)
     data = nothing.encode()
     assert len(data) == 4 and not len(method.decode_update(state, 4, data).signs)
-    step = method.decode_step(state, method.aggregate(state, answers(4, [(0, 1.0, nothing)])).encode())
+    step = method.decode_step(
+        state, method.aggregate(state, answers(4, [(0, 1.0, nothing)])).encode()
+    )
     assert not method.change(state, step).patches
     nobody = method.decode_step(state, method.aggregate(state, answers(4, [])).encode())
     assert method.change(state, nobody) is NOTHING
@@ -76,8 +83,13 @@ def test_how_large_it_is():
     turned = update.with_numbers(-update.signs, about)
     assert (turned.signs == -update.signs).all() and turned.scales is update.scales
     step = SignStep(tuple(replace(update, weight=weight) for weight in (0.25, -0.5, 0.0)))
-    assert step.size(about) == pytest.approx(0.75 * update.size(about)) and SignStep(()).size(about) == 0
-    assert method.compressed(about.state, np.zeros(SIZE, np.float32), 1).size(about) == SMALLEST_MOVE
+    assert (
+        step.size(about) == pytest.approx(0.75 * update.size(about))
+        and SignStep(()).size(about) == 0
+    )
+    assert (
+        method.compressed(about.state, np.zeros(SIZE, np.float32), 1).size(about) == SMALLEST_MOVE
+    )
 
 
 def test_messages_that_nobody_can_have_made_are_refused():

@@ -32,7 +32,9 @@ def test_projections_count_by_the_largest():
 
 def test_coefficients_count_by_how_far_they_move_a_weight():
     def size(*parts):
-        step = CoefficientStep(tuple(Coefficients(0, tuple(map(np.float32, part))) for part in parts))
+        step = CoefficientStep(
+            tuple(Coefficients(0, tuple(map(np.float32, part))) for part in parts)
+        )
         about = About(Ferret(basis="truncated_normal"), State(LAYOUT, 1), "step")
         assert all(part.size(about) == CoefficientStep((part,)).size(about) for part in step.parts)
         return step.size(about)
@@ -48,7 +50,9 @@ def test_entries_count_by_how_far_they_move_a_weight():
         step = Combined.of(np.arange(len(values)), np.float32(values), 1)
         return step.size(About(TopK(), State(LAYOUT, 1), "step"))
 
-    assert size(3.0, -4.0) == pytest.approx(sqrt(25 / 8)) and size(1e30) == pytest.approx(1e30 / sqrt(8))
+    assert size(3.0, -4.0) == pytest.approx(sqrt(25 / 8)) and size(1e30) == pytest.approx(
+        1e30 / sqrt(8)
+    )
     assert size(0, 0) == sizes.SMALLEST_MOVE and size() == 0.0
 
 

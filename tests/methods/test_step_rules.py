@@ -1,4 +1,6 @@
-"""What a step's coefficients are divided by, given to, and how they decay: against NumPy, and as an orbit keeps it."""
+"""What a step's coefficients are divided by, given to, and how they decay: against NumPy, and as an
+orbit keeps it.
+"""
 
 import numpy as np
 import pytest
@@ -44,8 +46,12 @@ def estimates(rho):
 
 
 def test_fzoo():
-    """w <- w - eta g / sigma, g = 1 / (eps N) sum_i (l_i - l_0) u_i, sigma^2 = 1 / (N - 1) sum_i (l_i - mean)^2."""
-    method = MeZO(estimates=6, estimator="one-point", divide_by="deviation", learning_rate=1e-3, scale=EPS)
+    """w <- w - eta g / sigma, g = 1 / (eps N) sum_i (l_i - l_0) u_i, sigma^2 = 1 / (N - 1) sum_i
+    (l_i - mean)^2.
+    """
+    method = MeZO(
+        estimates=6, estimator="one-point", divide_by="deviation", learning_rate=1e-3, scale=EPS
+    )
     steps, rng = Steps(method), np.random.default_rng(0)
     for _ in range(3):
         here, losses = 2.0, 2.0 + 0.05 * rng.normal(size=6)
@@ -58,8 +64,17 @@ def test_fzoo():
 
 @pytest.mark.parametrize("small_steps", ["nearest", "from-base"])
 def test_meazo(small_steps):
-    """v <- beta v + (1 - beta) (mean rho)^2; w <- w - eta / (sqrt(v / (1 - beta^t)) + zeta) mean(rho z)."""
-    settings = {"estimates": 3, "divide_by": "scalar", "beta2": 0.8, "adam_eps": 1e-3, "learning_rate": 0.05}
+    """v <- beta v + (1 - beta) (mean rho)^2.
+
+    W <- w - eta / (sqrt(v / (1 - beta^t)) + zeta) mean(rho z).
+    """
+    settings = {
+        "estimates": 3,
+        "divide_by": "scalar",
+        "beta2": 0.8,
+        "adam_eps": 1e-3,
+        "learning_rate": 0.05,
+    }
     steps, rng = Steps(MeZO(**settings, small_steps=small_steps)), np.random.default_rng(1)
     v = 0.0
     for t in range(1, 6):
@@ -68,14 +83,20 @@ def test_meazo(small_steps):
         steps.expected -= 0.05 / (np.sqrt(v / (1 - 0.8**t)) + 1e-3) * (rho @ steps.directions() / 3)
         steps.take(estimates(rho))
         if t == 2:
-            steps.take(Estimates(np.zeros(0, dtype=np.float32)))  # nobody answered: no average takes it
+            # nobody answered: no average takes it
+            steps.take(Estimates(np.zeros(0, dtype=np.float32)))
     np.testing.assert_allclose(steps.weights, steps.expected, atol=2e-5)
     assert steps.state.done == 6 and steps.state.squares.steps == 5
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])
 def test_what_is_divided_is_what_the_optimiser_gets(optimizer):
-    settings = {"divide_by": "deviation", "learning_rate": 1e-3, "beta1": 0.7, "small_steps": "stochastic"}
+    settings = {
+        "divide_by": "deviation",
+        "learning_rate": 1e-3,
+        "beta1": 0.7,
+        "small_steps": "stochastic",
+    }
     method = MeZO(**settings, estimates=4, optimizer=optimizer)
     steps, rng, m = Steps(method), np.random.default_rng(2), np.zeros(SIZE)
     for _ in range(4):
@@ -97,10 +118,18 @@ def test_adam_rebuilt_from_seeds_is_adam_for_as_long_as_it_remembers(kind):
     for number in range(1, 6):
         for steps in (kept, rebuilt):
             rng = np.random.default_rng(number)
-            step = estimates(rng.normal(size=2)) if kind is MeZO else Votes(np.array([1, -1], dtype=np.int8))
+            step = (
+                estimates(rng.normal(size=2))
+                if kind is MeZO
+                else Votes(np.array([1, -1], dtype=np.int8))
+            )
             steps.take(step)
             if number == 2:  # nobody answered: nothing to remember
-                steps.take(Estimates(np.zeros(0, dtype=np.float32)) if kind is MeZO else Votes(np.zeros(0, np.int8)))
+                steps.take(
+                    Estimates(np.zeros(0, dtype=np.float32))
+                    if kind is MeZO
+                    else Votes(np.zeros(0, np.int8))
+                )
         assert (kept.weights == rebuilt.weights).all() == (number <= 3)
         assert len(rebuilt.state.window) == min(number, 2)
     assert kept.state.window == () and rebuilt.space._moments is None
@@ -108,8 +137,16 @@ def test_adam_rebuilt_from_seeds_is_adam_for_as_long_as_it_remembers(kind):
 
 @pytest.mark.parametrize("estimator", ["two-point", "one-point"])
 def test_hiso(estimator):
-    """Whole rounds against the plain algorithm, in double precision: z' = z / sqrt(h), losses and steps along z'."""
-    settings = {"estimates": 3, "estimator": estimator, "learning_rate": 0.05, "scale": 1e-2, "batch": 40}
+    """Whole rounds against the plain algorithm, in double precision: z' = z / sqrt(h), losses and
+    steps along z'.
+    """
+    settings = {
+        "estimates": 3,
+        "estimator": estimator,
+        "learning_rate": 0.05,
+        "scale": 1e-2,
+        "batch": 40,
+    }
     method = MeZO(**settings, basis="normal", optimizer="hiso", beta2=0.8)
     run = federation(method, 1, rounds=6, seed=3)
     net, items = model(torch.float64), data(1)[0][0]
@@ -141,11 +178,17 @@ def test_own_directions_are_divided_by_what_all_clients_measured():
     indices = np.array([5, 999, 7], dtype=np.uint32)
     basis = method.directions(7)
     z = np.array([basis.direction(int(k), 0, SIZE) for k in indices], dtype=np.float64)
-    update = [Projections(np.array([r], dtype=np.float32), indices=indices[i : i + 1]) for i, r in enumerate(rho)]
-    steps.take(method.aggregate(steps.state, answers(1, [(i, 1 / 3, u) for i, u in enumerate(update)])))
+    update = [
+        Projections(np.array([r], dtype=np.float32), indices=indices[i : i + 1])
+        for i, r in enumerate(rho)
+    ]
+    steps.take(
+        method.aggregate(steps.state, answers(1, [(i, 1 / 3, u) for i, u in enumerate(update)]))
+    )
     expected = steps.expected - 1e-3 * (rho @ z / 3) / (EPS * np.std(rho, ddof=1))
     np.testing.assert_allclose(steps.weights, expected, atol=2e-6)
-    steps.take(method.aggregate(steps.state, answers(2, [(0, 1.0, update[0])])))  # one alone has no deviation
+    # one alone has no deviation
+    steps.take(method.aggregate(steps.state, answers(2, [(0, 1.0, update[0])])))
     np.testing.assert_allclose(steps.weights, expected, atol=2e-6)
 
 

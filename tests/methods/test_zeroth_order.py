@@ -1,4 +1,6 @@
-"""What holds for every zeroth-order method: it learns, its orbit is the model, its messages are checked."""
+"""What holds for every zeroth-order method: it learns, its orbit is the model, its messages are
+checked.
+"""
 
 import numpy as np
 import pytest
@@ -16,13 +18,19 @@ from support.rounds import plan
 from support.tiers import mark
 from support.zeroth_order import LAYOUT, METHODS, OBJECTIVE, QUICK, data, federation, model
 
-LONG = {"fedzo": 8}  # rounds, of ten steps each; the other's rounds are one step; tests/methods/test_bits.py has others
+# rounds, of ten steps each; the other's rounds are one step; tests/methods/test_bits.py has others
+LONG = {"fedzo": 8}
 
 
 @pytest.mark.parametrize("name", mark(["mezo-adam", *LONG], lambda name: name in LONG, "long"))
-def test_each_method_learns_and_the_same_recipe_gives_the_same_run(name, tmp_path, without_pictures):
+def test_each_method_learns_and_the_same_recipe_gives_the_same_run(
+    name, tmp_path, without_pictures
+):
     method, clients = METHODS[name]
-    results = [federation(method, clients, out=tmp_path / str(i), rounds=LONG.get(name, 40)).run() for i in range(2)]
+    results = [
+        federation(method, clients, out=tmp_path / str(i), rounds=LONG.get(name, 40)).run()
+        for i in range(2)
+    ]
     summary = results[0].summary
     assert summary["final"]["loss"] < summary["baseline"]["loss"] - 0.02
     assert summary["weights_digest"] == results[1].summary["weights_digest"]
@@ -43,7 +51,10 @@ TOGETHER = {
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_votes_from_one_batch_are_the_votes_client_by_client(name, monkeypatch):
-    """A pair of passes for each population, however many clients; three processes find what one does."""
+    """A pair of passes for each population, however many clients.
+
+    Three processes find what one does.
+    """
     method = TOGETHER[name]
     run = federation(method, 5)
     for number in range(1, 9):
@@ -68,7 +79,9 @@ def test_votes_from_one_batch_are_the_votes_client_by_client(name, monkeypatch):
         assert sum(map(len, parts)) == len(known) == passes
         with monkeypatch.context() as patch:
             patch.setattr(run.worker.objective, "losses", None)  # nothing is measured again
-            assert [a.message for a in run.worker.train_all(*asked, known)] == [a.message for a in together]
+            assert [a.message for a in run.worker.train_all(*asked, known)] == [
+                a.message for a in together
+            ]
         for client, joint in zip(clients, together, strict=True):
             run.coordinator.receive(joint.message, client)
         run.worker.apply(run.coordinator.close())
@@ -96,14 +109,19 @@ def test_refused_updates_leave_the_run_as_if_the_client_were_silent(name):
                 "fedkseed": Pairs(np.array([999], dtype=np.uint32), huge).encode(),
             }[name]
             with pytest.raises(MessageError):
-                run.coordinator.receive(Message(MessageKind.UPDATE, method.code, 1, 2, bad).encode(), 2)
+                run.coordinator.receive(
+                    Message(MessageKind.UPDATE, method.code, 1, 2, bad).encode(), 2
+                )
         steps.append(run.coordinator.close())
     assert steps[0] == steps[1]
 
 
 @pytest.mark.parametrize("name", ["zo-shared", "fedkseed"])
 def test_autocast_changes_forward_passes_and_no_bit_of_the_weights(name):
-    """Losses in bfloat16 give other projections, near those of float32; the weights are restored to the bit."""
+    """Losses in bfloat16 give other projections, near those of float32.
+
+    The weights are restored to the bit.
+    """
     train, _ = data()
     found = {}
 
@@ -132,25 +150,34 @@ def test_autocast_changes_forward_passes_and_no_bit_of_the_weights(name):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_autocast_sees_each_side_of_a_perturbation_in_a_model_that_has_to_be_moved():
-    """A scripted model's weights are changed in place: a cast that was kept from the other side would hide it."""
+    """A scripted model's weights are changed in place: a cast that was kept from the other side
+    would hide it.
+    """
     train, _ = data()
     scripted = torch.jit.trace(model(), torch.randn(2, 10))
     client = LocalClient(ParameterSpace(scripted), OBJECTIVE, train[0], 3, 1, 0)
     before = client.space.digest()
     with client.autocast("bfloat16"):
-        plus, minus = (client.population_losses(Basis("normal", 1), [0], scale, train[0][:8]) for scale in (0.3, -0.3))
+        plus, minus = (
+            client.population_losses(Basis("normal", 1), [0], scale, train[0][:8])
+            for scale in (0.3, -0.3)
+        )
     assert plus != minus and client.space.digest() == before
 
 
 @pytest.mark.parametrize("kind", [MeZO, RandOpt])  # the second has no population
 def test_estimates_of_a_quadratic_are_its_slopes(kind):
-    """l(w) = sum_i a_i w_i^2 / 2 along z: two-point z^T A w exactly, one-point z^T A w + eps z^T A z / 2."""
+    """l(w) = sum_i a_i w_i^2 / 2 along z: two-point z^T A w exactly, one-point z^T A w + eps z^T A
+    z / 2.
+    """
     curvature, at = torch.tensor([1.0, 4.0, 0.5, 2.0]), torch.tensor([3.0, -1.0, 2.0, 0.5])
     net = torch.nn.Linear(4, 1, bias=False)
     with torch.no_grad():
         net.weight.copy_(at[None])
-    rows = Supervised(lambda out, y: (out * out).reshape(len(out), -1).sum(1) / 2)  # of sqrt(4 a_i) e_i
-    items = [(row, torch.zeros(1)) for row in torch.diag((4 * curvature).sqrt())]  # the mean over four is l
+    # of sqrt(4 a_i) e_i
+    rows = Supervised(lambda out, y: (out * out).reshape(len(out), -1).sum(1) / 2)
+    # the mean over four is l
+    items = [(row, torch.zeros(1)) for row in torch.diag((4 * curvature).sqrt())]
     method = kind(scale=0.25, batch=4, basis="rademacher")
     client = LocalClient(ParameterSpace(net), rows, items, 1, 1, 0)
     basis = method.directions(7)
@@ -158,7 +185,8 @@ def test_estimates_of_a_quadratic_are_its_slopes(kind):
         z = torch.from_numpy(basis.direction(k, 0, 4)).double()
         slope, bend = float(z @ (curvature * at).double()), float(z * z @ curvature.double())
         assert method.two_point(client, basis, k, items).rho == pytest.approx(slope, abs=1e-4)
-        one, _ = client.estimates(method, basis, [k, k + 1], items, one_sided=True)  # each on all of them
+        # each on all of them
+        one, _ = client.estimates(method, basis, [k, k + 1], items, one_sided=True)
         assert one.rho == pytest.approx(slope + 0.25 * bend / 2, abs=1e-4)
 
 
@@ -177,6 +205,10 @@ def sent(values):
 
 
 def test_one_byte_scalars_keep_the_sign_and_eight_percent():
-    values = np.concatenate([[0.0], np.geomspace(1e-4, 500, 200), -np.geomspace(1e-4, 500, 200)]).astype(np.float32)
+    values = np.concatenate(
+        [[0.0], np.geomspace(1e-4, 500, 200), -np.geomspace(1e-4, 500, 200)]
+    ).astype(np.float32)
     np.testing.assert_allclose(sent(values), values, rtol=0.08)
-    np.testing.assert_allclose(sent([1e9, -1e9, 1e-30]), [2 ** (47 / 5), -(2 ** (47 / 5)), 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        sent([1e9, -1e9, 1e-30]), [2 ** (47 / 5), -(2 ** (47 / 5)), 0], rtol=1e-6
+    )

@@ -21,8 +21,12 @@ from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
-ADAPTERS = [LoRA(), LoRA(rank=2, alpha=3, targets=["up_proj", "o_proj"]), PTuning(hidden=16),
-            PromptTuning(virtual_tokens=3, init="normal")]  # fmt: skip
+ADAPTERS = [
+    LoRA(),
+    LoRA(rank=2, alpha=3, targets=["up_proj", "o_proj"]),
+    PTuning(hidden=16),
+    PromptTuning(virtual_tokens=3, init="normal"),
+]
 
 
 def fresh():
@@ -52,10 +56,18 @@ def test_it_trains_what_belongs_to_it_and_nothing_else(settings, objective, item
     assert [adapting.base_digest(model, kind) for kind in kinds] == digests
     found = trainable(model)
     if settings.kind == "lora":  # of two layers of each block
-        outer = 2 * width if settings.targets is None else base.config.hidden_size + base.config.intermediate_size
+        outer = (
+            2 * width
+            if settings.targets is None
+            else base.config.hidden_size + base.config.intermediate_size
+        )
         expected = settings.rank * (outer + 2 * width) * base.config.num_hidden_layers
     else:
-        expected = mlp_size(width, settings.hidden) if settings.kind == "p-tuning" else settings.virtual_tokens * width
+        expected = (
+            mlp_size(width, settings.hidden)
+            if settings.kind == "p-tuning"
+            else settings.virtual_tokens * width
+        )
     assert sum(p.numel() for p in found.values()) == ParameterSpace(model).size == expected
     part = "lora_" if settings.kind == "lora" else "prompt_encoder"
     assert all(part in name for name in found)
@@ -88,12 +100,16 @@ def test_first_weights_have_the_right_spread():
     a = torch.cat([p.detach().reshape(-1) for n, p in trainable(model).items() if "lora_A" in n])
     bound = model.config.hidden_size**-0.5
     assert float(a.abs().max()) <= bound
-    assert float(a.mean().abs()) < 0.05 * bound and float(a.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
+    assert float(a.mean().abs()) < 0.05 * bound and float(a.std()) == pytest.approx(
+        bound / 3**0.5, rel=0.05
+    )
     assert all(not p.any() for n, p in trainable(model).items() if "lora_B" in n)
     words = fresh().get_input_embeddings().weight
     tokens = next(iter(trainable(install(fresh(), PromptTuning(), 3)).values()))
     assert all(bool((words == row).all(dim=1).any()) for row in tokens)
-    normal = next(iter(trainable(install(fresh(), PromptTuning(init="normal"), 3)).values())).detach()
+    normal = next(
+        iter(trainable(install(fresh(), PromptTuning(init="normal"), 3)).values())
+    ).detach()
     assert abs(float(normal.std()) - 1) < 0.05
 
 
@@ -106,9 +122,14 @@ def test_lora_starts_as_the_base_and_prompts_see_the_whole_text(objective, items
         ids = [items[0].ids]
         # the virtual tokens are rows of the vocabulary: the same as their words in the text
         words = fresh().get_input_embeddings().weight
-        rows = [int((words == row).all(dim=1).nonzero()[0]) for row in next(iter(trainable(model).values()))]
+        rows = [
+            int((words == row).all(dim=1).nonzero()[0])
+            for row in next(iter(trainable(model).values()))
+        ]
         whole = fresh()(input_ids=torch.tensor([[*rows, *ids[0]]])).logits[:, 2:]
-        seen = model(input_ids=torch.tensor(ids), attention_mask=torch.ones(1, len(ids[0]))).logits[:, 2:]
+        seen = model(input_ids=torch.tensor(ids), attention_mask=torch.ones(1, len(ids[0]))).logits[
+            :, 2:
+        ]
     torch.testing.assert_close(seen, whole, rtol=1e-4, atol=1e-4)
 
 
@@ -147,43 +168,75 @@ def check_peft_loads(model, folder):
 
     loaded = PeftModel.from_pretrained(fresh(), str(folder))
     with torch.no_grad():
-        ours, theirs = (m.eval()(input_ids=torch.tensor([[5, 6, 7, 8]])).logits for m in (model, loaded))
+        ours, theirs = (
+            m.eval()(input_ids=torch.tensor([[5, 6, 7, 8]])).logits for m in (model, loaded)
+        )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-TINY = ("rounds=2", "federation.per_round=2", "task.clients=3", "task.examples=5", "task.evaluation=1", "task.unseen=0",
-        "task.validation=1", "evaluation.rouge=false")  # fmt: skip
+TINY = (
+    "rounds=2",
+    "federation.per_round=2",
+    "task.clients=3",
+    "task.examples=5",
+    "task.evaluation=1",
+    "task.unseen=0",
+    "task.validation=1",
+    "evaluation.rouge=false",
+)
 
 
-@pytest.mark.parametrize("name", mark(["fedit", "fedptuning", "fedprompt"], lambda name: name != "fedit"))
+@pytest.mark.parametrize(
+    "name", mark(["fedit", "fedptuning", "fedprompt"], lambda name: name != "fedit")
+)
 def test_named_methods_send_their_adapter_and_leave_it_for_peft(tmp_path, name):
-    recipe = read_recipe("quickstart-fedavg", (*TINY, f"method.name={name}", "method.training.steps=2"))
+    recipe = read_recipe(
+        "quickstart-fedavg", (*TINY, f"method.name={name}", "method.training.steps=2")
+    )
     federation = build(recipe, out=tmp_path / "run")
     summary = federation.run().summary
     size = {"fedit": 20480, "fedptuning": mlp_size(128, 128), "fedprompt": 2560}[name]
     assert summary["payload_bytes_up"] == 4 * size == 4 * summary["parameters"]
-    assert summary["fedavg_bytes"] == 8 * size and summary["adapter"]["kind"] in ("lora", "p-tuning", "prompt")
+    assert summary["fedavg_bytes"] == 8 * size and summary["adapter"]["kind"] in (
+        "lora",
+        "p-tuning",
+        "prompt",
+    )
     check_peft_loads(federation.worker.space.model, tmp_path / "run" / "adapter")
     config = (tmp_path / "run" / "adapter" / "adapter_config.json").read_text()
     assert json.loads(config)["base_model_name_or_path"] == "small"  # no path of this machine
 
 
 CASES = [
-    (FeedSign(learning_rate=1e-3, batch=4, basis="hadamard", small_steps="from-base"), PTuning(hidden=8)),
-    (FedMeZO(learning_rate=1e-4, steps=3, batch=2, personal="loss"), PromptTuning(virtual_tokens=4)),
-    (Ferret(directions=50, blocks="tensor", training=LocalTraining(steps=2, accumulation=2)), LoRA(rank=2)),
+    (
+        FeedSign(learning_rate=1e-3, batch=4, basis="hadamard", small_steps="from-base"),
+        PTuning(hidden=8),
+    ),
+    (
+        FedMeZO(learning_rate=1e-4, steps=3, batch=2, personal="loss"),
+        PromptTuning(virtual_tokens=4),
+    ),
+    (
+        Ferret(directions=50, blocks="tensor", training=LocalTraining(steps=2, accumulation=2)),
+        LoRA(rank=2),
+    ),
 ]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("method", "settings"), CASES)
-def test_any_method_tunes_an_adapter_and_its_orbit_becomes_a_peft_folder(tmp_path, method, settings, objective):
+def test_any_method_tunes_an_adapter_and_its_orbit_becomes_a_peft_folder(
+    tmp_path, method, settings, objective
+):
     clients = [[Example(f"say {i}", f"{i} {j}") for i in range(4)] for j in range(3)]
     more = {"out": tmp_path / "run", "base": "small", "adapter": settings}
     federation = Federation(fresh(), clients, method, objective, 3, seed=5, **more)
     summary = federation.run().summary
     orbit = Orbit.open(tmp_path / "run" / "model.orbit")
-    assert orbit.header.adapter.settings == settings and orbit.header.layout.size == summary["parameters"]
+    assert (
+        orbit.header.adapter.settings == settings
+        and orbit.header.layout.size == summary["parameters"]
+    )
     equipped = orbit.equip(fresh())
     assert orbit.replay(equipped, check_all=True) == summary["weights_digest"]
     adapting.save(equipped, tmp_path / "adapter")
@@ -205,7 +258,13 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(RecipeError, match=r"targets = \['nowhere'\]"):
         install(fresh(), LoRA(targets=["nowhere"]), 1)
     masked = RobertaForMaskedLM(
-        RobertaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+        RobertaConfig(
+            vocab_size=60,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+        )
     )
     with pytest.raises(RecipeError, match="virtual tokens need a causal language model"):
         install(masked, PromptTuning(), 1)

@@ -1,4 +1,7 @@
-"""Activation checkpointing: the same gradients to the bit, for less memory; refused where it can't be."""
+"""Activation checkpointing: the same gradients to the bit, for less memory.
+
+Refused where it can't be.
+"""
 
 import copy
 
@@ -23,7 +26,9 @@ ITEMS = [Tokens(tuple((7 * i + j) % 99 for j in range(20 + i)), 4) for i in rang
 
 def both(name, dropout=0.0):
     """A model as it is, and the same with checkpoints."""
-    plain = random_model(name, **MODELS[name], **{"dropout" if name == "opt" else "attention_dropout": dropout}).eval()
+    plain = random_model(
+        name, **MODELS[name], **{"dropout" if name == "opt" else "attention_dropout": dropout}
+    ).eval()
     checkpointed = copy.deepcopy(plain)
     checkpoint_activations(checkpointed)
     return plain, checkpointed
@@ -53,8 +58,12 @@ def streamed(client, training):
 @pytest.mark.parametrize("train", [LocalClient.first_order, streamed])
 @pytest.mark.parametrize("name", MODELS)
 def test_training_ends_at_the_same_bits(name, train):
-    """Streaming changes weights while backward goes on: a layer is done anew before its own weights change."""
-    training = LocalTraining(learning_rate=0.1, steps=3, batch=2, accumulation=1 if train is streamed else 2)
+    """Streaming changes weights while backward goes on: a layer is done anew before its own weights
+    change.
+    """
+    training = LocalTraining(
+        learning_rate=0.1, steps=3, batch=2, accumulation=1 if train is streamed else 2
+    )
     ends = []
     for model in both(name, 0.3):
         client = LocalClient(ParameterSpace(model), CausalLM(Ids()), ITEMS, 1, 2, 3)
@@ -72,5 +81,7 @@ def test_less_is_kept_and_evaluation_is_as_ever(name):
 
 
 def test_a_model_without_layers_to_checkpoint_is_refused():
-    with pytest.raises(RecipeError, match=r'activation_checkpointing = true: model.base = "x" is a Linear, whose'):
+    with pytest.raises(
+        RecipeError, match=r'activation_checkpointing = true: model.base = "x" is a Linear, whose'
+    ):
         checkpoint_activations(torch.nn.Linear(2, 2), "x")

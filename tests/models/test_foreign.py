@@ -22,14 +22,23 @@ def base(tmp_path):
 
 
 def change(path, **values):
-    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **values}))
+    path.write_text(
+        json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **values})
+    )
 
 
 @pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", 3])
 def test_an_index_names_files_of_its_own_folder_only(base, name):
     (base / "model.safetensors").rename(base / "model-1.safetensors")
-    change(base / "model.safetensors.index.json", metadata={}, weight_map={"w": "model-1.safetensors", "x": name})
-    with pytest.raises(RecipeError, match=r"model\.safetensors\.index\.json names .*: weights lie in the base's own"):
+    change(
+        base / "model.safetensors.index.json",
+        metadata={},
+        weight_map={"w": "model-1.safetensors", "x": name},
+    )
+    with pytest.raises(
+        RecipeError,
+        match=r"model\.safetensors\.index\.json names .*: weights lie in the base's own",
+    ):
         load_model(str(base))
 
 
@@ -50,7 +59,9 @@ def test_an_index_that_is_none(base, text):
 )
 def test_code_that_a_configuration_names_is_not_fetched(base, config):
     change(base / "config.json", **config)
-    with pytest.raises(RecipeError, match=r"it comes with code of its own \(\w+ in config.json\), which is not"):
+    with pytest.raises(
+        RecipeError, match=r"it comes with code of its own \(\w+ in config.json\), which is not"
+    ):
         load_model(str(base))
     assert own_code(str(base), {"attn_implementation": "sdpa"}) == ""
 
@@ -75,7 +86,9 @@ def test_pickled_weights_are_not_run(base, tmp_path, form):
             archive.writestr("archive/data.pkl", data)
             archive.writestr("archive/version", "3\n")
             archive.writestr("archive/data/0", bytes(10_000_000))
-    with pytest.raises(RecipeError, match="is compressed" if form == "packed archive" else "a pickle of more than"):
+    with pytest.raises(
+        RecipeError, match="is compressed" if form == "packed archive" else "a pickle of more than"
+    ):
         load_model(str(base))
     assert not victim.exists()
 
@@ -89,7 +102,14 @@ def test_a_configuration_without_an_end(base):
 @pytest.mark.parametrize(
     "values",
     [
-        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": False}},
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"Regex": "(a"},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        },
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
     ],
 )
@@ -102,5 +122,7 @@ def test_a_tokenizer_that_fails_is_refused(base, values):
 @pytest.mark.parametrize("make", [load_model, outline])
 def test_layers_without_end_are_refused(base, make):
     change(base / "config.json", num_hidden_layers=10**9)
-    with pytest.raises(RecipeError, match=r"num_hidden_layers = 1,000,000,000 in config.json: at most 4,096"):
+    with pytest.raises(
+        RecipeError, match=r"num_hidden_layers = 1,000,000,000 in config.json: at most 4,096"
+    ):
         make(str(base))

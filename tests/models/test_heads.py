@@ -34,7 +34,9 @@ def test_the_backbone_is_kept_and_the_head_is_new(image_base, kind):
     assert weight.shape == (10, 16) and not bias.any()
     assert 0.7 * 0.02 < weight.std() < 1.3 * 0.02 and abs(weight.mean()) < 0.01
     theirs = rest_of(model)
-    assert all(torch.equal(t, theirs[n]) for n, t in rest_of(base).items()) and len(theirs) == len(rest_of(base))
+    assert all(torch.equal(t, theirs[n]) for n, t in rest_of(base).items()) and len(theirs) == len(
+        rest_of(base)
+    )
 
 
 def test_the_bases_own_head_is_kept_for_its_own_classes(image_base, kind):

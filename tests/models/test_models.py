@@ -14,17 +14,34 @@ from fedseed.models.loading import has_weights, load_model, locate, outline
 from support.published_bases import TEXT, write_base
 from support.text_bases import random_model
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+}
 TEXTS = {**SIZES, "vocab_size": 1488, "max_position_embeddings": 66}
 OPT = "opt", "AutoModelForCausalLM", {**TEXTS, "ffn_dim": 32, "word_embed_proj_dim": 32}
 VIT = "vit", "AutoModelForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}
-T5 = "t5", "AutoModelForSeq2SeqLM", {"vocab_size": 99, "d_model": 16, "num_layers": 1, "d_ff": 16, "num_heads": 2}
+T5 = (
+    "t5",
+    "AutoModelForSeq2SeqLM",
+    {"vocab_size": 99, "d_model": 16, "num_layers": 1, "d_ff": 16, "num_heads": 2},
+)
 CASES = {
-    "a masked model for text to continue": (None, "causal", "the model is RobertaForMaskedLM; .*continues text"),
+    "a masked model for text to continue": (
+        None,
+        "causal",
+        "the model is RobertaForMaskedLM; .*continues text",
+    ),
     "a causal model for masks": (OPT, "masked", "is OPTForCausalLM; .*fills in masks"),
     "an image model": (VIT, "causal", "is ViTForImageClassification; .*text"),
     "an encoder-decoder": (T5, "causal", "the task needs a language model"),
-    "a body without a head": (("roberta", "AutoModel", TEXTS), "masked", r"do not have all weights .* \(lm_head"),
+    "a body without a head": (
+        ("roberta", "AutoModel", TEXTS),
+        "masked",
+        r"do not have all weights .* \(lm_head",
+    ),
 }
 
 
@@ -48,12 +65,22 @@ def test_models_of_another_kind_are_refused(case, saved, masked_base):
 
 
 def test_a_tokenizer_of_sentencepiece_is_read(tmp_path):
-    """OpenLLaMA as the hub has it: a .bin, and sentencepiece's tokenizer.model in place of tokenizer.json."""
+    """OpenLLaMA as the hub has it: a .bin, and sentencepiece's tokenizer.model in place of
+    tokenizer.json.
+    """
     sentencepiece, made = pytest.importorskip("sentencepiece"), io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([line for line in TEXT.split("\n") if line] * 20), model_writer=made, vocab_size=340,
-        model_type="bpe", byte_fallback=True, hard_vocab_limit=False, unk_id=0, bos_id=1, eos_id=2, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter([line for line in TEXT.split("\n") if line] * 20),
+        model_writer=made,
+        vocab_size=340,
+        model_type="bpe",
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+        minloglevel=2,
+    )
     folder = write_base("openlm-research/open_llama_3b", tmp_path / "llama")
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.model").write_bytes(made.getvalue())
@@ -76,7 +103,9 @@ def test_damaged_folders(saved, tmp_path):
         path = tmp_path / "model" / name
         whole = path.read_bytes()
         path.unlink() if content is None else path.write_bytes(content)
-        with pytest.raises(RecipeError, match="the folder holds no model that can be loaded") as caught:
+        with pytest.raises(
+            RecipeError, match="the folder holds no model that can be loaded"
+        ) as caught:
             load_model(folder, architecture="causal")
         assert "\n" not in str(caught.value)
         path.write_bytes(whole)
@@ -93,19 +122,26 @@ class OwnModel(OPTForCausalLM):
 
 @pytest.mark.long
 def test_code_of_its_own_runs_only_if_the_recipe_says_so(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache")
+    )
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
     folder = saved(*OPT)
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "modeling_own.py").write_text(CODE)
-    with pytest.raises(RecipeError, match=r"code of its own \(modeling_own.py\).*model.trust_remote_code = true"):
+    with pytest.raises(
+        RecipeError, match=r"code of its own \(modeling_own.py\).*model.trust_remote_code = true"
+    ):
         load_model(folder, architecture="causal")
     config["auto_map"] = {"AutoModelForCausalLM": "modeling_own.OwnModel"}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RecipeError, match=r"code of its own \(auto_map in config.json, modeling_own.py\)"):
+    with pytest.raises(
+        RecipeError, match=r"code of its own \(auto_map in config.json, modeling_own.py\)"
+    ):
         load_model(folder, architecture="causal")
     (tmp_path / "recipe.toml").write_text(
-        f'rounds = 1\n[model]\nbase = "{folder}"\n[method]\nname = "ferret"\n[task]\nevaluation = 1\n'
+        f'rounds = 1\n[model]\nbase = "{folder}"\n[method]\nname = "ferret"\n[task]\nevaluation = '
+        "1\n"
     )
     with pytest.raises(RecipeError, match="trust_remote_code"):
         Federation.from_file(tmp_path / "recipe.toml")
@@ -121,7 +157,14 @@ def test_code_of_its_own_runs_only_if_the_recipe_says_so(saved, tmp_path, monkey
         ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, True, "classification"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, True, "classification"),
         ({"architectures": ["ViTModel"], "model_type": "vit"}, True, "image"),
-        ({"architectures": ["PerceiverForImageClassificationLearned"], "model_type": "perceiver"}, True, "image"),
+        (
+            {
+                "architectures": ["PerceiverForImageClassificationLearned"],
+                "model_type": "perceiver",
+            },
+            True,
+            "image",
+        ),
         ({}, False, "causal"),
     ],
 )
@@ -129,7 +172,8 @@ def test_what_a_configuration_says_it_is(config, classifies, expected):
     assert architecture_of(config, classifies) == expected
 
 
-# -- by their configuration alone, and how attention is computed ------------------------------------------------------
+# -- by their configuration alone, and how attention is computed
+# ------------------------------------------------------
 
 
 def shapes(model):
@@ -156,4 +200,6 @@ def test_attention_is_what_the_recipe_says(attention):
     assert model.config._attn_implementation == attention
     ids = torch.tensor([tokenizer("The king has a red house.")["input_ids"]])
     with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, load_model("small")[0](ids).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            model(ids).logits, load_model("small")[0](ids).logits, rtol=1e-4, atol=1e-4
+        )

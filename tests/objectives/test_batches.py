@@ -35,7 +35,8 @@ def test_parts_are_in_order_and_none_would_take_one_more(seed):
 
 def test_options_and_both_sides_of_a_pair_are_counted():
     choice = Options((text(10), text(4), text(6)), 1, (1,), False)
-    taught = Options(choice.sequences, 1, (1,), True)  # only the right option goes through the model
+    # only the right option goes through the model
+    taught = Options(choice.sequences, 1, (1,), True)
     assert list(map(len, micro_batches([choice] * 4, 9, 60))) == [2, 2]  # 3 rows of 10 each
     assert list(map(len, micro_batches([taught] * 4, 9, 8))) == [2, 2]  # a row of 4 each
     pairs = [Tokens((1,) * 12, 10, encoded=True), Tokens((1,) * 9, 4, encoded=True)]
@@ -46,5 +47,7 @@ def test_options_and_both_sides_of_a_pair_are_counted():
 
 
 def test_examples_without_tokens_are_refused():
-    with pytest.raises(RecipeError, match=r"method\.training\.batch_tokens = 9: these examples have no tokens"):
+    with pytest.raises(
+        RecipeError, match=r"method\.training\.batch_tokens = 9: these examples have no tokens"
+    ):
         list(micro_batches([(torch.zeros(2), 1)], 4, 9))

@@ -1,4 +1,6 @@
-"""Which tokens of a chat carry loss: exactly what the model has to write itself, by templates of three families."""
+"""Which tokens of a chat carry loss: exactly what the model has to write itself, by templates of
+three families.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +14,13 @@ from fedseed.tasks.data import ChatStyle
 from support.chat_bases import END_OF_TURN, QWEN, TEMPLATES, chat_tokenizer
 
 ANSWERS = ["Paris, of course.", "It is Rome:\n\n größer."]
-TURNS = [("system", "Be short."), ("user", "What is the capital of France?"), ("assistant", ANSWERS[0]),
-         ("user", "And of Italy?"), ("assistant", ANSWERS[1])]  # fmt: skip
+TURNS = [
+    ("system", "Be short."),
+    ("user", "What is the capital of France?"),
+    ("assistant", ANSWERS[0]),
+    ("user", "And of Italy?"),
+    ("assistant", ANSWERS[1]),
+]
 MESSAGES = [{"role": role, "content": content} for role, content in TURNS]
 TOKENIZER = chat_tokenizer("qwen2")
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -25,7 +32,9 @@ def tokenizers():
 
 
 def prepared(tokenizer, messages, tools=(), **style):
-    return CausalLM(tokenizer).prepare([chat_of(messages, list(tools), ChatStyle(**style), "chats.jsonl line 7")])
+    return CausalLM(tokenizer).prepare(
+        [chat_of(messages, list(tools), ChatStyle(**style), "chats.jsonl line 7")]
+    )
 
 
 def learnt(tokenizer, item):
@@ -39,23 +48,41 @@ def test_the_answers_and_what_ends_them_carry_loss(tokenizers, family):
     assert learnt(tokenizer, item) == [answer + END_OF_TURN[family] for answer in ANSWERS]
     taken = MESSAGES
     if family == "gemma":  # its template refuses a system message
-        taken = [{"role": "user", "content": f"Be short.\n\n{MESSAGES[1]['content']}"}, *MESSAGES[2:]]
+        taken = [
+            {"role": "user", "content": f"Be short.\n\n{MESSAGES[1]['content']}"},
+            *MESSAGES[2:],
+        ]
         assert item.remarks == ("system",)
     assert list(item.ids) == tokenizer.apply_chat_template(taken, return_dict=False)
-    for i, (begin, _) in zip((-3, -1), item.learnt, strict=True):  # before an answer stands what generation is given
-        asked = tokenizer.apply_chat_template(taken[:i], add_generation_prompt=True, return_dict=False)
+    # before an answer stands what generation is given
+    for i, (begin, _) in zip((-3, -1), item.learnt, strict=True):
+        asked = tokenizer.apply_chat_template(
+            taken[:i], add_generation_prompt=True, return_dict=False
+        )
         assert list(item.ids[:begin]) == asked
     inside = [any(begin <= at < end for begin, end in item.learnt) for at in range(len(item.ids))]
-    assert item.labels == [token if learnt else IGNORE for token, learnt in zip(item.ids, inside, strict=True)]
+    assert item.labels == [
+        token if learnt else IGNORE for token, learnt in zip(item.ids, inside, strict=True)
+    ]
     assert CausalLM(tokenizer).weight(item) == sum(inside)
 
 
 @pytest.mark.long
 @settings(max_examples=25)
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="<>"), min_size=1), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="<>"), min_size=1),
+        min_size=1,
+        max_size=3,
+    )
+)
 def test_whatever_is_said(answers):
     """Any text in it: an answer's tokens are those of the answer, and none of another's."""
-    turns = [m for text in answers for m in ({"role": "user", "content": text}, {"role": "assistant", "content": text})]
+    turns = [
+        m
+        for text in answers
+        for m in ({"role": "user", "content": text}, {"role": "assistant", "content": text})
+    ]
     (item,) = prepared(TOKENIZER, turns)
     assert list(item.ids) == TOKENIZER.apply_chat_template(turns, return_dict=False)
     assert learnt(TOKENIZER, item) == [f"{text}<|im_end|>" for text in answers]
@@ -81,44 +108,62 @@ def test_tools_are_seen_and_calls_are_learnt(tokenizers):
 
 def test_what_a_template_refuses_is_said_with_its_place_and_its_words(tokenizers):
     twice = [MESSAGES[1], *MESSAGES[1:3]]
-    with pytest.raises(RecipeError, match=r"^chats.jsonl line 7: the chat template refuses it: Conversation roles"):
+    with pytest.raises(
+        RecipeError, match=r"^chats.jsonl line 7: the chat template refuses it: Conversation roles"
+    ):
         prepared(tokenizers["gemma"], twice)
     chats = [chat_of(twice, [], ChatStyle(), f"line {i}") for i in range(3)]
     with pytest.raises(RecipeError, match=r"^line 0: .*\(and 2 more chats\)$"):
         CausalLM(tokenizers["gemma"]).prepare(chats)
-    with pytest.raises(RecipeError, match="no system message, and there is no user's that could hold it"):
+    with pytest.raises(
+        RecipeError, match="no system message, and there is no user's that could hold it"
+    ):
         prepared(tokenizers["gemma"], [MESSAGES[0], MESSAGES[2]])
 
 
 # only the last answer keeps its reasoning, as in templates of reasoning models
 FORGETFUL = QWEN.replace(
     "+ message.content }}",
-    "+ (message.content if loop.last or message.role != 'assistant' else message.content.split('</think>')[-1]) }}",
+    "+ (message.content if loop.last or message.role != 'assistant' else "
+    "message.content.split('</think>')[-1]) }}",
 )
 
 
 def test_a_template_that_rewrites_earlier_answers_gives_an_example_for_each():
     tokenizer = chat_tokenizer("qwen2", FORGETFUL)
     thought = [f"<think>So.</think>{answer}" for answer in ANSWERS]
-    turns = [MESSAGES[1], {**MESSAGES[2], "content": thought[0]}, MESSAGES[3], {**MESSAGES[4], "content": thought[1]}]
+    turns = [
+        MESSAGES[1],
+        {**MESSAGES[2], "content": thought[0]},
+        MESSAGES[3],
+        {**MESSAGES[4], "content": thought[1]},
+    ]
     items = prepared(tokenizer, turns)
-    assert [learnt(tokenizer, item) for item in items] == [[f"{text}<|im_end|>"] for text in thought]
-    assert [tokenizer.decode(item.ids).count("<think>") for item in items] == [1, 1]  # as when the answer is given
+    assert [learnt(tokenizer, item) for item in items] == [
+        [f"{text}<|im_end|>"] for text in thought
+    ]
+    # as when the answer is given
+    assert [tokenizer.decode(item.ids).count("<think>") for item in items] == [1, 1]
     assert {item.remarks for item in items} == {("apart",)}
     (last,) = prepared(tokenizer, turns, loss_on="last")
     assert (last.ids, last.learnt, last.remarks) == (items[1].ids, items[1].learnt, ())
 
 
 def test_a_template_that_asks_for_something_else_than_it_writes_is_refused():
-    other = QWEN.replace("{{- '<|im_start|>assistant\n' }}", "{{- '<|im_start|>assistant\n<think>\n' }}")
+    other = QWEN.replace(
+        "{{- '<|im_start|>assistant\n' }}", "{{- '<|im_start|>assistant\n<think>\n' }}"
+    )
     assert other != QWEN
-    with pytest.raises(RecipeError, match=r"asks for message 3 with text that it does not write before it.*<think>"):
+    with pytest.raises(
+        RecipeError, match=r"asks for message 3 with text that it does not write before it.*<think>"
+    ):
         prepared(chat_tokenizer("qwen2", other), MESSAGES)
 
 
 MARKED = """{%- for message in messages %}
     {%- if message.role == 'assistant' %}
-        {{- 'A:' }}{% generation %}{{ ' ' + message.content + '<|im_end|>' }}{% endgeneration %}{{- '\n' }}
+        {{- 'A:' }}{% generation %}{{ ' ' + message.content + '<|im_end|>' }}
+        {%- endgeneration %}{{- '\n' }}
     {%- else %}{{- message.role + ':' + message.content + '\n' }}{% endif %}
 {%- endfor %}"""
 
@@ -156,7 +201,9 @@ def test_without_a_template_chats_are_plain_text_and_that_is_said(small):
     first, last = prepared(tokenizer, MESSAGES, writing="plain", loss_on="all")
     assert last == asked and first.ids[-1] == tokenizer.eos_token_id
     assert first.ids[: first.response_start] == last.ids[: first.response_start]
-    with pytest.raises(RecipeError, match=r'chat_template = "own": the base.s tokenizer has no chat template; give'):
+    with pytest.raises(
+        RecipeError, match=r'chat_template = "own": the base.s tokenizer has no chat template; give'
+    ):
         prepared(tokenizer, MESSAGES, writing="own")
     template = "{% for m in messages %}{{ m.role + ':' + m.content + '</s>' }}{% endfor %}"
     (item,) = prepared(tokenizer, MESSAGES[1:3], writing="given", template=template)

@@ -1,4 +1,6 @@
-"""Classification of texts and pictures: logits are transformers', heads the shared stream's, F1 is scikit-learn's."""
+"""Classification of texts and pictures: logits are transformers', heads the shared stream's, F1 is
+scikit-learn's.
+"""
 
 import numpy as np
 import pytest
@@ -23,7 +25,10 @@ HEAD = Head(("negative", "positive"), 7)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return {kind: str(write(tmp_path_factory.mktemp("texts") / kind, kind)) for kind in ("bert", "llama")}
+    return {
+        kind: str(write(tmp_path_factory.mktemp("texts") / kind, kind))
+        for kind in ("bert", "llama")
+    }
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
@@ -38,7 +43,9 @@ def test_losses_are_transformers_in_any_batch(folders, kind):
             expected.append(float(model(input_ids=ids, labels=torch.tensor([example.gold])).loss))
     with torch.no_grad():
         assert objective.losses(model, items).tolist() == pytest.approx(expected, rel=1e-5)
-        assert [float(objective.losses(model, [item])) for item in items] == pytest.approx(expected, rel=1e-5)
+        assert [float(objective.losses(model, [item])) for item in items] == pytest.approx(
+            expected, rel=1e-5
+        )
         space = ParameterSpace(model)
         basis = Basis("rademacher", seed=3)
         with space.perturbed(basis, 1, 0.02):
@@ -49,9 +56,17 @@ def test_losses_are_transformers_in_any_batch(folders, kind):
 
 def test_a_new_head_and_a_pooler_come_from_the_seed(folders):
     model, _ = load_model(folders["bert"], architecture="classification", head=HEAD)
-    again, _ = load_model(folders["bert"], head=HEAD)  # as a replay loads it: the orbit names the classes
-    other, _ = load_model(folders["bert"], architecture="classification", head=Head(HEAD.classes, 8))
-    drawn = ["classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias"]
+    # as a replay loads it: the orbit names the classes
+    again, _ = load_model(folders["bert"], head=HEAD)
+    other, _ = load_model(
+        folders["bert"], architecture="classification", head=Head(HEAD.classes, 8)
+    )
+    drawn = [
+        "classifier.weight",
+        "classifier.bias",
+        "bert.pooler.dense.weight",
+        "bert.pooler.dense.bias",
+    ]
     basis = Basis("normal", derive(7, Domain.HEAD))
     for name, p in model.named_parameters():
         new, bias = name in drawn, name.endswith("bias")
@@ -85,7 +100,8 @@ def test_metrics(folders):
         macro_f1([1], [1, 0])
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
+# -- pictures
+# ------------------------------------------------------------------------------------------------
 
 
 def pictures(count, shape=(32, 32, 3), classes=3):
@@ -112,7 +128,9 @@ def test_losses_in_a_batch_are_those_one_by_one(loaded):
 def test_pixel_values_are_the_processors_own(loaded):
     _, processor = loaded
     items = pictures(5, (20, 30, 3))
-    wanted = torch.cat([processor(images=item.pixels, return_tensors="pt")["pixel_values"] for item in items])
+    wanted = torch.cat(
+        [processor(images=item.pixels, return_tensors="pt")["pixel_values"] for item in items]
+    )
     objective = Images(processor)
     for _ in range(2):  # made, and kept
         assert torch.equal(objective.pixel_values(items), wanted)
@@ -125,6 +143,10 @@ def test_grey_pictures_for_a_model_of_colours(loaded):
     grey = pictures(3, (16, 16, 1))
     colour = [Picture(np.repeat(p.pixels, 3, axis=2), p.label) for p in grey]
     objective = Images(processor)
-    assert torch.equal(objective.pixel_values(objective.prepare(grey)), objective.pixel_values(colour))
-    with pytest.raises(RecipeError, match="a picture has 4 channels, the model's image processor takes 3"):
+    assert torch.equal(
+        objective.pixel_values(objective.prepare(grey)), objective.pixel_values(colour)
+    )
+    with pytest.raises(
+        RecipeError, match="a picture has 4 channels, the model's image processor takes 3"
+    ):
         objective.prepare(pictures(1, (8, 8, 4)))

@@ -1,8 +1,9 @@
-"""Losses and scores of language models by their definitions; evaluation in batches is evaluation one by one.
+"""Losses and scores of language models by their definitions.
 
-Greedy texts must be the same exactly; losses and scores may differ by the float rounding of another batch's matrix
-products: 1e-4 relative is allowed, in float32, and about 1e-6 is seen.
-"""
+Evaluation in batches is evaluation one by one.
+
+Greedy texts must be the same exactly; losses and scores may differ by the float rounding of another
+batch's matrix products: 1e-4 relative is allowed, in float32, and about 1e-6 is seen."""
 
 import pytest
 import torch
@@ -15,20 +16,39 @@ from fedseed.objectives.tokens import IGNORE, longest_input
 from fedseed.tasks.data import Choice, Example
 from support.text_bases import random_model
 
-PROMPTS = ["a", "Sort these words : b a c", "### Instruction:\nSay what the longest word of this line is", "x y z"]
+PROMPTS = [
+    "a",
+    "Sort these words : b a c",
+    "### Instruction:\nSay what the longest word of this line is",
+    "x y z",
+]
 ROOM = 64
 CHOICES = [
     Choice("a fine film It was", (" terrible", " great"), 1),
     Choice("no It was", (" terrible", " great"), 0),
-    Choice("the longest of the prompts , with many words in it . It was", (" great", " not that bad", " bad"), 2),
+    Choice(
+        "the longest of the prompts , with many words in it . It was",
+        (" great", " not that bad", " bad"),
+        2,
+    ),
     Choice("Say yes:", (" yes", " no , never"), 0),
 ]
 
 
 @pytest.fixture(params=["opt", "llama"], scope="module")
 def model(request, small):
-    ids = {"pad_token_id": small[1].pad_token_id, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(small[1])}
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": ROOM}
+    ids = {
+        "pad_token_id": small[1].pad_token_id,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "vocab_size": len(small[1]),
+    }
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": ROOM,
+    }
     own = {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3}
     own = own if request.param == "opt" else {"intermediate_size": 64, "initializer_range": 0.3}
     return random_model(request.param, **sizes, **ids, **own).eval()
@@ -39,7 +59,9 @@ def one_by_one(model, tokenizer, prompt, new):
     said = []
     with torch.no_grad():
         while len(said) < new and said[-1:] != [tokenizer.eos_token_id]:
-            said.append(int(model(input_ids=torch.tensor([[*prompt, *said]])).logits[0, -1].argmax()))
+            said.append(
+                int(model(input_ids=torch.tensor([[*prompt, *said]])).logits[0, -1].argmax())
+            )
     return tokenizer.decode(said, skip_special_tokens=True)
 
 
@@ -58,12 +80,16 @@ def test_teacher_forcing_is_language_on_the_right_option_alone(model, small):
     forced = Choice(PROMPTS[1], (" a b c", " c"), 0, teacher_forcing=True)
     plain = Choice(PROMPTS[2], (" yes", " no"), 1)
     (item, other) = objective.prepare([forced, plain])
-    assert objective.weight(item) == len(small[1](" a b c", add_special_tokens=False)["input_ids"]) > 1
+    assert (
+        objective.weight(item) == len(small[1](" a b c", add_special_tokens=False)["input_ids"]) > 1
+    )
     with torch.no_grad():
         loss = float(objective.losses(model, [item]))
         assert loss == pytest.approx(float(language.losses(model, [item.sequences[0]])), rel=1e-5)
         mixed = objective.losses(model, [item, other])
-        assert mixed.tolist() == pytest.approx([loss, float(objective.losses(model, [other]))], rel=1e-4)
+        assert mixed.tolist() == pytest.approx(
+            [loss, float(objective.losses(model, [other]))], rel=1e-4
+        )
     assert small[1].eos_token_id not in item.sequences[0].ids  # nothing stands after an option
     measured = choice_metrics(model, objective, [item])
     assert measured["loss"] == pytest.approx(loss / objective.weight(item), rel=1e-5)
@@ -85,7 +111,8 @@ def test_any_right_option_counts(small):
             Choice("x", options, gold, right)
 
 
-# -- what carries loss, and scores ------------------------------------------------------------------------------------
+# -- what carries loss, and scores
+# ------------------------------------------------------------------------------------
 
 
 def mean_log_p(model, tokenizer, prompt, option):
@@ -95,7 +122,9 @@ def mean_log_p(model, tokenizer, prompt, option):
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([before + after])).logits[0].float()
     log_p = logits.log_softmax(-1)
-    return sum(float(log_p[len(before) + i - 1, token]) for i, token in enumerate(after)) / len(after)
+    return sum(float(log_p[len(before) + i - 1, token]) for i, token in enumerate(after)) / len(
+        after
+    )
 
 
 def test_scores_are_the_options_mean_token_log_probabilities(model, small):
@@ -104,7 +133,9 @@ def test_scores_are_the_options_mean_token_log_probabilities(model, small):
         scores = objective.scores(model, objective.prepare(CHOICES))
     assert scores.shape == (4, 3) and scores.dtype == torch.float32
     for row, example in zip(scores, CHOICES, strict=True):
-        expected = [mean_log_p(model, small[1], example.prompt, option) for option in example.options]
+        expected = [
+            mean_log_p(model, small[1], example.prompt, option) for option in example.options
+        ]
         assert row[: len(expected)].tolist() == pytest.approx(expected, rel=1e-4)
         assert all(value == -torch.inf for value in row[len(expected) :])
 
@@ -116,10 +147,14 @@ def test_only_response_tokens_and_the_end_carry_loss(small):
     assert item.ids[0] == tokenizer.bos_token_id
     kept = [label for label in item.labels if label != IGNORE]
     assert len(kept) == objective.weight(item) == len(item.ids) - item.response_start
-    assert tokenizer.decode(kept, skip_special_tokens=True) == "seven" and kept[-1] == tokenizer.eos_token_id
+    assert (
+        tokenizer.decode(kept, skip_special_tokens=True) == "seven"
+        and kept[-1] == tokenizer.eos_token_id
+    )
 
 
-# -- within the room that there is -----------------------------------------------------------------------------------
+# -- within the room that there is
+# -----------------------------------------------------------------------------------
 
 
 def test_prompts_near_the_end_get_what_room_there_is(model, small):
@@ -140,7 +175,9 @@ def test_a_stop_ends_and_cuts_a_response(small):
     objective = CausalLM(tokenizer)
     whole = generate(model, objective, PROMPTS, 12)
     stop = whole[1][2]
-    assert generate(model, objective, PROMPTS, 12, stop=stop) == [text.split(stop)[0] for text in whole]
+    assert generate(model, objective, PROMPTS, 12, stop=stop) == [
+        text.split(stop)[0] for text in whole
+    ]
     item = objective.prepare([Example("a", " b", stop="\n")])[0]
     assert tokenizer.decode(item.ids[item.response_start :]).endswith("b\n")
     assert tokenizer.eos_token_id not in item.ids
@@ -150,7 +187,8 @@ def test_what_a_model_has_no_room_for_is_counted_and_left_out(natural_instructio
     """The small base has 256 positions, the recipe allows 1,024 tokens."""
     rows = [(f"number {i}", ["yes"]) for i in range(20)]
     folder = natural_instructions(
-        train={"task001_a": rows}, test={"task002_b": [*rows[:3], ("word " * 150, ["no"]), ("a " * 400, ["no"])]}
+        train={"task001_a": rows},
+        test={"task002_b": [*rows[:3], ("word " * 150, ["no"]), ("a " * 400, ["no"])]},
     )
     (tmp_path / "recipe.toml").write_text(f'''
         rounds = 1

@@ -16,7 +16,11 @@ THREE = (" Yes", " Maybe", " No")
 EXAMPLES = [
     Cloze(f"a fine film It was {MASK}.", TWO, 1),
     Cloze(f"no It was {MASK}.", TWO, 0),
-    Cloze(f"A man is here with very many other people in the yard? {MASK}, somebody is there", THREE, 2),
+    Cloze(
+        f"A man is here with very many other people in the yard? {MASK}, somebody is there",
+        THREE,
+        2,
+    ),
     Cloze(f"{MASK}: What ?", THREE, 0),
 ]
 
@@ -57,9 +61,13 @@ def test_scores_are_the_words_logits_at_the_mask(base):
 
 def test_a_label_word_is_one_token(base):
     for words, problem in (
-        ((" dreadful", " great"), r"the label word ' dreadful' is not one token of the model's tokenizer: \["),
+        (
+            (" dreadful", " great"),
+            r"the label word ' dreadful' is not one token of the model's tokenizer: \[",
+        ),
         ((" great", " great"), "are not different tokens"),
-        (("great", " bad"), "the label word 'great' is not one token"),  # without its space a word is another one
+        # without its space a word is another one
+        (("great", " bad"), "the label word 'great' is not one token"),
     ):
         with pytest.raises(ValueError, match=problem):
             MaskedLM(base[1]).prepare([Cloze(f"It was {MASK}.", words, 0)])
@@ -79,7 +87,8 @@ def test_positions_begin_after_the_padding_index(base):
         assert torch.isfinite(objective.losses(model, [longest])).all()
 
 
-# -- words after a prompt: one pass says what a pass for each option says ---------------------------------------------
+# -- words after a prompt: one pass says what a pass for each option says
+# ---------------------------------------------
 
 REVIEWS = WordsTask(examples=10, validation=10, evaluation=16).load().evaluation[""]
 
@@ -92,7 +101,10 @@ def words():
 def test_the_base_is_the_one_that_was_made(words):
     model, tokenizer = words
     assert base_digest(model) == "d91f30d44e397a02ed555a044fb58b36"
-    assert len(tokenizer) == 147 and tokenizer.unk_token_id not in tokenizer(REVIEWS[0].prompt)["input_ids"]
+    assert (
+        len(tokenizer) == 147
+        and tokenizer.unk_token_id not in tokenizer(REVIEWS[0].prompt)["input_ids"]
+    )
 
 
 def test_the_losses_are_those_of_a_choice_whatever_else_is_in_the_batch(words):

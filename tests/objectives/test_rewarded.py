@@ -1,4 +1,6 @@
-"""Rewards of generated answers: of what the model at those weights says, alone or in a batch of rows."""
+"""Rewards of generated answers: of what the model at those weights says, alone or in a batch of
+rows.
+"""
 
 from functools import partial
 
@@ -40,10 +42,22 @@ class Heard:
 
 
 def tiny(kind, tokenizer):
-    ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(tokenizer)}
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+    ids = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "vocab_size": len(tokenizer),
+    }
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+    }
     own = {"num_key_value_heads": 2, "sliding_window": 6} if kind == "mistral" else {}
-    return random_model(kind, **sizes, **ids, intermediate_size=64, initializer_range=0.3, **own).eval()
+    return random_model(
+        kind, **sizes, **ids, intermediate_size=64, initializer_range=0.3, **own
+    ).eval()
 
 
 def test_a_loss_is_minus_the_reward_of_what_is_generated(small):
@@ -53,21 +67,32 @@ def test_a_loss_is_minus_the_reward_of_what_is_generated(small):
     items = objective.prepare([*EXAMPLES, Example("long " * 40, "x")])
     assert len(items) == 5 == len(EXAMPLES)
     losses = objective.losses(model, items)
-    expected = [generate(model, objective.language, [e.prompt], NEW, stop=e.stop)[0] for e in EXAMPLES]
+    expected = [
+        generate(model, objective.language, [e.prompt], NEW, stop=e.stop)[0] for e in EXAMPLES
+    ]
     assert heard.said == expected and len(set(expected)) > 2
     assert losses.tolist() == [-len(text) / 8 for text in expected]
-    assert losses.dtype == torch.float32 and not losses.requires_grad and [*map(objective.weight, items)] == [1] * 5
+    assert (
+        losses.dtype == torch.float32
+        and not losses.requires_grad
+        and [*map(objective.weight, items)] == [1] * 5
+    )
 
 
 def rows_and_alone(space, objective, items, basis, directions, scales):
-    """The losses of rows with weights of their own, and those of each answer by itself at its weights."""
+    """The losses of rows with weights of their own, and those of each answer by itself at its
+    weights.
+    """
     losses, together = (partial(act, space.model) for act in (objective.losses, objective.together))
-    found = row_losses(space, losses, items, basis, directions, scales, together=partial(together, items))
+    found = row_losses(
+        space, losses, items, basis, directions, scales, together=partial(together, items)
+    )
     said = []
     for item, k, scale in zip(items, directions, scales, strict=True):
         with space.perturbed(basis, k, scale):
             said += objective.answers(space.model, [item])
-    assert said != [objective.answers(space.model, [item])[0] for item in items]  # the directions matter
+    # the directions matter
+    assert said != [objective.answers(space.model, [item])[0] for item in items]
     return found.tolist(), [-len(text) / 8 for text in said]
 
 
@@ -79,7 +104,9 @@ def test_rows_with_weights_of_their_own_say_what_they_say_alone(kind, small):
     model, heard = tiny(kind, small[1]), Heard()
     space, objective = ParameterSpace(model), Rewarded(CausalLM(small[1]), heard, NEW)
     items, before = objective.prepare(EXAMPLES), space.digest()
-    found, expected = rows_and_alone(space, objective, items, Basis("lowrank", 7), DIRECTIONS, SCALES)
+    found, expected = rows_and_alone(
+        space, objective, items, Basis("lowrank", 7), DIRECTIONS, SCALES
+    )
     assert found == expected and len(heard.said) == len(items)
     assert space.rows.reason is None and space.digest() == before  # in one go: nothing fell back
 
@@ -98,14 +125,25 @@ def test_what_cant_be_mapped_is_generated_by_direction(small, tmp_path):
     items = objective.prepare([Example(prompt, "good") for prompt in prompts])
     said = generate(model, objective.language, prompts, 4)
     assert objective.losses(model, items).tolist() == [-len(text) / 8 for text in said]
-    found, expected = rows_and_alone(space, objective, items, Basis("lowrank", 3), [1, 2], [0.3, 0.3])
+    found, expected = rows_and_alone(
+        space, objective, items, Basis("lowrank", 3), [1, 2], [0.3, 0.3]
+    )
     assert found == expected
 
 
 def test_a_method_that_needs_gradients_is_refused_in_python_too(small):
     objective = Rewarded(CausalLM(small[1]), Heard(), 2)
-    with pytest.raises(RecipeError, match=r"reward: fedavg needs gradients, which a reward has not: choose .*mezo"):
+    with pytest.raises(
+        RecipeError, match=r"reward: fedavg needs gradients, which a reward has not: choose .*mezo"
+    ):
         Federation(tiny("llama", small[1]), [[EXAMPLES[0]]], FedAvg(), objective, rounds=1)
-    run = Federation(tiny("llama", small[1]), [EXAMPLES], MeZO(batch=2), objective, rounds=2, evaluation={"": EXAMPLES})
+    run = Federation(
+        tiny("llama", small[1]),
+        [EXAMPLES],
+        MeZO(batch=2),
+        objective,
+        rounds=2,
+        evaluation={"": EXAMPLES},
+    )
     summary = run.run().summary
     assert set(summary["final"]) == {"loss"} and summary["backward_passes"] == 0

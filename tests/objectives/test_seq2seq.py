@@ -1,4 +1,6 @@
-"""Encoder-decoders: losses and answers are what transformers computes, on tiny random T5 and BART models."""
+"""Encoder-decoders: losses and answers are what transformers computes, on tiny random T5 and BART
+models.
+"""
 
 import pytest
 import torch
@@ -34,7 +36,9 @@ def by_hand(model, tokenizer, prompt, response):
     inputs = tokenizer(prompt, return_tensors="pt")
     labels = torch.tensor([tokenizer(response)["input_ids"]])
     with torch.no_grad():
-        loss = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], labels=labels).loss
+        loss = model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], labels=labels
+        ).loss
     return float(loss) * labels.shape[1]
 
 
@@ -49,13 +53,18 @@ def test_losses_are_transformers_in_any_batch(base):
             assert float(objective.losses(model, [item])) == pytest.approx(loss, rel=1e-5)
     terms = sum(objective.weight(item) for item in items)
     assert terms == sum(len(tokenizer(e.response)["input_ids"]) for e in EXAMPLES)
-    assert mean_loss(model, objective, items, batch=2) == pytest.approx(sum(expected) / terms, rel=1e-5)
+    assert mean_loss(model, objective, items, batch=2) == pytest.approx(
+        sum(expected) / terms, rel=1e-5
+    )
 
 
 def test_a_prefix_stands_before_prompts_and_long_examples_are_dropped(base):
     tokenizer = base[1]
     plain, prefixed = Seq2SeqLM(tokenizer), Seq2SeqLM(tokenizer, prefix="Label : ")
-    both = [plain.prepare([Example("Label : so bad", "good")])[0], prefixed.prepare([Example("so bad", "good")])[0]]
+    both = [
+        plain.prepare([Example("Label : so bad", "good")])[0],
+        prefixed.prepare([Example("so bad", "good")])[0],
+    ]
     assert both[0] == both[1]
     short = Seq2SeqLM(tokenizer, max_length=6)
     kept = short.each([*EXAMPLES, Example("bad", "a very very very very great film")])

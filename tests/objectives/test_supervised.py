@@ -1,4 +1,6 @@
-"""Losses of single items: of pairs of tensors for any module, and the sums of a row's, to the bit."""
+"""Losses of single items: of pairs of tensors for any module, and the sums of a row's, to the
+bit.
+"""
 
 import pytest
 import torch
@@ -18,9 +20,13 @@ DATA = [[(torch.full((4,), float(i)), torch.tensor(i % 2)) for i in range(8)] fo
     "loss", [CrossEntropyLoss(), lambda out, y: CrossEntropyLoss(reduction="none")(out, y)[:, None]]
 )
 def test_a_loss_that_is_not_one_for_each_pair_is_refused(method, loss):
-    """A mean would be divided by the batch once more: it trained, far too slowly, and nobody was told."""
+    """A mean would be divided by the batch once more: it trained, far too slowly, and nobody was
+    told.
+    """
     federation = Federation(torch.nn.Linear(4, 2), DATA, method, Supervised(loss), rounds=1)
-    with pytest.raises(RecipeError, match=r'not \(\d+,\): give one for each pair, such as .*reduction="none"'):
+    with pytest.raises(
+        RecipeError, match=r'not \(\d+,\): give one for each pair, such as .*reduction="none"'
+    ):
         federation.run()
 
 
@@ -42,5 +48,7 @@ def test_rows_are_summed_in_their_order():
     expected = torch.zeros(33).index_add(0, torch.arange(33).repeat_interleave(kept.sum(1)), each)
     found = losses_of_rows(logits, labels)
     assert torch.equal(found, expected) and found[7] == 0
-    gradients = [torch.autograd.grad((sums * weights).sum(), logits)[0] for sums in (found, expected)]
+    gradients = [
+        torch.autograd.grad((sums * weights).sum(), logits)[0] for sums in (found, expected)
+    ]
     assert torch.equal(*gradients) and gradients[0].any()

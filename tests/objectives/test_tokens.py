@@ -19,8 +19,10 @@ LONG = Tokens(tuple(range(20)), 15, ((5, 8), (15, 20)))
     [
         ("drop", 19, 1, []),
         ("drop", 20, 1, [LONG]),
-        ("left", 14, 1, [((0, *range(7, 20)), 9, ((1, 2), (9, 14)))]),  # of the first answer one token is left
-        ("left", 14, 0, [(tuple(range(6, 20)), 9, ((1, 2), (9, 14)))]),  # a first token has nothing before it
+        # of the first answer one token is left
+        ("left", 14, 1, [((0, *range(7, 20)), 9, ((1, 2), (9, 14)))]),
+        # a first token has nothing before it
+        ("left", 14, 0, [(tuple(range(6, 20)), 9, ((1, 2), (9, 14)))]),
         ("left", 10, 1, [((0, *range(11, 20)), 5, ((5, 10),))]),
         ("left", 5, 1, []),  # not into the last answer
         ("right", 17, 1, [(tuple(range(17)), 15, ((5, 8), (15, 17)))]),
@@ -30,14 +32,20 @@ LONG = Tokens(tuple(range(20)), 15, ((5, 8), (15, 20)))
     ],
 )
 def test_the_rules(how, limit, kept, expected):
-    assert fitted(LONG, limit, how, kept) == [one if one is LONG else Tokens(*one, cut=20 - limit) for one in expected]
+    assert fitted(LONG, limit, how, kept) == [
+        one if one is LONG else Tokens(*one, cut=20 - limit) for one in expected
+    ]
 
 
 def test_texts_are_cut_or_split_without_losing_a_token(small):
     tokenizer = small[1]
     text = Example("", "Sort these words : b a c " * 5)
     (whole,) = CausalLM(tokenizer).prepare([text])
-    assert whole.response_start == 1 and whole.ids[0] == tokenizer.bos_token_id and whole.terms == len(whole.ids) - 1
+    assert (
+        whole.response_start == 1
+        and whole.ids[0] == tokenizer.bos_token_id
+        and whole.terms == len(whole.ids) - 1
+    )
     pieces = CausalLM(tokenizer, 16, "split").prepare([text])
     assert all(len(piece.ids) <= 16 and piece.ids[0] == tokenizer.bos_token_id for piece in pieces)
     assert [i for piece in pieces for i in piece.ids[1:]] == list(whole.ids[1:])
@@ -52,22 +60,38 @@ def test_what_was_done_is_said_once_with_whose_it_is(small):
     short, long = Example("a", "b"), Example("a b c d e f g h i j" * 4, "k")
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     chat = chat_of(turns, [], ChatStyle(), "")
-    clients = [ClientData("anna", [short, long, long, chat]), ClientData("bert", [long]), ClientData("cem", [short])]
+    clients = [
+        ClientData("anna", [short, long, long, chat]),
+        ClientData("bert", [long]),
+        ClientData("cem", [short]),
+    ]
     objective = CausalLM(small[1], 30)
     prepared = [prepare(objective, client.name, client.examples) for client in clients]
-    assert [(c.name, len(c.items), c.dropped) for c in prepared] == [("anna", 2, 2), ("bert", 0, 1), ("cem", 1, 0)]
+    assert [(c.name, len(c.items), c.dropped) for c in prepared] == [
+        ("anna", 2, 2),
+        ("bert", 0, 1),
+        ("cem", 1, 0),
+    ]
     assert idle(prepared) == ("1 of 3 clients has no usable example and sends nothing: bert",)
     assert about(prepared, "30 tokens") == (
         "3 of the clients' examples left out (over 30 tokens); whose: anna 2, bert 1",
-        '1 of the clients\' examples are written plainly ("User: ...", "Assistant: ..."): the base\'s tokenizer has no '
-        "chat template",
+        '1 of the clients\' examples are written plainly ("User: ...", "Assistant: ..."): the '
+        "base's tokenizer has no chat template",
     )
-    cut = [prepare(CausalLM(small[1], 30, "left"), client.name, client.examples) for client in clients]
-    assert idle(cut) == () and about(cut, "12")[0] == "3 of the clients' examples cut (over 12); whose: anna 2, bert 1"
+    cut = [
+        prepare(CausalLM(small[1], 30, "left"), client.name, client.examples) for client in clients
+    ]
+    assert (
+        idle(cut) == ()
+        and about(cut, "12")[0] == "3 of the clients' examples cut (over 12); whose: anna 2, bert 1"
+    )
     sets, told = prepare_sets(objective, {"": [short, long], "unseen_": [short]}, "30 tokens")
     assert told == ["1 of 2 examples of the evaluation set left out (over 30 tokens)"]
     assert sets[""].examples == [short] and len(sets["unseen_"].items) == 1
-    with pytest.raises(ValueError, match=r'none of the 1 examples of the evaluation set "unseen" is usable \(over 30'):
+    with pytest.raises(
+        ValueError,
+        match=r'none of the 1 examples of the evaluation set "unseen" is usable \(over 30',
+    ):
         prepare_sets(objective, {"": [short], "unseen_": [long]}, "30 tokens")
 
 

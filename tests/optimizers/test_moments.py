@@ -13,7 +13,13 @@ from fedseed.weights.change import Optimize, Term
 
 
 @pytest.mark.parametrize(
-    "rule", [Rule("momentum", 0.03), Rule("nesterov", 0.03), Rule("adam", 0.01), Rule("adam", 0.01, 0.5, 0.9, 1e-4)]
+    "rule",
+    [
+        Rule("momentum", 0.03),
+        Rule("nesterov", 0.03),
+        Rule("adam", 0.01),
+        Rule("adam", 0.01, 0.5, 0.9, 1e-4),
+    ],
 )
 def test_a_run_is_torchs_within_rounding(rule):
     torch.manual_seed(0)
@@ -30,7 +36,9 @@ def test_a_run_is_torchs_within_rounding(rule):
         optimizer.param_groups[0]["lr"] = rule.rate
         space.apply(Optimize([Term(basis, c, 3 * step)], rule))
         twin.grad = torch.from_numpy(
-            sum(x * basis.direction(3 * step + j, 0, space.size) for j, x in enumerate(c)).astype(np.float32)
+            sum(x * basis.direction(3 * step + j, 0, space.size) for j, x in enumerate(c)).astype(
+                np.float32
+            )
         )
         optimizer.step()
     now = torch.cat([p.detach().reshape(-1) for p in space.parameters])
@@ -38,7 +46,10 @@ def test_a_run_is_torchs_within_rounding(rule):
 
 
 def test_every_operation_is_rounded_as_ieee_754_says():
-    """The same bits as NumPy's single operations; torch's square root on a CPU need not give them."""
+    """The same bits as NumPy's single operations.
+
+    Torch's square root on a CPU need not give them.
+    """
     rule, size, f = Rule("adam", 0.01), 100_000, np.float32
     moments = Moments(rule, torch.zeros(size), torch.zeros(size))
     first, second = np.zeros(size, dtype=f), np.zeros(size, dtype=f)
@@ -71,7 +82,9 @@ def test_torch_and_numpy_agree_bit_for_bit(kind, corrected):
 
 
 def test_hisos_diagonal_is_learnt_of_scaled_sums():
-    """g <- g / (sqrt(h) + eps), w <- w - eta g, h <- (1 - nu) h + nu g^2, from h = 1: in NumPy, to the bit."""
+    """g <- g / (sqrt(h) + eps), w <- w - eta g, h <- (1 - nu) h + nu g^2, from h = 1: in NumPy, to
+    the bit.
+    """
     rule, size, f = Rule("hiso", 0.03, beta2=0.75, eps=1e-3), 1000, np.float32
     tensors = Moments(rule, torch.zeros(0), torch.ones(size))
     arrays = Moments(rule, np.zeros(0, dtype=f), np.ones(size, dtype=f))
@@ -82,7 +95,8 @@ def test_hisos_diagonal_is_learnt_of_scaled_sums():
         h = h * f(0.75) + g * g * f(0.25)
         tensors.steps = arrays.steps = step
         halves = [
-            tensors.change(torch.from_numpy(total[part]), part.start) for part in (slice(0, 300), slice(300, size))
+            tensors.change(torch.from_numpy(total[part]), part.start)
+            for part in (slice(0, 300), slice(300, size))
         ]
         np.testing.assert_array_equal(torch.cat(halves).numpy(), g * f(-0.03))
         np.testing.assert_array_equal(arrays.change(total, 0), g * f(-0.03))

@@ -1,4 +1,6 @@
-"""Learning-rate schedules: their factors, the rates that methods step with, and runs that stop and go on."""
+"""Learning-rate schedules: their factors, the rates that methods step with, and runs that stop and
+go on.
+"""
 
 import pytest
 import torch
@@ -33,17 +35,28 @@ def test_in_a_recipe_a_name_or_a_table(tmp_path):
     again = tmp_path / "again.toml"
     again.write_text(recipe.to_toml())
     assert read_recipe(again) == recipe
-    table = read_recipe("small-feedsign", ["method.schedule.kind=linear", "method.schedule.warmup=10"])
+    table = read_recipe(
+        "small-feedsign", ["method.schedule.kind=linear", "method.schedule.warmup=10"]
+    )
     assert table.method.schedule.rounds == table.rounds
-    with pytest.raises(RecipeError, match=r"method.schedule = 'square': input should be 'constant', 'linear'"):
+    with pytest.raises(
+        RecipeError, match=r"method.schedule = 'square': input should be 'constant', 'linear'"
+    ):
         read_recipe("small-feedsign", ["method.schedule=square"])
     with pytest.raises(RecipeError, match=r"schedule.warmup = 3: fewer than the run's rounds, 3"):
-        read_recipe("small-feedsign", ["method.schedule.kind=linear", "method.schedule.warmup=3", "rounds=3"])
+        read_recipe(
+            "small-feedsign",
+            ["method.schedule.kind=linear", "method.schedule.warmup=3", "rounds=3"],
+        )
 
 
 METHODS = {
-    "fedkseed-from-base": FedKSeed(**QUICK, candidates=64, steps=5, small_steps="from-base", schedule=COSINE),
-    "feedsign-from-base": FeedSign(**QUICK, schedule=COSINE, small_steps="from-base", basis="hadamard"),
+    "fedkseed-from-base": FedKSeed(
+        **QUICK, candidates=64, steps=5, small_steps="from-base", schedule=COSINE
+    ),
+    "feedsign-from-base": FeedSign(
+        **QUICK, schedule=COSINE, small_steps="from-base", basis="hadamard"
+    ),
     "mezo-adam": MeZO(**QUICK, schedule=COSINE, optimizer="adam"),
     "fedavg": FedAvg(training=LocalTraining(learning_rate=0.1, steps=3, schedule=COSINE)),
 }
@@ -51,7 +64,10 @@ METHODS = {
 
 @pytest.mark.parametrize("name", mark(METHODS, lambda name: name == "fedkseed-from-base"))
 def test_a_run_that_stops_and_goes_on_and_a_replay_find_the_same_rates(name, tmp_path, quickly):
-    method, settings = METHODS[name], {"rounds": 6, "evaluate_every": 3, "clients": 1 if "mezo-" in name else 3}
+    method, settings = (
+        METHODS[name],
+        {"rounds": 6, "evaluate_every": 3, "clients": 1 if "mezo-" in name else 3},
+    )
     whole = federation(method, out=tmp_path / "whole", **settings).run().summary
     stop_after(federation(method, out=tmp_path / "part", **settings), 4)
     resumed = federation(method, out=tmp_path / "part", **settings).run(resume=True).summary

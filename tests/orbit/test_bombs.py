@@ -68,18 +68,26 @@ def test_numbers_whose_products_take_hours():
         {**TABLE, "layout": {"tensors": [["w", [4], "float32"]], "boundaries": [0, 1 << 63]}},
     ):
         data = sealed(json.dumps({**table, "paid": random_letters(60_000)}).encode())
-        with at_most(PER_BYTE * len(data) + FREE), pytest.raises(OrbitError, match="numbers from 0"):
+        with (
+            at_most(PER_BYTE * len(data) + FREE),
+            pytest.raises(OrbitError, match="numbers from 0"),
+        ):
             Orbit.parse(data)
 
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 JSON = st.recursive(
-    LEAF, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    LEAF,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    ),
 )
 
 
 @given(
-    key=st.sampled_from([*sorted(TABLE), "adapter", "classes", "digest_kind"]), value=JSON, times=st.integers(1, 3000)
+    key=st.sampled_from([*sorted(TABLE), "adapter", "classes", "digest_kind"]),
+    value=JSON,
+    times=st.integers(1, 3000),
 )
 @settings(deadline=None, max_examples=40)
 def test_any_description_is_read_or_refused_in_bounded_memory(key, value, times):
@@ -100,7 +108,9 @@ def test_a_bit_a_step_is_replayed_as_a_stream(tmp_path, monkeypatch):
     layout = ParameterSpace(net, METHOD.blocks).layout
     path = tmp_path / "a.orbit"
     header = replace(HEADER, base_digest=base_digest(net), layout=layout)
-    write_orbit(path, begin(header), [Record(1, np.random.default_rng(0).bytes(1 << 8), steps=1 << 11)])
+    write_orbit(
+        path, begin(header), [Record(1, np.random.default_rng(0).bytes(1 << 8), steps=1 << 11)]
+    )
     with at_most(100 << 10):  # which a list of the steps alone exceeds
         orbit = Orbit.open(path)
     assert orbit.last == 1 << 11
@@ -117,7 +127,12 @@ def fresh():
 
 
 def test_a_large_models_header_is_far_from_the_bounds():
-    names = [f"model.layers.{n}.mlp.experts.{e}.{p}_proj.weight" for n in range(30) for e in range(64) for p in "gud"]
+    names = [
+        f"model.layers.{n}.mlp.experts.{e}.{p}_proj.weight"
+        for n in range(30)
+        for e in range(64)
+        for p in "gud"
+    ]
     tensors = tuple(TensorEntry(name, (2048, 7168), "bfloat16") for name in names)
     ends = tuple(2048 * 7168 * i for i in range(len(names) + 1))
     for boundaries in ((0, ends[-1]), ends):

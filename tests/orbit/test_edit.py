@@ -30,7 +30,11 @@ def test_rollback_to_any_step(name, tmp_path):
     whole.check_steps()
     for to in range(whole.last + 1):
         short = edit.rollback(source, to, tmp_path / f"{to}.orbit")
-        assert list(short.steps()) == list(whole.steps(to)) and short.header == whole.header and not short.complete
+        assert (
+            list(short.steps()) == list(whole.steps(to))
+            and short.header == whole.header
+            and not short.complete
+        )
     assert source.read_bytes() == before
     with pytest.raises(OrbitError, match="exists: choose another file"):
         edit.rollback(source, 1, tmp_path / "1.orbit")
@@ -69,24 +73,35 @@ def test_what_comes_before_damage_can_be_saved(tmp_path):
 def test_a_compacted_orbit_holds_the_final_model_only(name, tmp_path):
     whole = Orbit.open(FOLDER / f"{name}.orbit")
     small = edit.compact(FOLDER / f"{name}.orbit", tmp_path / "small.orbit")
-    assert small.complete and small.last == whole.last and len(small) == 1 and small.size < whole.size
+    assert (
+        small.complete and small.last == whole.last and len(small) == 1 and small.size < whole.size
+    )
     base = MAKE["dtype_of"](name)
     assert small.replay(MAKE["model"](base)) == whole.replay(MAKE["model"](base))
     small.check_steps()
     for upto in (0, whole.last - 1):
-        with pytest.raises(OrbitError, match=f"compacted, it holds nothing before step {whole.last}"):
+        with pytest.raises(
+            OrbitError, match=f"compacted, it holds nothing before step {whole.last}"
+        ):
             small.replay(MAKE["model"](base), upto)
     data = (tmp_path / "small.orbit").read_bytes()
     for length in range(len(data)):  # here a cut between records is found, too
         with pytest.raises(OrbitError):
             Orbit.parse(data[:length])
     (only,) = small.parts
-    for at, parts in ((0, [replace(only, steps=2)]), (1, [only, replace(only, round=only.last + 1)])):
+    for at, parts in (
+        (0, [replace(only, steps=2)]),
+        (1, [only, replace(only, round=only.last + 1)]),
+    ):
         write_orbit(tmp_path / "small.orbit", small.start, parts)
-        with pytest.raises(OrbitError, match=f"step {only.last + at}: a compacted orbit holds one step"):
+        with pytest.raises(
+            OrbitError, match=f"step {only.last + at}: a compacted orbit holds one step"
+        ):
             Orbit.open(tmp_path / "small.orbit")
     (tmp_path / "small.orbit").write_bytes(small.start)
-    with pytest.raises(OrbitError, match=f"step {whole.last} is cut off; this is no write that was interrupted"):
+    with pytest.raises(
+        OrbitError, match=f"step {whole.last} is cut off; this is no write that was interrupted"
+    ):
         OrbitWriter(tmp_path / "small.orbit", small.header, resume=True)
     assert (tmp_path / "small.orbit").read_bytes() == small.start
 
@@ -95,7 +110,9 @@ def test_a_compacted_orbit_of_two_steps_is_one(tmp_path):
     edit.rollback(FOLDER / "fedkseed.orbit", 2, tmp_path / "two.orbit")
     small = edit.compact(tmp_path / "two.orbit", tmp_path / "small.orbit")
     assert small.header.first == small.last == 2
-    with pytest.raises(OrbitError, match="step 0: this orbit is compacted, it holds nothing before step 2"):
+    with pytest.raises(
+        OrbitError, match="step 0: this orbit is compacted, it holds nothing before step 2"
+    ):
         small.check_upto(0)
     (only,) = small.parts
     for parts, text in (
@@ -115,12 +132,15 @@ def test_what_can_not_be_compacted(tmp_path):
         edit.compact(tmp_path / "empty.orbit", tmp_path / "a.orbit")
 
 
-# -- sizes, on the small base --------------------------------------------------------------------------------------
+# -- sizes, on the small base
+# --------------------------------------------------------------------------------------
 
 
 def write(path, base, method, steps):
     """Writes an orbit as a run on this base does, and returns it."""
-    header = Header("small", base_digest(base), "float32", ParameterSpace(base, method.blocks).layout, method, 1)
+    header = Header(
+        "small", base_digest(base), "float32", ParameterSpace(base, method.blocks).layout, method, 1
+    )
     writer = OrbitWriter(path, header)
     for number, step in enumerate(steps, start=1):
         writer.append(Record(number, step.encode(), "12" * 16))
@@ -131,19 +151,28 @@ def write(path, base, method, steps):
 def test_ten_thousand_feedsign_steps_take_2_kb(small, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     signs = np.random.default_rng(0).choice([-1, 1], 10_000).astype(np.int8)
-    orbit = write(tmp_path / "a.orbit", small[0], FeedSign(), (Votes(signs[i : i + 1]) for i in range(10_000)))
+    orbit = write(
+        tmp_path / "a.orbit", small[0], FeedSign(), (Votes(signs[i : i + 1]) for i in range(10_000))
+    )
     size = (tmp_path / "a.orbit").stat().st_size
-    assert size == len(orbit.header.encode()) + 16 + (48 + 1250) + 48 <= 2000  # header, one record, the end
+    # header, one record, the end
+    assert size == len(orbit.header.encode()) + 16 + (48 + 1250) + 48 <= 2000
     assert [r.payload for r in orbit.steps()] == [bytes([int(s > 0)]) for s in signs]
 
 
 def test_the_final_model_of_fedkseed_takes_17_kb(small, tmp_path):
     numbers = np.random.default_rng(0).normal(size=4096).astype(np.float32)
-    write(tmp_path / "a.orbit", small[0], FedKSeed(small_steps="stochastic"), [Accumulated(numbers)] * 40)
+    write(
+        tmp_path / "a.orbit",
+        small[0],
+        FedKSeed(small_steps="stochastic"),
+        [Accumulated(numbers)] * 40,
+    )
     assert edit.compact(tmp_path / "a.orbit", tmp_path / "b.orbit").size <= 17_000
 
 
-# -- signatures ------------------------------------------------------------------------------------------------------
+# -- signatures
+# ------------------------------------------------------------------------------------------------
 
 
 def test_signatures(tmp_path):

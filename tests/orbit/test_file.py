@@ -17,7 +17,9 @@ from fedseed.orbit.file import write_orbit
 from fedseed.orbit.record import link
 from fedseed.weights.digest import base_digest
 
-METHOD = Ferret(directions=4, basis="hadamard", blocks=2, allocation="uniform", seeds="shared", global_rate=0.5)
+METHOD = Ferret(
+    directions=4, basis="hadamard", blocks=2, allocation="uniform", seeds="shared", global_rate=0.5
+)
 
 
 def model(dtype=torch.float32):
@@ -33,7 +35,10 @@ def write(path, steps=3, dtype=torch.float32):
     digests = [space.digest()]
     state = METHOD.start(space.layout, 7)
     for number in range(1, steps + 1):
-        gammas = tuple(torch.randn(2, generator=torch.Generator().manual_seed(number)).numpy() for _ in range(2))
+        gammas = tuple(
+            torch.randn(2, generator=torch.Generator().manual_seed(number)).numpy()
+            for _ in range(2)
+        )
         step = CoefficientStep((Coefficients(number, gammas),))
         space.apply(METHOD.change(state, step))
         digests.append(space.digest())
@@ -55,7 +60,10 @@ STEP = FRAME + (8 + 8 + 16)  # the seed, two counts, four coefficients
 
 
 def test_every_changed_byte_is_found_and_the_step_named(data):
-    """Exhaustive: each byte of a small orbit, each of its bits flipped; nothing passes and nothing else is raised."""
+    """Exhaustive: each byte of a small orbit, each of its bits flipped.
+
+    Nothing passes and nothing else is raised.
+    """
     head = len(data) - 3 * STEP - FRAME
     for position in range(len(data)):
         for bit in range(8):
@@ -74,7 +82,10 @@ def test_every_cut_is_found_and_only_a_torn_tail_is_cut_back(data, tmp_path):
     for length in range(len(data)):
         path.write_bytes(data[:length])
         if length < head:
-            for attempt in (lambda: Orbit.open(path), lambda: OrbitWriter(path, header, resume=True)):
+            for attempt in (
+                lambda: Orbit.open(path),
+                lambda: OrbitWriter(path, header, resume=True),
+            ):
                 text = "not an orbit file" if length < 16 else "header is damaged or cut short"
                 with pytest.raises(OrbitError, match=text):
                     attempt()
@@ -90,7 +101,10 @@ def test_every_cut_is_found_and_only_a_torn_tail_is_cut_back(data, tmp_path):
         writer = OrbitWriter(path, header, resume=True)
         assert (writer.cut is not None) == (rest > 0)
         if rest:
-            assert f"step {whole + 1} is cut short" in writer.cut and f"cut back to step {whole}" in writer.cut
+            assert (
+                f"step {whole + 1} is cut short" in writer.cut
+                and f"cut back to step {whole}" in writer.cut
+            )
         assert len(writer.take()) == whole
         writer.release()
         assert path.read_bytes() == data[: head + whole * STEP]
@@ -99,7 +113,15 @@ def test_every_cut_is_found_and_only_a_torn_tail_is_cut_back(data, tmp_path):
 def test_a_run_that_goes_on_ends_in_the_same_bytes(data, tmp_path):
     whole = Orbit.parse(data)
     head = len(data) - 3 * STEP - FRAME
-    for length in [head, head + 7, head + STEP, head + 2 * STEP - 1, head + 3 * STEP, len(data) - 1, len(data)]:
+    for length in [
+        head,
+        head + 7,
+        head + STEP,
+        head + 2 * STEP - 1,
+        head + 3 * STEP,
+        len(data) - 1,
+        len(data),
+    ]:
         for tail in (b"", b"\0" * 30, b"\0" * 300):  # zeros: what a power cut may leave
             path = tmp_path / "b.orbit"
             path.write_bytes(data[:length] + (b"" if length == len(data) else tail))
@@ -120,11 +142,15 @@ def test_damage_before_the_last_record_and_what_follows_the_end_are_never_cut_of
     for position in range(second, second + STEP):
         changed = data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
         (tmp_path / "b.orbit").write_bytes(changed)
-        with pytest.raises(OrbitError, match=r"b\.orbit: step 2 is damaged.*nothing is cut off.*rollback --to 1"):
+        with pytest.raises(
+            OrbitError, match=r"b\.orbit: step 2 is damaged.*nothing is cut off.*rollback --to 1"
+        ):
             OrbitWriter(tmp_path / "b.orbit", header, resume=True)
         assert (tmp_path / "b.orbit").read_bytes() == changed
     (tmp_path / "b.orbit").write_bytes(data + b"more")
-    with pytest.raises(OrbitError, match=r"4 bytes after the end.*nothing is cut off.*rollback --to 3"):
+    with pytest.raises(
+        OrbitError, match=r"4 bytes after the end.*nothing is cut off.*rollback --to 3"
+    ):
         OrbitWriter(tmp_path / "b.orbit", header, resume=True)
     assert (tmp_path / "b.orbit").read_bytes() == data + b"more"
     (tmp_path / "b.orbit").write_bytes(data)
@@ -151,7 +177,13 @@ def test_a_swapped_record_is_told_from_a_damaged_one(data, tmp_path):
 def test_a_forged_length_asks_for_no_memory(data):
     head = data[: -3 * STEP - FRAME]
     tracemalloc.start()
-    for size, steps in ((0xFFFFFFFF, 1), (0xFFFFFFF0, 0xFFFFFFFF), (2, 0xFFFFFFFF), (2, 17), (0, 2)):
+    for size, steps in (
+        (0xFFFFFFFF, 1),
+        (0xFFFFFFF0, 0xFFFFFFFF),
+        (2, 0xFFFFFFFF),
+        (2, 17),
+        (0, 2),
+    ):
         forged = struct.pack("<III", size, 1, steps)
         forged += struct.pack("<I", zlib.crc32(forged)) + bytes(min(size, 50)) + bytes(16)
         forged += link(head[-16:], forged)
@@ -165,14 +197,18 @@ def test_a_forged_length_asks_for_no_memory(data):
 @settings(max_examples=150, deadline=None)
 @given(draws=st.data())
 def test_the_reader_only_ever_raises_orbit_errors(draws, data):
-    """Arbitrary bytes, and files whose every checksum is right but whose steps are not (headers: test_bombs.py)."""
+    """Arbitrary bytes, and files whose every checksum is right but whose steps are not (headers:
+    test_bombs.py).
+    """
     if draws.draw(st.booleans()):
         content = data[: draws.draw(st.sampled_from([0, 12]))] + draws.draw(st.binary(max_size=400))
     else:
         content = Orbit.parse(data).start
         for _ in range(draws.draw(st.integers(1, 3))):
             payload = draws.draw(st.binary(max_size=60))
-            head = struct.pack("<III", len(payload), draws.draw(st.integers(0, 4)), draws.draw(st.integers(0, 70)))
+            head = struct.pack(
+                "<III", len(payload), draws.draw(st.integers(0, 4)), draws.draw(st.integers(0, 70))
+            )
             record = head + struct.pack("<I", zlib.crc32(head)) + payload + bytes(16)
             content += record + link(content[-16:], record)
     try:
@@ -188,7 +224,7 @@ def test_versions_are_refused_by_name(data, tmp_path):
         (data[:8] + b"\x09" + data[9:], "^orbit: orbit format 9; .* reads formats 2 and 3$"),
         (data[:10] + b"\x09" + data[11:], "random stream version 9"),
         (b"PK\3\4 something else", "not an orbit file"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(OrbitError, match=text):
             Orbit.parse(wrong)
     with pytest.raises(OrbitError, match="can't be read"):
@@ -212,18 +248,26 @@ def test_another_base_is_refused_and_left_alone(data):
     assert told == [1, 2, 3]
 
 
-def test_a_last_step_that_was_written_wrong_is_cut_back_and_one_that_is_none_is_named(data, tmp_path):
+def test_a_last_step_that_was_written_wrong_is_cut_back_and_one_that_is_none_is_named(
+    data, tmp_path
+):
     (tmp_path / "b.orbit").write_bytes(data[: -FRAME - 20] + b"x" + data[-FRAME - 19 : -FRAME])
     writer = OrbitWriter(tmp_path / "b.orbit", Orbit.parse(data).header, resume=True)
     orbit = Orbit.parse(data)
     write_orbit(tmp_path / "c.orbit", orbit.start, [orbit.parts[0], Record(2, b"too short")])
     with pytest.raises(OrbitError, match=r"^step 2: "):
         Orbit.open(tmp_path / "c.orbit").check_steps()
-    assert "step 3 is damaged" in writer.cut and "cut back to step 2" in writer.cut and len(writer.take()) == 2
+    assert (
+        "step 3 is damaged" in writer.cut
+        and "cut back to step 2" in writer.cut
+        and len(writer.take()) == 2
+    )
     writer.release()
 
 
-def test_a_step_is_on_disk_before_it_is_heard_of_and_a_file_is_ended_once(data, tmp_path, monkeypatch):
+def test_a_step_is_on_disk_before_it_is_heard_of_and_a_file_is_ended_once(
+    data, tmp_path, monkeypatch
+):
     synced, fsync, whole = [], os.fsync, Orbit.parse(data)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     writer = OrbitWriter(tmp_path / "b.orbit", whole.header)

@@ -1,4 +1,6 @@
-"""Files that every later version must read and replay, and write alike if they are of the newest format."""
+"""Files that every later version must read and replay, and write alike if they are of the newest
+format.
+"""
 
 import json
 import runpy
@@ -21,7 +23,9 @@ DIGESTS = json.loads((FOLDER / "digests.json").read_text())
 
 def test_every_released_method_with_an_orbit_has_one():
     methods = {Orbit.open(FOLDER / f"{name}.orbit").header.method.name for name in DIGESTS}
-    assert methods == {m.model_fields["name"].default for m in RELEASED if not m().catch_up.replaces}
+    assert methods == {
+        m.model_fields["name"].default for m in RELEASED if not m().catch_up.replaces
+    }
     assert set(DIGESTS) == {p.stem for p in FOLDER.glob("*.orbit")}
 
 
@@ -43,7 +47,8 @@ def test_the_writer_makes_the_same_bytes(name, tmp_path):
     assert (tmp_path / "a.orbit").read_bytes() == golden
     assert MAKE["rewrite"](name, tmp_path / "b.orbit") == DIGESTS[name]
     newest = int.from_bytes(golden[8:10], "little") == FORMAT
-    if newest and "ng" not in zlib.ZLIB_RUNTIME_VERSION:  # zlib-ng compresses in its own way: the header reads the same
+    # zlib-ng compresses in its own way: the header reads the same
+    if newest and "ng" not in zlib.ZLIB_RUNTIME_VERSION:
         assert (tmp_path / "b.orbit").read_bytes() == golden
     old, new = Orbit.parse(golden), Orbit.open(tmp_path / "b.orbit")
     assert old.header == new.header and old.parts == new.parts and edit.differences(old, new) == []
@@ -64,4 +69,7 @@ def test_triton_replays_to_the_same_bits(name, monkeypatch):
     """To the last step: the interpreter is slow."""
     pytest.importorskip("triton", reason="no triton for this platform")
     monkeypatch.setenv("FEDSEED_KERNELS", "triton")
-    assert Orbit.open(FOLDER / f"{name}.orbit").replay(MAKE["model"](MAKE["dtype_of"](name))) == DIGESTS[name][-1]
+    assert (
+        Orbit.open(FOLDER / f"{name}.orbit").replay(MAKE["model"](MAKE["dtype_of"](name)))
+        == DIGESTS[name][-1]
+    )

@@ -1,4 +1,6 @@
-"""Records one by one: how many steps they may say they are, and which steps go into which record."""
+"""Records one by one: how many steps they may say they are, and which steps go into which
+record.
+"""
 
 import pytest
 
@@ -31,12 +33,20 @@ def test_a_payload_that_can_not_be_so_many_steps(method, steps, payload, text):
 
 def test_as_many_steps_as_there_can_be_and_none():
     Record(1, bytes(MOST_PACKED // 8), steps=MOST_PACKED).check(VOTES)
-    assert list(Record(1, b"", steps=0).unpack(VOTES)) == [] and list(ending([])) == [Record(1, b"", steps=0)]
+    assert list(Record(1, b"", steps=0).unpack(VOTES)) == [] and list(ending([])) == [
+        Record(1, b"", steps=0)
+    ]
 
 
 def test_the_digest_is_that_of_the_last_step_and_steps_end_where_asked():
     parts = [Record(1, b"\1", END), Record(2, b"\5", END, 3), Record(5, b"", END)]
-    whole = [Record(1, b"\1", END), Record(2, b"\1"), Record(3, b"\0"), Record(4, b"\1", END), Record(5, b"", END)]
+    whole = [
+        Record(1, b"\1", END),
+        Record(2, b"\1"),
+        Record(3, b"\0"),
+        Record(4, b"\1", END),
+        Record(5, b"", END),
+    ]
     assert whole[1].digest == NO_DIGEST
     assert list(Steps(parts, VOTES)) == whole
     for upto in range(7):
@@ -47,7 +57,10 @@ def test_the_digest_is_that_of_the_last_step_and_steps_end_where_asked():
 
 def joined(method, *payloads):
     """(first, steps, payload) of each record that the steps become."""
-    made = [Record(number, payload, f"{number:032x}") for number, payload in enumerate(payloads, start=1)]
+    made = [
+        Record(number, payload, f"{number:032x}")
+        for number, payload in enumerate(payloads, start=1)
+    ]
     found = list(packed(method, made))
     assert [int(each.digest, 16) for each in found] == [each.last for each in found]
     assert [r.payload for r in Steps(found, method)] == list(payloads)
@@ -58,10 +71,23 @@ def test_which_steps_share_a_record(monkeypatch):
     assert joined(VOTES) == []
     assert joined(VOTES, b"\1") == [(1, 1, b"\1")]
     assert joined(VOTES, b"\1", b"\0", b"\1") == [(1, 3, b"\5")]
-    assert joined(VOTES, b"\1", b"\1", b"", b"", b"\1") == [(1, 2, b"\3"), (3, 1, b""), (4, 1, b""), (5, 1, b"\1")]
-    assert joined(FLOATS, b"1234", b"5678", b"12345678") == [(1, 2, b"12345678"), (3, 1, b"12345678")]
-    assert joined(FedKSeed(), b"1234", b"5678") == [(1, 1, b"1234"), (2, 1, b"5678")]  # not one step after the other
+    assert joined(VOTES, b"\1", b"\1", b"", b"", b"\1") == [
+        (1, 2, b"\3"),
+        (3, 1, b""),
+        (4, 1, b""),
+        (5, 1, b"\1"),
+    ]
+    assert joined(FLOATS, b"1234", b"5678", b"12345678") == [
+        (1, 2, b"12345678"),
+        (3, 1, b"12345678"),
+    ]
+    # not one step after the other
+    assert joined(FedKSeed(), b"1234", b"5678") == [(1, 1, b"1234"), (2, 1, b"5678")]
     monkeypatch.setattr(record, "MOST_PACKED", 12)
     four = [b"1234", b"5678", b"9abc", b"defg"]
     assert joined(FLOATS, *four) == [(1, 3, b"123456789abc"), (4, 1, b"defg")]
-    assert joined(FLOATS, *four[:2], *[b"12345"] * 3) == [(1, 2, b"12345678"), (3, 2, b"1234512345"), (5, 1, b"12345")]
+    assert joined(FLOATS, *four[:2], *[b"12345"] * 3) == [
+        (1, 2, b"12345678"),
+        (3, 2, b"1234512345"),
+        (5, 1, b"12345"),
+    ]

@@ -26,7 +26,9 @@ def loop(optimizer, steps, first=0):
     tuned, losses = optimizer.space.model, []
     for at in range(first, steps):
         rows = [(8 * at + i) % len(INPUTS) for i in range(8)]
-        losses.append(optimizer.step(lambda rows=rows: cross_entropy(tuned(INPUTS[rows]), TARGETS[rows])))
+        losses.append(
+            optimizer.step(lambda rows=rows: cross_entropy(tuned(INPUTS[rows]), TARGETS[rows]))
+        )
     return losses
 
 
@@ -46,13 +48,21 @@ def test_it_learns_and_its_orbit_is_the_model(settings, tmp_path):
         loop(optimizer, 1)
     orbit = Orbit.open(path)
     assert (len(orbit), orbit.complete) == (150, True)
-    assert orbit.replay(again := model(), check_all=True) == optimizer.digest() == ParameterSpace(again).digest()
+    assert (
+        orbit.replay(again := model(), check_all=True)
+        == optimizer.digest()
+        == ParameterSpace(again).digest()
+    )
 
 
-@pytest.mark.parametrize("method", [FeedSign(), MeZO(batch=16), MeZO(estimates=3)], ids=["feedsign", "mezo", "three"])
+@pytest.mark.parametrize(
+    "method", [FeedSign(), MeZO(batch=16), MeZO(estimates=3)], ids=["feedsign", "mezo", "three"]
+)
 def test_a_closure_is_called_twice_for_each_direction(method):
     tuned, calls = model(), []
-    ZOOptimizer(tuned, method).step(lambda: calls.append(1) or cross_entropy(tuned(INPUTS), TARGETS))
+    ZOOptimizer(tuned, method).step(
+        lambda: calls.append(1) or cross_entropy(tuned(INPUTS), TARGETS)
+    )
     assert len(calls) == 2 * getattr(method, "estimates", 1)
 
 
@@ -101,7 +111,9 @@ def test_a_loss_that_is_not_finite_is_an_empty_step(tmp_path):
 
 
 def test_modes_and_gradients_are_left_as_they_are():
-    tuned = torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.Dropout(0.9), torch.nn.Linear(16, 3)).train()
+    tuned = torch.nn.Sequential(
+        torch.nn.Linear(10, 16), torch.nn.Dropout(0.9), torch.nn.Linear(16, 3)
+    ).train()
     tuned[0].eval()
     seen = []
 

@@ -1,4 +1,6 @@
-"""`fedseed serve-model`: OpenAI's own client is answered as the exported folders answer in plain transformers."""
+"""`fedseed serve-model`: OpenAI's own client is answered as the exported folders answer in plain
+transformers.
+"""
 
 import os
 import subprocess
@@ -27,12 +29,16 @@ TURNS = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def tuned(base, folder, seed, texts, rate=3e-3, steps=4):
-    """Writes a run's folder with an orbit that has moved the base far enough to answer otherwise."""
+    """Writes a run's folder with an orbit that has moved the base far enough to answer
+    otherwise.
+    """
     model, tokenizer = load_model(base)
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     folder.mkdir()
     method = fedseed.FeedSign(learning_rate=rate)
-    with ZOOptimizer(model, method, seed=seed, base=base, orbit=folder / "model.orbit") as optimizer:
+    with ZOOptimizer(
+        model, method, seed=seed, base=base, orbit=folder / "model.orbit"
+    ) as optimizer:
         for _ in range(steps):
             optimizer.step(lambda: model(**batch, labels=batch["input_ids"]).loss)
     return folder
@@ -45,13 +51,17 @@ class Plain:
         model, tokenizer = load_model(base)
         orbit = Orbit.open(run / "model.orbit")
         template = run / "chat_template.jinja"
-        tokenizer.chat_template = template.read_text() if template.exists() else tokenizer.chat_template
+        tokenizer.chat_template = (
+            template.read_text() if template.exists() else tokenizer.chat_template
+        )
         export_model(folder, model, tokenizer, orbit.header, Facts(len(orbit), orbit.replay(model)))
         self.model = AutoModelForCausalLM.from_pretrained(folder)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def answer(self, ids, most):
-        new = self.model.generate(**ids, max_new_tokens=most, do_sample=False)[0, ids["input_ids"].shape[1] :]
+        new = self.model.generate(**ids, max_new_tokens=most, do_sample=False)[
+            0, ids["input_ids"].shape[1] :
+        ]
         return self.tokenizer.decode(new, skip_special_tokens=True), len(new)
 
     def after(self, prompt, most):
@@ -66,7 +76,9 @@ class Plain:
 def serving(*words):
     """A server in a process of its own, and OpenAI's client for it."""
     command = [sys.executable, "-m", "fedseed", "serve-model", *map(str, words), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}
+    )
     try:
         line = process.stdout.readline()
         assert "http://127.0.0.1:" in line, line
@@ -79,12 +91,22 @@ def serving(*words):
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
-    """Two orbits of a base without a chat template, of which one has its run's; with their exported folders."""
+    """Two orbits of a base without a chat template, of which one has its run's.
+
+    With their exported folders.
+    """
     folder = tmp_path_factory.mktemp("chats")
     base = str(chat_base(folder / "base", "llama", ""))
-    runs = [tuned(base, folder / name, seed, ["What is it?"], rate=3e-2) for seed, name in enumerate(("rome", "bonn"))]
+    runs = [
+        tuned(base, folder / name, seed, ["What is it?"], rate=3e-2)
+        for seed, name in enumerate(("rome", "bonn"))
+    ]
     (runs[0] / "chat_template.jinja").write_text(LLAMA)
-    return folder, runs, {run.name: Plain(base, run, folder / f"{run.name}-exported") for run in runs}
+    return (
+        folder,
+        runs,
+        {run.name: Plain(base, run, folder / f"{run.name}-exported") for run in runs},
+    )
 
 
 @pytest.mark.long
@@ -95,9 +117,15 @@ def test_clients_are_answered_as_the_exported_models_answer(chats):
         assert client.models.retrieve("bonn").owned_by == "fedseed"
 
         def asked(name, prompt):
-            return client.completions.create(model=name, prompt=prompt, max_tokens=12, temperature=0)
+            return client.completions.create(
+                model=name, prompt=prompt, max_tokens=12, temperature=0
+            )
 
-        work = [(name, f"What is {word}") for name in ("rome", "bonn", "third") for word in ("Rome", "it", "two", "a")]
+        work = [
+            (name, f"What is {word}")
+            for name in ("rome", "bonn", "third")
+            for word in ("Rome", "it", "two", "a")
+        ]
         with ThreadPoolExecutor(6) as threads:  # they come in any order, and must not mix
             found = list(threads.map(lambda one: asked(*one), work))
         for (name, prompt), one in zip(work, found, strict=True):
@@ -107,24 +135,37 @@ def test_clients_are_answered_as_the_exported_models_answer(chats):
             assert (one.choices[0].text, one.model) == (text, name)
             assert (one.usage.completion_tokens, one.usage.prompt_tokens) == (new, given)
             assert one.choices[0].finish_reason == ("length" if new == 12 else "stop")
-        assert len({one.choices[0].text for one in found}) > 4  # the orbits and prompts make a difference
+        # the orbits and prompts make a difference
+        assert len({one.choices[0].text for one in found}) > 4
 
-        several = client.completions.create(model="rome", prompt=["What", "a"], max_tokens=5, temperature=0)
-        assert [one.text for one in several.choices] == [plain["rome"].after(p, 5)[0] for p in ("What", "a")]
+        several = client.completions.create(
+            model="rome", prompt=["What", "a"], max_tokens=5, temperature=0
+        )
+        assert [one.text for one in several.choices] == [
+            plain["rome"].after(p, 5)[0] for p in ("What", "a")
+        ]
         long = plain["rome"].after("What is it", 40)[0]
         stop = long[len(long) // 2 :][:3]
-        cut = client.completions.create(model="rome", prompt="What is it", max_tokens=40, temperature=0, stop=stop)
+        cut = client.completions.create(
+            model="rome", prompt="What is it", max_tokens=40, temperature=0, stop=stop
+        )
         assert cut.choices[0].text == long.split(stop)[0] and cut.choices[0].finish_reason == "stop"
         assert cut.usage.completion_tokens < 40
 
         drawn = {"model": "rome", "prompt": "What", "max_tokens": 20, "temperature": 1.5}
-        texts = [client.completions.create(**drawn, seed=seed).choices[0].text for seed in (1, 1, 2)]
+        texts = [
+            client.completions.create(**drawn, seed=seed).choices[0].text for seed in (1, 1, 2)
+        ]
         assert texts[0] == texts[1] != texts[2]
 
-        answer = client.chat.completions.create(model="rome", messages=TURNS, max_completion_tokens=10, temperature=0)
+        answer = client.chat.completions.create(
+            model="rome", messages=TURNS, max_completion_tokens=10, temperature=0
+        )
         assert answer.choices[0].message.content == plain["rome"].chat(TURNS, 10)[0]
         parts = [{"role": "user", "content": [{"type": "text", "text": TURNS[0]["content"]}]}]
-        stream = client.chat.completions.create(model="rome", messages=parts, max_tokens=10, temperature=0, stream=True)
+        stream = client.chat.completions.create(
+            model="rome", messages=parts, max_tokens=10, temperature=0, stream=True
+        )
         text = "".join(event.choices[0].delta.content for event in stream)
         assert text == answer.choices[0].message.content
 
@@ -135,32 +176,80 @@ def test_what_is_wrong_is_said_as_openai_says_it(chats):
     with serving(rome, bonn, "--max-tokens", 30) as client:
         complete, chat = client.completions.create, client.chat.completions.create
         wrong = [
-            (openai.NotFoundError, "did you mean rome", "model_not_found", lambda: complete(model="rom", prompt="a")),
-            (openai.NotFoundError, "no model 'x'", "model_not_found", lambda: client.models.retrieve("x")),
-            (openai.NotFoundError, "Not Found", None, lambda: client.embeddings.create(model="rome", input="a")),
-            (openai.BadRequestError, "bonn has no chat template", None, lambda: chat(model="bonn", messages=TURNS)),
-            (openai.BadRequestError, "30 at most", None, lambda: complete(model="rome", prompt="a", max_tokens=31)),
-            (openai.BadRequestError, "256 positions", None, lambda: complete(model="rome", prompt="a b " * 300)),
-            (openai.BadRequestError, "temperature: ", None, lambda: complete(model="rome", prompt="a", temperature=-1)),
+            (
+                openai.NotFoundError,
+                "did you mean rome",
+                "model_not_found",
+                lambda: complete(model="rom", prompt="a"),
+            ),
+            (
+                openai.NotFoundError,
+                "no model 'x'",
+                "model_not_found",
+                lambda: client.models.retrieve("x"),
+            ),
+            (
+                openai.NotFoundError,
+                "Not Found",
+                None,
+                lambda: client.embeddings.create(model="rome", input="a"),
+            ),
+            (
+                openai.BadRequestError,
+                "bonn has no chat template",
+                None,
+                lambda: chat(model="bonn", messages=TURNS),
+            ),
+            (
+                openai.BadRequestError,
+                "30 at most",
+                None,
+                lambda: complete(model="rome", prompt="a", max_tokens=31),
+            ),
+            (
+                openai.BadRequestError,
+                "256 positions",
+                None,
+                lambda: complete(model="rome", prompt="a b " * 300),
+            ),
+            (
+                openai.BadRequestError,
+                "temperature: ",
+                None,
+                lambda: complete(model="rome", prompt="a", temperature=-1),
+            ),
             (openai.BadRequestError, "n: ", None, lambda: complete(model="rome", prompt="a", n=2)),
-            (openai.BadRequestError, "echo: this server knows no such key", None,
-             lambda: complete(model="rome", prompt="a", echo=True)),
+            (
+                openai.BadRequestError,
+                "echo: this server knows no such key",
+                None,
+                lambda: complete(model="rome", prompt="a", echo=True),
+            ),
             (openai.BadRequestError, "messages", None, lambda: chat(model="rome", messages=[])),
-            (openai.APIStatusError, "1,048,576 bytes", None, lambda: complete(model="rome", prompt="a" * (1 << 21))),
-        ]  # fmt: skip
+            (
+                openai.APIStatusError,
+                "1,048,576 bytes",
+                None,
+                lambda: complete(model="rome", prompt="a" * (1 << 21)),
+            ),
+        ]
         for kind, words, code, ask in wrong:
             with pytest.raises(kind, match=words) as refused:
                 ask()
             assert refused.value.body["type"] == "invalid_request_error"
             assert refused.value.code == code
         assert refused.value.status_code == 413
-        answer = client._client.post("completions", content=b"{", headers={"content-type": "application/json"})
+        answer = client._client.post(
+            "completions", content=b"{", headers={"content-type": "application/json"}
+        )
         assert answer.status_code == 400 and "not JSON" in answer.json()["error"]["message"]
         # what asks for nothing is no fault
         assert complete(model="rome", prompt="a", max_tokens=3, echo=False, logprobs=None).choices
 
 
-def test_requests_beyond_what_waits_and_weights_that_are_wrong_are_told(base, tmp_path, monkeypatch):
+def test_requests_beyond_what_waits_and_weights_that_are_wrong_are_told(
+    base, tmp_path, monkeypatch
+):
     from starlette.testclient import TestClient
 
     from fedseed.own import server
@@ -174,7 +263,9 @@ def test_requests_beyond_what_waits_and_weights_that_are_wrong_are_told(base, tm
     asked = {"model": "run", "prompt": "the film", "max_tokens": 4, "temperature": 0}
     first = client.post("/v1/completions", json=asked).json()["choices"]
     broken = client.post("/v1/completions", json={**asked, "model": "wrong"})
-    assert broken.status_code == 500 and "the weights' digest is" in broken.json()["error"]["message"]
+    assert (
+        broken.status_code == 500 and "the weights' digest is" in broken.json()["error"]["message"]
+    )
     assert client.post("/v1/completions", json=asked).json()["choices"] == first
     monkeypatch.setattr(server, "MOST_WAITING", 0)
     full = client.post("/v1/completions", json=asked)
@@ -186,7 +277,11 @@ def test_names_are_those_of_folders_and_files_and_each_is_one_model(base, tmp_pa
 
     run = tuned(base, tmp_path / "bird", 1, ["the film was great"])
     (tmp_path / "star.orbit").write_bytes((run / "model.orbit").read_bytes())
-    assert list(named([str(run), str(tmp_path / "star.orbit"), f"mine={run}"])) == ["bird", "star", "mine"]
+    assert list(named([str(run), str(tmp_path / "star.orbit"), f"mine={run}"])) == [
+        "bird",
+        "star",
+        "mine",
+    ]
     with pytest.raises(RecipeError, match='another one is called "bird"; name it, as in mine='):
         named([str(run), str(run / "model.orbit")])
     with pytest.raises(RecipeError, match="not an orbit"):
@@ -204,13 +299,28 @@ def test_without_what_speaks_http_the_extra_is_named(monkeypatch):
 @pytest.mark.slow
 def test_two_hundred_requests_over_twenty_orbits_are_their_exports_answers(tmp_path):
     words = [f"{kind}{number}" for kind in ("bird", "star", "boat", "tree") for number in range(5)]
-    runs = [tuned("small", tmp_path / word, i, [f"Count: {n} times one {word} is {n} {word}" for n in (2, 3)], 2e-3, 20)
-            for i, word in enumerate(words)]  # fmt: skip
-    prompts = [f"Count: {n} times one {what} is" for n in (2, 5) for what in ("bird", "star", "cat", "a", "sun")]
+    runs = [
+        tuned(
+            "small",
+            tmp_path / word,
+            i,
+            [f"Count: {n} times one {word} is {n} {word}" for n in (2, 3)],
+            2e-3,
+            20,
+        )
+        for i, word in enumerate(words)
+    ]
+    prompts = [
+        f"Count: {n} times one {what} is"
+        for n in (2, 5)
+        for what in ("bird", "star", "cat", "a", "sun")
+    ]
     with serving(*runs) as client, ThreadPoolExecutor(8) as threads:
         work = [(name, prompt) for prompt in prompts for name in words]
         ask = client.completions.create
-        found = threads.map(lambda one: ask(model=one[0], prompt=one[1], max_tokens=12, temperature=0), work)
+        found = threads.map(
+            lambda one: ask(model=one[0], prompt=one[1], max_tokens=12, temperature=0), work
+        )
         texts = {one: answer.choices[0].text for one, answer in zip(work, found, strict=True)}
     answers = [[texts[run.name, prompt] for prompt in prompts] for run in runs]
     for run, own in zip(runs, answers, strict=True):

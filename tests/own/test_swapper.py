@@ -25,18 +25,29 @@ def tuned(base, path, seed, method, trainable=None):
             parameter.requires_grad_(trainable in name)
     with fedseed.ZOOptimizer(model, method, seed=seed, orbit=path, base=base) as optimizer:
         for step in range(6):
-            ids = torch.randint(4, 20, (2, 6), generator=torch.Generator().manual_seed(10 * seed + step))
+            ids = torch.randint(
+                4, 20, (2, 6), generator=torch.Generator().manual_seed(10 * seed + step)
+            )
             optimizer.step(lambda ids=ids: model(input_ids=ids, labels=ids).loss)
     return path
 
 
 @pytest.fixture(scope="module")
 def orbits(base, tmp_path_factory):
-    """Orbits of every way in which a step moves weights, of a whole model and of parts; and a federation's."""
+    """Orbits of every way in which a step moves weights, of a whole model and of parts.
+
+    And a federation's.
+    """
     folder = tmp_path_factory.mktemp("orbits")
-    methods = [MeZO(learning_rate=1e-3), MeZO(learning_rate=1e-2, optimizer="adam"), FeedSign(learning_rate=1e-2),
-               MeZO(learning_rate=1e-3, small_steps="stochastic"), MeZO(learning_rate=1e-3, small_steps="from-base"),
-               ZOFedSGD(learning_rate=1e-3), MeZO(learning_rate=1e-3, basis="hadamard")]  # fmt: skip
+    methods = [
+        MeZO(learning_rate=1e-3),
+        MeZO(learning_rate=1e-2, optimizer="adam"),
+        FeedSign(learning_rate=1e-2),
+        MeZO(learning_rate=1e-3, small_steps="stochastic"),
+        MeZO(learning_rate=1e-3, small_steps="from-base"),
+        ZOFedSGD(learning_rate=1e-3),
+        MeZO(learning_rate=1e-3, basis="hadamard"),
+    ]
     found = {f"{i}": tuned(base, folder / f"{i}.orbit", i, m) for i, m in enumerate(methods)}
     found["part"] = tuned(base, folder / "part.orbit", 8, methods[0], "mlp")
     return base, found
@@ -74,7 +85,9 @@ def test_it_takes_a_model_that_is_there(orbits):
     assert any(not torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
     swapper.add("a", found["1"])  # another one by the same name
     again = fedseed.from_orbit(found["1"]).state_dict()
-    assert all(torch.equal(tensor, again[key]) for key, tensor in swapper.to("a").state_dict().items())
+    assert all(
+        torch.equal(tensor, again[key]) for key, tensor in swapper.to("a").state_dict().items()
+    )
     with pytest.raises(KeyError):
         swapper.to("b")
 
@@ -92,12 +105,22 @@ def test_what_is_of_another_base_or_wrong_is_refused_and_the_base_stays(orbits, 
     with pytest.raises(OrbitError, match="wrong: after step 6 the weights' digest is"):
         swapper.to("wrong")
     assert swapper.active is None
-    assert all(torch.equal(t, swapper.model.state_dict()[k]) for k, t in load_model(base)[0].state_dict().items())
+    assert all(
+        torch.equal(t, swapper.model.state_dict()[k])
+        for k, t in load_model(base)[0].state_dict().items()
+    )
 
 
 def test_an_adapter_can_not_be_swapped_but_loaded(tmp_path):
-    small = ["rounds=1", "method.steps=1", "task.clients=2", "federation.per_round=2", "evaluation.rouge=false",
-             "task.evaluation=2", "task.unseen=1"]  # fmt: skip
+    small = [
+        "rounds=1",
+        "method.steps=1",
+        "task.clients=2",
+        "federation.per_round=2",
+        "evaluation.rouge=false",
+        "task.evaluation=2",
+        "task.unseen=1",
+    ]
     result = Federation.from_file("small-fedmezo-lora", small, out=tmp_path / "run").run()
     with pytest.raises(OrbitError, match="tunes an adapter"):
         Swapper("small", {"a": tmp_path / "run" / "model.orbit"})

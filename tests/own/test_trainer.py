@@ -1,4 +1,6 @@
-"""`fedseed.patch(trainer)`: Trainers of transformers as clients of a run, to the digest of its recipe."""
+"""`fedseed.patch(trainer)`: Trainers of transformers as clients of a run, to the digest of its
+recipe.
+"""
 
 import asyncio
 from functools import partial
@@ -6,7 +8,12 @@ from functools import partial
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification, DataCollatorForSeq2Seq, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForSequenceClassification,
+    DataCollatorForSeq2Seq,
+    Trainer,
+    TrainingArguments,
+)
 
 import fedseed
 from fedseed.errors import RecipeError
@@ -33,16 +40,28 @@ def tokenised(tokenizer, examples):
     rows = []
     for example in examples:
         prompt = tokenizer(example.prompt)["input_ids"]
-        answer = [*tokenizer(example.response, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        answer = [
+            *tokenizer(example.response, add_special_tokens=False)["input_ids"],
+            tokenizer.eos_token_id,
+        ]
         rows.append({"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer})
     return rows
 
 
 def trainer_of(model, tokenizer, rows, folder, held=None, kind=Trainer, **more):
-    arguments = TrainingArguments(output_dir=str(folder), report_to=[], use_cpu=True, disable_tqdm=True)
+    arguments = TrainingArguments(
+        output_dir=str(folder), report_to=[], use_cpu=True, disable_tqdm=True
+    )
     collator = DataCollatorForSeq2Seq(tokenizer)
-    return kind(model=model, args=arguments, train_dataset=rows, eval_dataset=held, data_collator=collator,
-                processing_class=tokenizer, **more)  # fmt: skip
+    return kind(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        eval_dataset=held,
+        data_collator=collator,
+        processing_class=tokenizer,
+        **more,
+    )
 
 
 def sft_of(model, tokenizer, rows, folder, held=None):
@@ -51,8 +70,13 @@ def sft_of(model, tokenizer, rows, folder, held=None):
 
     arguments = SFTConfig(output_dir=str(folder), report_to=[], use_cpu=True, disable_tqdm=True)
     sets = [None if part is None else Dataset.from_list(part) for part in (rows, held)]
-    return SFTTrainer(model=model, args=arguments, train_dataset=sets[0], eval_dataset=sets[1],
-                      processing_class=tokenizer)  # fmt: skip
+    return SFTTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=sets[0],
+        eval_dataset=sets[1],
+        processing_class=tokenizer,
+    )
 
 
 class Own(Trainer):
@@ -65,29 +89,46 @@ class Own(Trainer):
 def recipe(base, folder, method, **more):
     settings = {
         "feedsign": {"name": "feedsign", "batch": 2, "learning_rate": 1e-3},
-        "ferret": {"name": "ferret", "directions": 50,
-                   "training": {"learning_rate": 0.1, "steps": 2, "batch": 2, "accumulation": 2}},
-    }  # fmt: skip
-    return Recipe.model_validate({
-        "rounds": 4, "seed": 5, "method": settings[method], "model": {"base": base},
-        "task": {"name": "files", "path": str(folder), "evaluation": 0.25},
-        "federation": {"joint": False, "dead_after": 60.0, "clients": list(NAMES)},
-        "evaluation": {"every": 2, "rouge": False}, **more,
-    })  # fmt: skip
+        "ferret": {
+            "name": "ferret",
+            "directions": 50,
+            "training": {"learning_rate": 0.1, "steps": 2, "batch": 2, "accumulation": 2},
+        },
+    }
+    return Recipe.model_validate(
+        {
+            "rounds": 4,
+            "seed": 5,
+            "method": settings[method],
+            "model": {"base": base},
+            "task": {"name": "files", "path": str(folder), "evaluation": 0.25},
+            "federation": {"joint": False, "dead_after": 60.0, "clients": list(NAMES)},
+            "evaluation": {"every": 2, "rouge": False},
+            **more,
+        }
+    )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder, words = tmp_path_factory.mktemp("data"), ["film", "story", "fine film", "very good story"]
+    folder, words = (
+        tmp_path_factory.mktemp("data"),
+        ["film", "story", "fine film", "very good story"],
+    )
     for name in NAMES:
-        rows = [{"prompt": f"the {words[i % 4]} was", "completion": f" {'good' if i % 3 else name}"} for i in range(8)]
+        rows = [
+            {"prompt": f"the {words[i % 4]} was", "completion": f" {'good' if i % 3 else name}"}
+            for i in range(8)
+        ]
         write_lines(folder / f"{name}.jsonl", rows)
     return folder
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", mark(["feedsign", "ferret"], lambda name: name == "ferret"))
-def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, shared_server, tmp_path):
+def test_three_trainers_end_with_the_digest_of_the_recipe(
+    base, folder, method, shared_server, tmp_path
+):
     part = {"trainable": "head"} if method == "feedsign" else {}
     checked = recipe(base, folder, method, model={"base": base, **part})
     with limited(1):
@@ -97,7 +138,10 @@ def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, 
     for name in NAMES:
         model, tokenizer = load_model(base)
         own = Loading(checked, [name], own=OwnData(folder / f"{name}.jsonl"))
-        train, held = (tokenised(tokenizer, part) for part in (own.data.clients[0].examples, own.data.evaluation[""]))
+        train, held = (
+            tokenised(tokenizer, part)
+            for part in (own.data.clients[0].examples, own.data.evaluation[""])
+        )
         make = sft_of if name == "east" else trainer_of
         trainers[name] = make(model, tokenizer, train, tmp_path / name, held)
         fedseed.patch(trainers[name], checked, name, nats=shared_server.url, run=run)
@@ -106,7 +150,9 @@ def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, 
         return trainers[name].train()
 
     def live(name):
-        found[name] = asyncio.run(in_a_notebook(name)) if name == "south" else trainers[name].train()
+        found[name] = (
+            asyncio.run(in_a_notebook(name)) if name == "south" else trainers[name].train()
+        )
 
     with limited(1):
         for name in NAMES:
@@ -119,17 +165,27 @@ def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, 
     for name, trainer in trainers.items():
         assert found[name].metrics["weights_digest"] == expected["weights_digest"]
         assert (found[name].global_step, trainer.state.global_step) == (4, 4)
-        assert all(torch.equal(tensor, tuned[key]) for key, tensor in trainer.model.state_dict().items())
+        assert all(
+            torch.equal(tensor, tuned[key]) for key, tensor in trainer.model.state_dict().items()
+        )
         assert trainer.evaluate()["eval_loss"] < 10  # it goes on as a Trainer
 
 
 def test_its_loss_is_that_of_the_same_examples(base, tmp_path):
     model, tokenizer = load_model(base)
-    examples = [Example("the film was", " good"), Example("a very fine story", " so great and good"), Example("a", "")]
+    examples = [
+        Example("the film was", " good"),
+        Example("a very fine story", " so great and good"),
+        Example("a", ""),
+    ]
     rows = tokenised(tokenizer, examples)
-    rows.append({"input_ids": [5, 6], "labels": [-100, -100]})  # nothing is learnt of it: it is left out
+    # nothing is learnt of it: it is left out
+    rows.append({"input_ids": [5, 6], "labels": [-100, -100]})
     plain = CausalLM(tokenizer)
-    objective, own = (TrainerLoss(trainer_of(model, tokenizer, rows, tmp_path, kind=kind)) for kind in (Trainer, Own))
+    objective, own = (
+        TrainerLoss(trainer_of(model, tokenizer, rows, tmp_path, kind=kind))
+        for kind in (Trainer, Own)
+    )
     trl = TrainerLoss(sft_of(model, tokenizer, rows, tmp_path))
     expected, made, alone = plain.prepare(examples), objective.prepare(rows), own.prepare(rows)
     assert [objective.weight(item) for item in made] == [plain.weight(item) for item in expected]
@@ -143,8 +199,14 @@ def test_its_loss_is_that_of_the_same_examples(base, tmp_path):
 
 def test_a_classifier_and_smoothed_labels_are_the_trainer_s(tmp_path):
     base = str(text_bases.write(tmp_path / "bert", "bert"))
-    model, (_, tokenizer) = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), load_model(base)
-    rows = [{**tokenizer(text), "labels": i} for i, text in enumerate(["the film was good", "bad", "a story"])]
+    model, (_, tokenizer) = (
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=3),
+        load_model(base),
+    )
+    rows = [
+        {**tokenizer(text), "labels": i}
+        for i, text in enumerate(["the film was good", "bad", "a story"])
+    ]
     from transformers import DataCollatorWithPadding
 
     trainer = trainer_of(model, tokenizer, rows, tmp_path)
@@ -172,7 +234,8 @@ def test_what_a_collator_draws_is_the_same_for_the_same_rows(base, tmp_path, mon
     with torch.no_grad():
         first = objective.losses(model, items)
         torch.rand(7)
-        gpus = []  # what they draw is not begun anew: a client's training has given them its own seed
+        # what they draw is not begun anew: a client's training has given them its own seed
+        gpus = []
         monkeypatch.setattr(torch.cuda, "manual_seed_all", gpus.append)
         assert torch.equal(objective.losses(model, items), first)
         assert not torch.equal(objective.losses(model, items[::-1]), first.flip(0))

@@ -1,4 +1,7 @@
-"""The catalogue has every numbered figure and table; what it names is there, and its claims can hold or not."""
+"""The catalogue has every numbered figure and table.
+
+What it names is there, and its claims can hold or not.
+"""
 
 import json
 from functools import cache
@@ -6,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.experiments.sweeps import Sweep, SweepLine, SweepRun, find_sweep, packaged_sweeps, read_sweep
+from fedseed.experiments.sweeps import (
+    Sweep,
+    SweepLine,
+    SweepRun,
+    find_sweep,
+    packaged_sweeps,
+    read_sweep,
+)
 from fedseed.runs.recipe import packaged_recipes, read_recipe
 from fedseed_papers import training
 from fedseed_papers.catalogue import NOTHING, SCALES, catalogue
@@ -21,7 +31,9 @@ REPRODUCED = Path(__file__).parents[2] / "docs" / "reproduced"
 
 def test_every_numbered_figure_and_table_is_there_in_order():
     names = [item.name for item in catalogue()]
-    assert [name for name in names if name.partition("/")[2].startswith(("figure", "table"))] == NUMBERED
+    assert [
+        name for name in names if name.partition("/")[2].startswith(("figure", "table"))
+    ] == NUMBERED
     assert len(set(names)) == len(names)
     assert {item.state for item in catalogue()} == {"exact", "small", "published only", NOTHING}
 
@@ -38,14 +50,21 @@ def test_what_an_item_names_is_there(item):
 
 
 def test_every_small_page_has_seeds_interval_and_p_and_few_are_undecided():
-    pages = [REPRODUCED / item.name / "small" / "result.json" for item in catalogue() if "small" in item.scales]
+    pages = [
+        REPRODUCED / item.name / "small" / "result.json"
+        for item in catalogue()
+        if "small" in item.scales
+    ]
     found = [json.loads(page.read_text()) for page in pages]
     for claim in (claim for result in found for claim in result["claims"]):
-        assert claim["seeds"] >= 5 and len(claim["interval"]) == 2 and 0 <= claim["p"] <= 1, claim["says"]
+        assert claim["seeds"] >= 5 and len(claim["interval"]) == 2 and 0 <= claim["p"] <= 1, claim[
+            "says"
+        ]
     assert sum(result["verdict"] == UNKNOWN for result in found) <= 5
 
 
-# -- claims ------------------------------------------------------------------------------------------------------------
+# -- claims
+# ------------------------------------------------------------------------------------------------
 
 MADE = [
     (item, scale, source)
@@ -58,7 +77,8 @@ CLAIMS = [
     for item, scale, source in MADE
     for number, (_, form) in enumerate(item.claims_at(scale))
 ]
-GENERATED = {"natural-instructions", "dolly-15k", "alpaca", "code-alpaca", "gsm8k"}  # scored by Rouge-L, not accuracy
+# scored by Rouge-L, not accuracy
+GENERATED = {"natural-instructions", "dolly-15k", "alpaca", "code-alpaca", "gsm8k"}
 WITHOUT_CLAIM = {
     ("feedsign/figure-10", "published"): "a picture of other papers' accuracies, without numbers",
     ("feedsign/table-10", "published"): "the recipe makes one of its three columns",
@@ -87,7 +107,9 @@ def lines_of(source):
 
 
 def test_every_item_that_is_made_has_a_claim():
-    assert {(item.name, scale) for item, scale, _ in MADE if not item.claims_at(scale)} == set(WITHOUT_CLAIM)
+    assert {(item.name, scale) for item, scale, _ in MADE if not item.claims_at(scale)} == set(
+        WITHOUT_CLAIM
+    )
 
 
 @pytest.mark.parametrize(("source", "form", "metric"), CLAIMS)
@@ -101,7 +123,9 @@ def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(source, form, metric
         settings = [*sweep.set, *scenario.set, *scenario.also.get(label, ()), *run.set]
         assert metric in metrics_of(run.recipe, *settings), named
 
-    best_first = range(len(form.labels)) if lower_is_better(metric) else range(len(form.labels), 0, -1)
+    best_first = (
+        range(len(form.labels)) if lower_is_better(metric) else range(len(form.labels), 0, -1)
+    )
     apart = [100.0 + 50 * rank for rank in best_first]
     if form.order:
         agree, disagree = apart, apart[::-1]
@@ -110,11 +134,16 @@ def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(source, form, metric
     else:
         agree = [2 * (form.least or 0.0) + 1, 1.0][: len(apart)]
         disagree = [(form.least or 0.0) / 2, 1.0][: len(apart)]
-    places = {named: set(training.folders_of(form, named, list(lines_of(source))).values()) for named in form.labels}
+    places = {
+        named: set(training.folders_of(form, named, list(lines_of(source))).values())
+        for named in form.labels
+    }
     for values, expected in ((agree, "holds in kind"), (disagree, "does not hold here")):
 
         def measured(folder, name, values=values):
-            value = next(v for v, named in zip(values, form.labels, strict=True) if folder in places[named])
+            value = next(
+                v for v, named in zip(values, form.labels, strict=True) if folder in places[named]
+            )
             return 1e12 if name == "trainable" != metric else value * (1 + int(folder.name) / 1e4)
 
         monkeypatch.setattr(training, "measured", measured)

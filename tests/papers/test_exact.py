@@ -1,7 +1,8 @@
-"""What the papers state and needs no training: the assertions of `fedseed reproduce --scale exact`, at a reduced cost.
+"""What the papers state and needs no training: the assertions of `fedseed reproduce --scale exact`,
+at a reduced cost.
 
-A maker's own verdicts are the assertions; here they are held against what is known, with numbers worked out by hand.
-"""
+A maker's own verdicts are the assertions; here they are held against what is known, with numbers
+worked out by hand."""
 
 from functools import cache
 from math import comb
@@ -13,7 +14,12 @@ from fedseed_papers.reproducing import EXACT
 
 REDUCED = {
     ("ferret", "figure-6"): {"sizes": (10, 100, 10**4, 10**8, 10**11)},
-    ("ferret", "figure-7"): {"length": 2000, "counts": (25, 50, 100), "scales": (1e-4, 0.1, 10.0), "seeds": (1, 2)},
+    ("ferret", "figure-7"): {
+        "length": 2000,
+        "counts": (25, 50, 100),
+        "scales": (1e-4, 0.1, 10.0),
+        "seeds": (1, 2),
+    },
     ("ferret", "figure-8"): {
         "a": {"length": 2000, "count": 60, "steps": (1, 2, 5, 20), "seeds": (1, 2)},
         "b": {"lengths": (500, 1000, 2000, 4000), "count": 100},
@@ -22,14 +28,18 @@ REDUCED = {
     ("ferret", "theorem-1"): {"length": 200, "count": 20, "seeds": 1000},
     ("ferret", "theorem-3"): {"length": 1000, "count": 30, "seeds": (1,)},
     ("ferret", "table-1"): {"length": 10**4},
-    ("fedkseed", "figure-5"): {"length": 500, "pools": (1, 16, 256, 4096), "draws": (10, 100, 2560),
-                               "repeats": 4},
+    ("fedkseed", "figure-5"): {
+        "length": 500,
+        "pools": (1, 16, 256, 4096),
+        "draws": (10, 100, 2560),
+        "repeats": 4,
+    },
     ("fedkseed", "table-1"): {"length": 10**4},
     ("feedsign", "appendix-e"): {"draws": 20_000},
     ("feedsign", "figure-7"): {"draws": 20_000},
     ("feedsign", "proposition-d5"): {"votes": 20_000},
     ("feedsign", "appendix-j"): {"draws": 20_000},
-}  # fmt: skip
+}
 # claims that measurements contradict; all others hold, or hold in kind
 CONTRADICTED = {
     "ferret/figure-7": ["more accurate than the zeroth-order one"],
@@ -60,12 +70,18 @@ def test_claims_hold_but_those_that_are_known_not_to(paper, key):
             assert claim.verdict == "does not hold here", claim
         else:
             assert claim.verdict in ("holds", "holds in kind"), claim
-    assert len(contradicted) == sum(claim.verdict == "does not hold here" for claim in finding.claims)
+    assert len(contradicted) == sum(
+        claim.verdict == "does not hold here" for claim in finding.claims
+    )
     assert finding.reason and finding.claims
 
 
 def test_bytes_are_those_of_fedkseeds_table():
-    found = [payloads.fedkseed(4096).bytes, payloads.fedkseed(1024, True).bytes, payloads.fedkseed(2048, True).bytes]
+    found = [
+        payloads.fedkseed(4096).bytes,
+        payloads.fedkseed(1024, True).bytes,
+        payloads.fedkseed(2048, True).bytes,
+    ]
     assert found == [17_988, 9_796, 17_988]
     assert payloads.DATAJUICER == 1_345_423_360 and payloads.LLAMA_3B == 3_426_473_600
     assert payloads.fedavg(1000).update.bytes == 4000
@@ -75,10 +91,14 @@ def test_bytes_are_those_of_fedkseeds_table():
 def test_the_three_formulas_of_a_reversed_sign():
     assert feedsign.printed(0.4, 0.2) == pytest.approx(0.52)
     assert feedsign.of_the_proof(0.4, 0.2) == pytest.approx(0.44)
-    three_of_five = sum(comb(5, k) * 0.4**k * 0.6 ** (5 - k) for k in (3, 4, 5))  # are wrong, none Byzantine
+    # are wrong, none Byzantine
+    three_of_five = sum(comb(5, k) * 0.4**k * 0.6 ** (5 - k) for k in (3, 4, 5))
     assert feedsign.majority_errs(0.4, 5, 0) == pytest.approx(three_of_five)
-    assert feedsign.majority_errs(0.3, 2, 0) == pytest.approx(0.3**2 + 0.3 * 0.7)  # two that disagree: a coin
-    assert feedsign.majority_errs(0.3, 2, 1) == pytest.approx(0.5 * (0.3 * 0.3 + 0.7 * 0.7) + 0.3 * 0.7)
+    # two that disagree: a coin
+    assert feedsign.majority_errs(0.3, 2, 0) == pytest.approx(0.3**2 + 0.3 * 0.7)
+    assert feedsign.majority_errs(0.3, 2, 1) == pytest.approx(
+        0.5 * (0.3 * 0.3 + 0.7 * 0.7) + 0.3 * 0.7
+    )
     (sheet,) = made("feedsign", "proposition-d5").sheets
     for _, honest, eq24, eq47, single, exact, simulated in sheet.rows:
         assert float(eq24) > float(eq47) > float(exact) or honest == "0.5"

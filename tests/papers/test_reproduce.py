@@ -1,4 +1,6 @@
-"""`fedseed reproduce`: the list, an item's files and page, and what is wrong on the command line."""
+"""`fedseed reproduce`: the list, an item's files and page, and what is wrong on the command
+line.
+"""
 
 import csv
 import json
@@ -30,12 +32,20 @@ def test_an_item_leaves_data_picture_table_and_a_page_that_asks_for_nothing(tmp_
     page = (folder / "page.html").read_text()
     assert all(place.startswith("data:") for place in Page(page).refers)
     assert "<script" not in page and "http" not in re.sub(r"xmlns=\S+", "", page)
-    for text in ("Ferret, Figure 6", "What the paper reports", "nothing is random", "cores", "1 / rho by d"):
+    for text in (
+        "Ferret, Figure 6",
+        "What the paper reports",
+        "nothing is random",
+        "cores",
+        "1 / rho by d",
+    ):
         assert text in page
     with open(folder / "data.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 22 and float(rows[10]["y"]) / float(rows[10]["x"]) - 3 < 1e-6
-    assert (folder / "picture.png").read_bytes()[:4] == b"\x89PNG" and (folder / "picture.png").stat().st_size < 200_000
+    assert (folder / "picture.png").read_bytes()[:4] == b"\x89PNG" and (
+        folder / "picture.png"
+    ).stat().st_size < 200_000
     assert (folder / "table-1.csv").read_text().startswith("d,1 / rho,")
     result = json.loads((folder / "result.json").read_text())
     assert result["verdict"] == "holds" and len(result["claims"]) == 2

@@ -21,11 +21,17 @@ METHODS = {
     "zo-own": (ZOFedSGD(**STEP), EXAMPLE),
     "zo-shared": (ZOFedSGD(**STEP, seeds="shared", population=2), CLIENT),
     "mezo": (MeZO(**STEP, estimates=3, estimator="one-point"), EXAMPLE),
-    "fedkseed": (FedKSeed(**STEP, candidates=16, steps=3, weighting="equal", importance=True), EXAMPLE),
+    "fedkseed": (
+        FedKSeed(**STEP, candidates=16, steps=3, weighting="equal", importance=True),
+        EXAMPLE,
+    ),
     "fedkseed-client": (FedKSeed(**STEP, candidates=16, steps=3, weighting="equal"), CLIENT),
     "fedmezo": (FedMeZO(**STEP, steps=3, personal="random"), EXAMPLE),
     "fedmezo-client": (FedMeZO(**STEP, steps=3), CLIENT),
-    "ferret": (Ferret(directions=16, seeds="shared", allocation="size", basis="rademacher"), CLIENT),
+    "ferret": (
+        Ferret(directions=16, seeds="shared", allocation="size", basis="rademacher"),
+        CLIENT,
+    ),
 }
 
 
@@ -36,14 +42,20 @@ def federation(name="zo-shared", kind="plain", privacy=None, **settings):
 
 
 def epsilon(turns, noise=1.0, delta=1e-5):
-    """Of a client's turns, without sampling: that of one release with less noise, whose delta is known."""
+    """Of a client's turns, without sampling: that of one release with less noise, whose delta is
+    known.
+    """
     one, found = GaussianPrivacyLoss(noise / turns**0.5), np.linspace(0, 40, 400_001)
-    return pytest.approx(float(found[np.argmax(one.get_delta_for_epsilon(found) <= delta)]), abs=2e-4)
+    return pytest.approx(
+        float(found[np.argmax(one.get_delta_for_epsilon(found) <= delta)]), abs=2e-4
+    )
 
 
 @pytest.fixture
 def constant(monkeypatch):
-    """Noisy sums that do not depend on what is summed up: what else differs, differs by the data."""
+    """Noisy sums that do not depend on what is summed up: what else differs, differs by the
+    data.
+    """
     made = []
 
     def noisy_sum(self, vectors, length):
@@ -54,12 +66,16 @@ def constant(monkeypatch):
     return made
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
+# -- what is told
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_runs_are_the_same_whatever_the_data(name, constant):
-    """But for the noisy sums: no example, few, many, losses that are no numbers; as many sums as are counted."""
+    """But for the noisy sums: no example, few, many, losses that are no numbers.
+
+    As many sums as are counted.
+    """
     found = {}
     for kind in ("plain", "odd"):
         constant.clear()
@@ -75,15 +91,20 @@ def test_runs_are_the_same_whatever_the_data(name, constant):
     assert result.summary["privacy"]["releases"] == ROUNDS * each
 
 
-# -- bounds ------------------------------------------------------------------------------------------------------------
+# -- bounds
+# ------------------------------------------------------------------------------------------------
 
 
 def quiet(monkeypatch):
-    monkeypatch.setattr(scalars, "discrete_gaussian", lambda sigma, count, random: np.zeros(count, dtype=np.int64))
+    monkeypatch.setattr(
+        scalars, "discrete_gaussian", lambda sigma, count, random: np.zeros(count, dtype=np.int64)
+    )
 
 
 def test_an_example_moves_an_estimate_as_far_as_the_account_says(monkeypatch):
-    """One that is wild, and one that is no number, in place of another: at most 2 C / (2 eps B), C / (2 eps B)."""
+    """One that is wild, and one that is no number, in place of another: at most 2 C / (2 eps B), C
+    / (2 eps B).
+    """
     quiet(monkeypatch)
     most = 0.01 / (2 * STEP["scale"] * STEP["batch"])
     privacy = PrivacySettings(level="example", clip=0.01, noise=1.0)
@@ -97,7 +118,8 @@ def test_an_example_moves_an_estimate_as_far_as_the_account_says(monkeypatch):
             message = one.worker.train(one.coordinator.plan(0), 0, one.items[0]).message[28:]
             update = method.decode_update(one.coordinator.state, 1, message)
             found.append(np.asarray(update.scalars, dtype=np.float64)[: 3 if name == "mezo" else 1])
-        # mezo's are one-sided and thirds; fedmezo's have a rate multiplied in, at most 1.5 times the recipe's
+        # mezo's are one-sided and thirds; fedmezo's have a rate multiplied in, at most 1.5 times
+        # the recipe's
         factor = {"mezo": 2 / 3, "fedmezo": 1.5 * STEP["learning_rate"]}.get(name, 1.0)
         for other in found[1:3]:
             assert 0 < np.linalg.norm(other - found[0]) <= 2 * most * factor * 1.001, name
@@ -121,12 +143,15 @@ def test_a_client_moves_a_step_as_far_as_the_account_says(name, monkeypatch):
                 about = About(method, coordinator.state, "update", 1)
                 update = update.with_vector(last * update.vector(about), about)
             coordinator.current.updates[c] = update
-            coordinator.current.sizes[c] = 1e9 if c == clients[-1] else 1.0  # no bound but the mechanism's
+            # no bound but the mechanism's
+            coordinator.current.sizes[c] = 1e9 if c == clients[-1] else 1.0
             coordinator.current.received[c] = coordinator.current.planned
         made = method.decode_step(coordinator.state, coordinator.close()[28:])
         if name == "ferret":
             return np.concatenate(made.parts[0].gammas).astype(np.float64)
-        return np.asarray(made.accumulator if name == "fedkseed-client" else made.scalars, dtype=np.float64)
+        return np.asarray(
+            made.accumulator if name == "fedkseed-client" else made.scalars, dtype=np.float64
+        )
 
     silent = step(np.float32(0))
     per = 2 if name == "zo-shared" else 1  # a population's mean
@@ -147,7 +172,8 @@ def test_noise_is_not_the_recipes(tmp_path):
     assert all(a != b for a, b in zip(first, second, strict=True)) and len(first) == ROUNDS
 
 
-# -- the account -------------------------------------------------------------------------------------------------------
+# -- the account
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -155,9 +181,15 @@ def test_the_client_with_most_turns_is_what_counts(tmp_path):
     """Two of four a round, in an order that everybody knows: its own rounds, not all of them."""
     one = federation(per_round=2, rounds=9, out=tmp_path / "run")
     result = one.run()
-    turns = np.bincount([c for r in range(1, 10) for c in one.coordinator.sampled(r)], minlength=CLIENTS)
+    turns = np.bincount(
+        [c for r in range(1, 10) for c in one.coordinator.sampled(r)], minlength=CLIENTS
+    )
     spent = result.summary["privacy"]
-    assert 4 < turns.max() < 9 and spent["turns"] == turns.max() and spent["epsilon"] == epsilon(int(turns.max()))
+    assert (
+        4 < turns.max() < 9
+        and spent["turns"] == turns.max()
+        and spent["epsilon"] == epsilon(int(turns.max()))
+    )
     assert [line["epsilon"] for line in result.metrics[1:]][-1] == spent["epsilon"]
     assert "epsilon" not in result.metrics[0]
 
@@ -175,13 +207,18 @@ def test_a_run_ends_at_its_budget_with_the_model_of_before(tmp_path):
     other = whole_run.run().summary
     assert summary["privacy"] == other["privacy"] and summary["rounds"] == other["rounds"] < 50
     spent = summary["privacy"]
-    assert spent["epsilon"] <= 9.0 and spent["budget"] == 9.0 and spent["epsilon"] == epsilon(spent["turns"], 1.5)
+    assert (
+        spent["epsilon"] <= 9.0
+        and spent["budget"] == 9.0
+        and spent["epsilon"] == epsilon(spent["turns"], 1.5)
+    )
     rounds = summary["rounds"]
     turns = np.bincount([c for r in range(1, rounds + 2) for c in again.coordinator.sampled(r)])
     assert epsilon(int(turns.max()), 1.5).expected > 9.0  # one round more would be too much
     orbit = Orbit.open(tmp_path / "run" / "model.orbit")
     assert len(orbit.records) == rounds and orbit.records[-1].digest == summary["weights_digest"]
-    here, page = in_files(tmp_path / "run"), listed(PAGE.parent / "privacy.md")  # which lists nothing that is not told
+    # which lists nothing that is not told
+    here, page = in_files(tmp_path / "run"), listed(PAGE.parent / "privacy.md")
     assert {(f, n) for f, names in page.items() if f in here for n in names - here[f]} == set()
     finished = federation(out=tmp_path / "run", **settings)
     assert finished.run(resume=True).summary["privacy"] == spent
@@ -192,7 +229,8 @@ def test_a_budget_below_the_first_round_is_refused():
         federation(privacy=CLIENT.model_copy(update={"budget": 0.5})).run()
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- what is refused
+# ------------------------------------------------------------------------------------------------
 
 TABLE = {"rounds": 3, "privacy": CLIENT.model_dump(exclude_none=True)}
 ZO = {"name": "zo-fedsgd", "seeds": "shared"}
@@ -204,9 +242,18 @@ FERRET = {"name": "ferret", "seeds": "shared", "allocation": "size"}
     ("tables", "text"),
     [
         ({"method": {"name": "zo-fedsgd"}}, r'method.seeds = "own" .*set it to "shared"'),
-        ({"method": {**ZO, "weighting": "examples"}}, r'method.weighting = "examples".*set it to "equal"'),
-        ({"method": ZO, "aggregation": {"name": "median"}}, r'aggregation.name = "median" with privacy.level'),
-        ({"method": {"name": "feedsign", "epsilon": 1.0}}, r"method.epsilon = 1 is DP-FeedSign.*leave out \[privacy\]"),
+        (
+            {"method": {**ZO, "weighting": "examples"}},
+            r'method.weighting = "examples".*set it to "equal"',
+        ),
+        (
+            {"method": ZO, "aggregation": {"name": "median"}},
+            r'aggregation.name = "median" with privacy.level',
+        ),
+        (
+            {"method": {"name": "feedsign", "epsilon": 1.0}},
+            r"method.epsilon = 1 is DP-FeedSign.*leave out \[privacy\]",
+        ),
         ({"method": {"name": "fedavg"}}, "fedavg has no private mechanism.*zo-fedsgd"),
         ({"method": {"name": "mezo"}}, 'mezo protects "example" alone'),
         ({"method": {**FERRET, "seeds": "per-client"}}, 'method.seeds = "per-client"'),
@@ -215,16 +262,31 @@ FERRET = {"name": "ferret", "seeds": "shared", "allocation": "size"}
         ({"method": {"name": "fedmezo", "personal": "loss"}}, 'method.personal = "loss"'),
         ({"method": {**ZO, "clip": 1.0}, "privacy": LOCAL}, "method.clip"),
         ({"method": {**ZO, "population": 4}, "privacy": LOCAL}, "population = 4"),
-        ({"method": {**ZO, "autocast": "bfloat16"}, "privacy": LOCAL}, 'method.autocast = "bfloat16"'),
-        ({"method": ZO, "privacy": {**LOCAL, "sampling": "poisson", "examples": 9}},
-         r"privacy.examples = 9: a batch has 16 \(method.batch\)"),
+        (
+            {"method": {**ZO, "autocast": "bfloat16"}, "privacy": LOCAL},
+            'method.autocast = "bfloat16"',
+        ),
+        (
+            {"method": ZO, "privacy": {**LOCAL, "sampling": "poisson", "examples": 9}},
+            r"privacy.examples = 9: a batch has 16 \(method.batch\)",
+        ),
         ({"method": ZO, "stopping": {"patience": 3}}, "stopping: zo-fedsgd is private"),
-        ({"method": ZO, "evaluation": {"disclose": True}, "federation": {"clients": ["a", "b"]},
-          "task": {"name": "files", "path": "{client}"}}, "evaluation.disclose = true with"),
-        ({"method": ZO, "privacy": LOCAL, "evaluation": {"truncate": "split"}}, 'evaluation.truncate = "split"'),
+        (
+            {
+                "method": ZO,
+                "evaluation": {"disclose": True},
+                "federation": {"clients": ["a", "b"]},
+                "task": {"name": "files", "path": "{client}"},
+            },
+            "evaluation.disclose = true with",
+        ),
+        (
+            {"method": ZO, "privacy": LOCAL, "evaluation": {"truncate": "split"}},
+            'evaluation.truncate = "split"',
+        ),
         ({"method": {**ZO, "private": {**LOCAL, "clip": 9.0}}}, "private"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused_by_name(tables, text):
     with pytest.raises(ValueError, match=text):
         Recipe.model_validate({**TABLE, **tables})

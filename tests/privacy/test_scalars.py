@@ -1,4 +1,6 @@
-"""The mechanism of `[privacy]`: what is bounded, what noise it gets, and what the account says of both."""
+"""The mechanism of `[privacy]`: what is bounded, what noise it gets, and what the account says of
+both.
+"""
 
 from random import Random
 
@@ -20,17 +22,26 @@ LEVELS_OF = {
 def mechanism(kind, noise=2.0, releases=1, batch=5, levels=LEVELS, **settings):
     random = Random(1).randbytes
     return PrivateScalars(
-        PrivacySettings(**{"clip": 0.5, "noise": noise, **LEVELS_OF[kind], **settings}), releases, batch, levels, random
+        PrivacySettings(**{"clip": 0.5, "noise": noise, **LEVELS_OF[kind], **settings}),
+        releases,
+        batch,
+        levels,
+        random,
     )
 
 
-# -- bounds and noise --------------------------------------------------------------------------------------------------
+# -- bounds and noise
+# ------------------------------------------------------------------------------------------------
 
 
 def test_no_vector_is_longer_than_its_bound():
     """In whole numbers, exactly, however doubles round."""
     random = np.random.default_rng(2)
-    vectors = [random.normal(size=n) * 10.0**power for n in (1, 2, 3, 64, 8192) for power in (-9, -1, 0, 3, 150, 300)]
+    vectors = [
+        random.normal(size=n) * 10.0**power
+        for n in (1, 2, 3, 64, 8192)
+        for power in (-9, -1, 0, 3, 150, 300)
+    ]
     vectors += [np.full(n, 0.5 / n**0.5) for n in range(1, 60)]
     for vector in vectors:
         found = whole(vector, 0.5, LEVELS)
@@ -38,8 +49,13 @@ def test_no_vector_is_longer_than_its_bound():
         norm = float(np.linalg.norm(vector / np.abs(vector).max()) * np.abs(vector).max())
         shortened = vector * min(1.0, 0.5 / norm)
         assert found == pytest.approx(shortened / 0.5 * LEVELS, abs=2)  # the same direction
-    assert not any(whole(np.array([1.0, odd]), 0.5, LEVELS).any() for odd in (np.nan, np.inf, -np.inf))
-    assert whole(np.array([-0.5]), 0.5, LEVELS).tolist() == [-LEVELS] and len(whole(np.zeros(0), 0.5, LEVELS)) == 0
+    assert not any(
+        whole(np.array([1.0, odd]), 0.5, LEVELS).any() for odd in (np.nan, np.inf, -np.inf)
+    )
+    assert (
+        whole(np.array([-0.5]), 0.5, LEVELS).tolist() == [-LEVELS]
+        and len(whole(np.zeros(0), 0.5, LEVELS)) == 0
+    )
     # its squares are 4 more than 2^60, which doubles do not see
     longer = [549564285.0, 922442736.0, -7753.0, 105.0, 5.0]
     assert whole(np.array(longer), 1.0, 1 << 30).tolist() == [549564284, 922442735, -7752, 104, 4]
@@ -47,7 +63,9 @@ def test_no_vector_is_longer_than_its_bound():
 
 def test_what_is_bounded_keeps_its_direction_or_is_nothing():
     assert bounded(np.array([3.0, -4.0]), 2.5) == pytest.approx([1.5, -2.0], abs=3e-7)
-    assert bounded(np.array([0.3, -0.4], dtype=np.float32), 2.5) == pytest.approx([0.3, -0.4], abs=3e-7)
+    assert bounded(np.array([0.3, -0.4], dtype=np.float32), 2.5) == pytest.approx(
+        [0.3, -0.4], abs=3e-7
+    )
     assert bounded(np.array([1.0, np.nan]), 2.5).tolist() == [0.0, 0.0]
 
 
@@ -56,8 +74,15 @@ def test_noise_between_two_whole_numbers_is_the_larger_one():
 
 
 def test_the_noise_is_what_the_account_is_told():
-    """Its deviation is noise times clip, on every entry by itself, whatever is summed up and however many there are."""
-    found = np.array([mechanism("client", noise=3.0).noisy_sum([], 10_000), mechanism("client").noisy_sum([], 10_000)])
+    """Its deviation is noise times clip, on every entry by itself, whatever is summed up and
+    however many there are.
+    """
+    found = np.array(
+        [
+            mechanism("client", noise=3.0).noisy_sum([], 10_000),
+            mechanism("client").noisy_sum([], 10_000),
+        ]
+    )
     assert found.std(axis=1) == pytest.approx([1.5, 1.0], rel=0.03)
     assert abs(np.corrcoef(found[0][:-1], found[0][1:])[0, 1]) < 0.04
     same = mechanism("client", noise=3.0).noisy_sum([np.full(10_000, 1e-3)] * 2, 10_000)
@@ -67,13 +92,18 @@ def test_the_noise_is_what_the_account_is_told():
     assert mechanism("client").mean([np.zeros(10_000)], asked=2) == pytest.approx(found[1] / 2)
 
 
-# -- the account -------------------------------------------------------------------------------------------------------
+# -- the account
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", LEVELS_OF)
 def test_epsilon_is_that_of_the_privacy_loss_distribution(kind):
-    """What really happens, said to the library directly: 7 turns of 3 releases, noise 2 clip, 5 of 50 examples."""
-    one = privacy_loss_distribution.from_gaussian_mechanism(2.0, sampling_prob=0.1 if kind == "poisson" else 1.0)
+    """What really happens, said to the library directly: 7 turns of 3 releases, noise 2 clip, 5 of
+    50 examples.
+    """
+    one = privacy_loss_distribution.from_gaussian_mechanism(
+        2.0, sampling_prob=0.1 if kind == "poisson" else 1.0
+    )
     least = one.self_compose(21).get_epsilon_for_delta(1e-6)
     spent = mechanism(kind, releases=3, delta=1e-6).spent(7)
     assert least * (1 - 1e-4) <= spent["epsilon"] <= least * 1.001
@@ -102,8 +132,15 @@ def test_the_account_of_the_pages_recipe(kind, epsilon):
 def test_the_budget_is_spent_as_far_as_it_goes(kind):
     one = mechanism(kind, noise=6.0, budget=3.0)
     most = one.affordable
-    assert most > 1 and one.epsilon(most) <= 3.0 < one.epsilon(most + 1) and one.spent(1)["budget"] == 3.0
-    assert mechanism(kind).affordable is None and mechanism(kind, noise=0.5, budget=0.1).affordable == 0
+    assert (
+        most > 1
+        and one.epsilon(most) <= 3.0 < one.epsilon(most + 1)
+        and one.spent(1)["budget"] == 3.0
+    )
+    assert (
+        mechanism(kind).affordable is None
+        and mechanism(kind, noise=0.5, budget=0.1).affordable == 0
+    )
 
 
 def test_noise_is_found_for_an_epsilon():
@@ -126,10 +163,13 @@ def gaussian(sigma, shift, far=240):
 
 
 def neighbours(kind, sigma, levels):
-    """The exact odds of one release on two neighbouring data sets, for the worst that one may hold."""
+    """The exact odds of one release on two neighbouring data sets, for the worst that one may
+    hold.
+    """
     if kind in ("client", "example"):
         return gaussian(sigma, 0), gaussian(sigma, levels)
-    with_it, without = np.zeros(481), np.zeros(481)  # two examples and one more, each in the batch with probability 1/2
+    # two examples and one more, each in the batch with probability 1/2
+    with_it, without = np.zeros(481), np.zeros(481)
     for mine in (0, 1):
         for others in ((0, 0), (0, 1), (1, 0), (1, 1)):
             held = gaussian(sigma, levels * (others[0] - others[1] + mine))
@@ -139,7 +179,9 @@ def neighbours(kind, sigma, levels):
 
 
 def exceeded(first, second, epsilon, times):
-    """The exact probability by which the odds of so many releases exceed e^epsilon times those of the neighbour."""
+    """The exact probability by which the odds of so many releases exceed e^epsilon times those of
+    the neighbour.
+    """
     here, there = first, second
     for _ in range(times - 1):
         here, there = np.outer(here, first).ravel(), np.outer(there, second).ravel()
@@ -149,14 +191,20 @@ def exceeded(first, second, epsilon, times):
 @pytest.mark.parametrize("kind", LEVELS_OF)
 @pytest.mark.parametrize("times", [1, 2])
 def test_neighbours_are_within_epsilon_exactly(kind, times):
-    """Every outcome's exact odds, with 4 levels in place of 2^24; and the test would see noise of two thirds."""
+    """Every outcome's exact odds, with 4 levels in place of 2^24.
+
+    And the test would see noise of two thirds.
+    """
     sampled = {"examples": 4} if kind == "poisson" else {}
     delta = 1e-3
     one = mechanism(kind, noise=4.0, batch=2, levels=4, delta=delta, **sampled)
     assert one.sigma == 16
     epsilon = one.epsilon(times)
     first, second = neighbours(kind, one.sigma, 4)
-    assert max(exceeded(first, second, epsilon, times), exceeded(second, first, epsilon, times)) <= delta
+    assert (
+        max(exceeded(first, second, epsilon, times), exceeded(second, first, epsilon, times))
+        <= delta
+    )
     if kind in ("client", "example"):
         first, second = neighbours(kind, 9, 4)
         assert exceeded(first, second, epsilon, times) > delta

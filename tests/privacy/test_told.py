@@ -1,4 +1,6 @@
-"""What a private run tells: docs/trust.md lists it all, and none of it but the votes depends on a client's data."""
+"""What a private run tells: docs/trust.md lists it all, and none of it but the votes depends on a
+client's data.
+"""
 
 import base64
 import json
@@ -32,26 +34,42 @@ from support.together import Together
 from support.told import CLIENTS, PAGE, contents, data, fields, in_files, listed, still
 from support.zeroth_order import OBJECTIVE, model
 
-SETTINGS = {"name": "feedsign", "epsilon": 0.5, "votes_per_round": 3, "learning_rate": 0.02, "batch": 8}
+SETTINGS = {
+    "name": "feedsign",
+    "epsilon": 0.5,
+    "votes_per_round": 3,
+    "learning_rate": 0.02,
+    "batch": 8,
+}
 ROUNDS = 4
 RECIPE = {
-    "seed": 3, "rounds": ROUNDS, "method": SETTINGS, "evaluation": {"every": 2},
+    "seed": 3,
+    "rounds": ROUNDS,
+    "method": SETTINGS,
+    "evaluation": {"every": 2},
     "federation": {"joint": False, "dead_after": 30.0},
-}  # fmt: skip
+}
 
 
 def federation(kind, method=None, **settings):
     defaults = {"rounds": ROUNDS, "seed": 3, "evaluate_every": 2, "joint": False}
-    return Federation(model(), data(kind), method or FeedSign(**SETTINGS), OBJECTIVE, **{**defaults, **settings})
+    return Federation(
+        model(), data(kind), method or FeedSign(**SETTINGS), OBJECTIVE, **{**defaults, **settings}
+    )
 
 
 def same_draws(patch):
-    """Draws that do not depend on the votes, the same in each run: what else differs, differs by the data."""
+    """Draws that do not depend on the votes, the same in each run: what else differs, differs by
+    the data.
+    """
     secret = np.random.default_rng(1)
-    patch.setattr(PrivateSign, "draw", lambda self, sums: [int(secret.choice([-1, 1])) for _ in sums])
+    patch.setattr(
+        PrivateSign, "draw", lambda self, sums: [int(secret.choice([-1, 1])) for _ in sums]
+    )
 
 
-# -- listening -------------------------------------------------------------------------------------------------------
+# -- listening
+# ------------------------------------------------------------------------------------------------
 
 
 class Recorded(Transport):
@@ -61,7 +79,9 @@ class Recorded(Transport):
         self.inner, self.heard = inner, heard
 
     def _spied(self, act, at=None, name=None, answer=None):
-        """What notes an argument, under a name or what another one says, and the answer under one of its own."""
+        """What notes an argument, under a name or what another one says, and the answer under one
+        of its own.
+        """
 
         async def spied(*arguments):
             if at is not None:
@@ -81,7 +101,10 @@ class Recorded(Transport):
 
     async def coordinator(self, events):
         end = await self.inner.coordinator(events)
-        end.broadcast, end.put = self._spied(end.broadcast, 0, "broadcast"), self._spied(end.put, 1, "object")
+        end.broadcast, end.put = (
+            self._spied(end.broadcast, 0, "broadcast"),
+            self._spied(end.put, 1, "object"),
+        )
 
         async def writer(*arguments, make=end.writer):
             made = await make(*arguments)
@@ -100,13 +123,14 @@ class Recorded(Transport):
 def over(way, kind, out, ask=False, restart=False, recipe=RECIPE):
     """A run with a process for each two clients; what was carried.
 
-    `ask`: for the status, after each line of metrics. `restart`: the coordinator ends after round 2, another goes on.
-    """
+    `ask`: for the status, after each line of metrics. `restart`: the coordinator ends after round
+    2, another goes on."""
     heard, checked = [], Recipe.model_validate(recipe)
     listening = Recorded(way, heard)
     clients = Together(checked, lambda: listening)
     pairs = [(f"client-{n}", f"client-{n + 1}") for n in range(0, CLIENTS, 2)]
-    hosting = {names: federation(kind, checked.method) for names in pairs}  # not at once: by a global generator
+    # not at once: by a global generator
+    hosting = {names: federation(kind, checked.method) for names in pairs}
     for names in pairs:
         clients.host(names, lambda names=names: part_of(hosting[names], names))
     asked = Inquiry.ask
@@ -129,7 +153,8 @@ def over(way, kind, out, ask=False, restart=False, recipe=RECIPE):
     return heard, result
 
 
-# -- what was told, by place and field -------------------------------------------------------------------------------
+# -- what was told, by place and field
+# -------------------------------------------------------------------------------
 
 
 def header_fields(start):
@@ -138,7 +163,10 @@ def header_fields(start):
 
 
 def told(what, data):
-    """Place and fields of a message; in canonical form, without what time and chance alone decide."""
+    """Place and fields of a message.
+
+    In canonical form, without what time and chance alone decide.
+    """
     if what == "update" and data[:2] == b"FN":
         number, attempt, reason = read_silent(data)
         return "update, silent", {"round", "attempt", "reason"}, (number, attempt, reason)
@@ -146,13 +174,18 @@ def told(what, data):
         message = Message.decode(data)
         assert len(message.payload) == 1  # three votes in a byte: no room for anything else
         assert message.payload[0] < 8
-        return "update", {"frame", "votes"}, data[: FRAME_BYTES - 4]  # not the votes, nor the checksum over them
+        # not the votes, nor the checksum over them
+        return "update", {"frame", "votes"}, data[: FRAME_BYTES - 4]
     if what == "log":
         entry = Entry.decode(data)
         if entry.kind == "H":
             about, header, _ = read_header(entry)
             start = begin(header)
-            return "log, header", {*fields(about.model_dump()), *header_fields(start)}, (about.names, start)
+            return (
+                "log, header",
+                {*fields(about.model_dump()), *header_fields(start)},
+                (about.names, start),
+            )
         if entry.kind == "T":
             _, message = read_step(entry)
             assert len(message) == FRAME_BYTES + 1
@@ -163,7 +196,10 @@ def told(what, data):
         kind, body = data[:1], data[1:]
         if kind == b"A":
             return "question", set(fields(json.loads(body))), json.loads(body)
-        return {b"C": ("call", {"epoch"}, None), b"P": ("plan", {"clients", "frame"}, body[-FRAME_BYTES:])}[kind]
+        return {
+            b"C": ("call", {"epoch"}, None),
+            b"P": ("plan", {"clients", "frame"}, body[-FRAME_BYTES:]),
+        }[kind]
     about = json.loads(data)
     names = set(fields(about))
     if what == "hello":
@@ -185,7 +221,9 @@ def merged(tables):
 
 
 def canonical(heard):
-    return {(place, json.dumps(form, default=repr)) for place, _, form in (told(*one) for one in heard)}
+    return {
+        (place, json.dumps(form, default=repr)) for place, _, form in (told(*one) for one in heard)
+    }
 
 
 def in_all_files(folder):
@@ -201,16 +239,21 @@ def in_all_files(folder):
 def unlisted(found):
     """What is told and not on the page."""
     page = listed()
-    return {f"{place}: {name}" for place, names in found.items() for name in names - page.get(place, set())} | {
-        place for place in found if place not in page
-    }
+    return {
+        f"{place}: {name}"
+        for place, names in found.items()
+        for name in names - page.get(place, set())
+    } | {place for place in found if place not in page}
 
 
-# -- tests -----------------------------------------------------------------------------------------------------------
+# -- tests
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_simulation_writes_the_same_whatever_the_data(monkeypatch, tmp_path):
-    """With the same draws nothing in its files differs: no loss, no count, no reason, no warning."""
+    """With the same draws nothing in its files differs: no loss, no count, no reason, no
+    warning.
+    """
     folders = {kind: tmp_path / kind for kind in ("plain", "odd")}
     for kind, folder in folders.items():
         same_draws(monkeypatch)
@@ -218,8 +261,14 @@ def test_a_simulation_writes_the_same_whatever_the_data(monkeypatch, tmp_path):
         federation(kind, out=folder, recipe_text="rounds = 4", notes=notes).run()
     assert contents(folders["plain"]) == contents(folders["odd"])
     assert not unlisted(in_all_files(folders["odd"]))
-    lines = [json.loads(line) for line in (folders["odd"] / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["skipped"] == [] and lines[-1]["train_loss"] is None and lines[-1]["skipped_steps"] == 0
+    lines = [
+        json.loads(line) for line in (folders["odd"] / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert (
+        lines[-1]["skipped"] == []
+        and lines[-1]["train_loss"] is None
+        and lines[-1]["skipped_steps"] == 0
+    )
     assert "local" not in lines[-1]["seconds"]
     page = (folders["odd"] / "report.html").read_text()
     assert "feedsign" in page and "179 examples" not in page and "usable example" not in page
@@ -241,7 +290,10 @@ def test_messages_and_the_coordinators_files_are_the_same_whatever_the_data(carr
     """All but the votes in updates: those the coordinator and the server's host see."""
     (plain, folder), (odd, other) = carried["plain"], carried["odd"]
     assert contents(folder) == contents(other)
-    same = [canonical([one for one in heard if one[0] not in ("status", "answer")]) for heard in (plain, odd)]
+    same = [
+        canonical([one for one in heard if one[0] not in ("status", "answer")])
+        for heard in (plain, odd)
+    ]
     assert same[0] == same[1]
     votes = [{data for what, data in heard if what == "update"} for heard in (plain, odd)]
     assert votes[0] != votes[1]  # the comparison is of runs whose clients do differ
@@ -256,15 +308,24 @@ SCALARS = {
 @pytest.mark.long
 @pytest.mark.parametrize("level", mark(SCALARS, lambda level: level == "client"))
 def test_messages_with_scalars_are_the_same_whatever_the_data(level, monkeypatch, tmp_path):
-    """With noisy sums that are: all messages, but the updates that a coordinator adds noise to; and a restart."""
-    monkeypatch.setattr(PrivateScalars, "noisy_sum", lambda self, vectors, length: np.full(length, 1e-3))
+    """With noisy sums that are: all messages, but the updates that a coordinator adds noise to.
+
+    And a restart.
+    """
+    monkeypatch.setattr(
+        PrivateScalars, "noisy_sum", lambda self, vectors, length: np.full(length, 1e-3)
+    )
     method = {"name": "zo-fedsgd", "seeds": "shared", "learning_rate": 0.02, "batch": 8}
     recipe = {**RECIPE, "method": method, "privacy": {"level": level, **SCALARS[level]}}
     page, carried = merged([listed(), listed(PAGE.parent / "privacy.md")]), {}
     for kind in ("plain", "odd"):
-        heard, result = over(Hub().transport("run"), kind, tmp_path / kind, True, kind == "odd", recipe)
+        heard, result = over(
+            Hub().transport("run"), kind, tmp_path / kind, True, kind == "odd", recipe
+        )
         updates = {data for what, data in heard if what == "update"}
-        assert len(updates) == ROUNDS * CLIENTS and {len(data) for data in updates} == {FRAME_BYTES + 4}
+        assert len(updates) == ROUNDS * CLIENTS and {len(data) for data in updates} == {
+            FRAME_BYTES + 4
+        }
         steps = {data for what, data in heard if what == "log" and Entry.decode(data).kind == "T"}
         assert len(steps) == ROUNDS
         rest = [one for one in heard if one[0] != "update" and one[1] not in steps]
@@ -272,7 +333,10 @@ def test_messages_with_scalars_are_the_same_whatever_the_data(level, monkeypatch
         same = {one for one in canonical(rest) if one[0] not in ("status", "answer to hello")}
         carried[kind] = same, steps, updates
         spent = mechanism_of(Recipe.model_validate(recipe).method).spent
-        assert result.summary["privacy"] == spent(ROUNDS) and result.metrics[-1]["epsilon"] == spent(ROUNDS)["epsilon"]
+        assert (
+            result.summary["privacy"] == spent(ROUNDS)
+            and result.metrics[-1]["epsilon"] == spent(ROUNDS)["epsilon"]
+        )
         statuses = [json.loads(data) for what, data in heard if what == "status"]
         assert [one["privacy"] for one in statuses] == [spent(number) for number in (0, 2, 4)]
         assert f"privacy  level {level}, adjacency" in "\n".join(describe(statuses[-1]))
@@ -284,23 +348,50 @@ def test_the_page_lists_all_that_is_carried_in_memory_and_nothing_else(carried, 
     """What stands on the page and is not seen here is named there as seen elsewhere."""
     heard, out = carried["odd"]
     found = by_place(heard)
-    assert {"hello", "attach", "beat", "report", "update", "status", "plan", "log, step"} <= found.keys()
+    assert {
+        "hello",
+        "attach",
+        "beat",
+        "report",
+        "update",
+        "status",
+        "plan",
+        "log, step",
+    } <= found.keys()
     assert not unlisted(found) and not unlisted(in_all_files(out))
     federation("odd", out=tmp_path / "run", recipe_text="rounds = 4").run()
     seen = merged([found, in_all_files(out), in_all_files(tmp_path / "run")])
-    text = PAGE.read_text(encoding="utf-8").split("<!-- told: begin -->")[1].split("<!-- told: end -->")[0]
+    text = (
+        PAGE.read_text(encoding="utf-8")
+        .split("<!-- told: begin -->")[1]
+        .split("<!-- told: end -->")[0]
+    )
     rare = set(re.findall(r"`([^`]+)`", " ".join(re.findall(r"sometimes: ([^|]*)", text))))
-    stale = {f"{place}: {name}" for place, names in listed().items() for name in names - seen[place] - rare}
+    stale = {
+        f"{place}: {name}"
+        for place, names in listed().items()
+        for name in names - seen[place] - rare
+    }
     assert not stale and set(listed()) <= set(seen) | rare
 
 
-# -- the account -----------------------------------------------------------------------------------------------------
+# -- the account
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
 def test_no_report_changes_the_account(monkeypatch, tmp_path):
-    """What clients say of rounds, votes, epsilon, examples: the coordinator counts its own steps, restarted too."""
-    lie = {"round": 1, "rounds": 0, "votes": 0, "epsilon": 0.0, "privacy": {"epsilon": 0.0}, "steps": 0}
+    """What clients say of rounds, votes, epsilon, examples: the coordinator counts its own steps,
+    restarted too.
+    """
+    lie = {
+        "round": 1,
+        "rounds": 0,
+        "votes": 0,
+        "epsilon": 0.0,
+        "privacy": {"epsilon": 0.0},
+        "steps": 0,
+    }
     send = MemoryClient.send
 
     async def lying(self, client, what, data):
@@ -319,13 +410,17 @@ def test_no_report_changes_the_account(monkeypatch, tmp_path):
     assert result.summary["privacy"] == counted.spent(ROUNDS) and result.summary["rounds"] == ROUNDS
     statuses = [json.loads(data) for what, data in heard if what == "status"]
     assert [one["privacy"] for one in statuses] == [counted.counted(number) for number in (0, 2, 4)]
-    assert "privacy  epsilon per vote 0.5, votes 12, epsilon pure 6 (plain composition)" in describe(statuses[-1])
+    assert (
+        "privacy  epsilon per vote 0.5, votes 12, epsilon pure 6 (plain composition)"
+        in describe(statuses[-1])
+    )
     sheet = results_sheet("", [Compared("dp", [result.summary])])
     assert "Privacy spent by dp: epsilon per vote 0.5, votes 12" in sheet.note
     assert all(line.get("train_loss") is None for line in result.metrics)
 
 
-# -- what a client does, whoever asks --------------------------------------------------------------------------------
+# -- what a client does, whoever asks
+# --------------------------------------------------------------------------------
 
 
 def test_a_reason_is_not_told(monkeypatch):
@@ -342,7 +437,10 @@ def test_a_reason_is_not_told(monkeypatch):
 
 
 def test_evaluation_is_off_unless_the_recipe_allows_it(tmp_path):
-    """A coordinator may ask for it; a client of a private run measures nothing, and opens nothing for it."""
+    """A coordinator may ask for it.
+
+    A client of a private run measures nothing, and opens nothing for it.
+    """
     (tmp_path / "one.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 10)
     table = {**RECIPE, "task": {"name": "files", "path": str(tmp_path)}}
     private = Recipe.model_validate(table)

@@ -75,7 +75,13 @@ def test_hadamard_entries_follow_the_definition():
 
 @pytest.mark.parametrize(
     ("name", "digest"),
-    list(zip(FLAT, ("d9da8a8679162dfc", "3bf94d5e17164ec8", "aacb677bd7d35a73", "ee721061d500d61a"), strict=True)),
+    list(
+        zip(
+            FLAT,
+            ("d9da8a8679162dfc", "3bf94d5e17164ec8", "aacb677bd7d35a73", "ee721061d500d61a"),
+            strict=True,
+        )
+    ),
 )
 def test_directions_never_change(name, digest):
     """Golden values of stream version 1: a change would make old orbits replay to other weights."""
@@ -86,7 +92,10 @@ def test_directions_never_change(name, digest):
 def test_the_last_direction_and_no_elements():
     assert Basis("lowrank", size=MAX_SIZE, rank=MAX_RANK).tile == 1
     last = (1 << 32) - 1
-    assert len(Basis("normal").direction(last, 7, 9)) == 2 and len(Basis("normal").direction(0, 7, 7)) == 0
+    assert (
+        len(Basis("normal").direction(last, 7, 9)) == 2
+        and len(Basis("normal").direction(0, 7, 7)) == 0
+    )
     for k in (-1, last + 1):
         with pytest.raises(ValueError, match="k = "):
             Basis("normal").direction(k, 0, 1)

@@ -11,7 +11,16 @@ from fedseed.randomness import Basis, Domain, entries, stream
 from fedseed.randomness.kernels import load, reference
 from fedseed.randomness.kernels.reference import Part, from_float
 from support import bits
-from support.bits import DTYPES, REFERENCE, check_moved, check_projected, check_summed, coefficients, same_bits, stored
+from support.bits import (
+    DTYPES,
+    REFERENCE,
+    check_moved,
+    check_projected,
+    check_summed,
+    coefficients,
+    same_bits,
+    stored,
+)
 from support.forked import forked
 from support.tiers import tiered
 
@@ -21,7 +30,12 @@ RUNS = [(0, 1), (3, 17), (1000, 4097), (4093, 10_007), (2**20 - 77, 20_011), (2*
 
 
 @tiered(
-    {"name": bits.FLAT, "start, count": RUNS, "directions, first": [(1, 0), (7, 3), (150, 0), (150, 130)]}, together=2
+    {
+        "name": bits.FLAT,
+        "start, count": RUNS,
+        "directions, first": [(1, 0), (7, 3), (150, 0), (150, 130)],
+    },
+    together=2,
 )
 def test_combine_project_and_direction(name, start, count, directions, first):
     rng = np.random.default_rng(0)
@@ -43,7 +57,9 @@ def test_many_directions():
 
 
 @pytest.mark.long
-@tiered({"name": bits.FLAT, "dtype": DTYPES, "start, count": RUNS, "directions": [1, 7]}, together=2)
+@tiered(
+    {"name": bits.FLAT, "dtype": DTYPES, "start, count": RUNS, "directions": [1, 7]}, together=2
+)
 def test_moved_weights(name, dtype, start, count, directions):
     """Several parts at once; into other memory, and in place."""
     rng = np.random.default_rng(4)
@@ -66,7 +82,9 @@ def test_every_16_bit_number_is_read_and_rounded_as_torch_does(dtype, change):
     part = [Part(Basis("rademacher", 5).spec, 0, np.ones(1, dtype=np.float32))]
     signs = torch.from_numpy(CPU.direction(part[0].spec, 0, 0, n, n))
     values = torch.from_numpy(every.view(np.int16)).view(kind)
-    expected = (values.float() + (signs * change + 0.0)).to(kind).view(torch.int16).numpy().view(np.uint16)
+    expected = (
+        (values.float() + (signs * change + 0.0)).to(kind).view(torch.int16).numpy().view(np.uint16)
+    )
     for kernels in (REFERENCE, CPU):
         out = np.empty_like(every)
         with np.errstate(over="ignore"):
@@ -107,7 +125,9 @@ def test_the_bound_of_truncated_entries_is_the_largest_number_that_does_not_exce
         bound = reference.truncated_normal_constants(length)[1]
         assert float(bound) <= entries.bound(length) < float(np.nextafter(bound, np.float32(2)))
     # the ends of what is uniform, where the polynomial goes too far
-    monkeypatch.setattr(reference, "words", lambda *_: np.array([[1 << 31, (1 << 31) - 1, 0, 1]], dtype=np.uint32))
+    monkeypatch.setattr(
+        reference, "words", lambda *_: np.array([[1 << 31, (1 << 31) - 1, 0, 1]], dtype=np.uint32)
+    )
     bound = reference.truncated_normal_constants(5)[1]
     found = REFERENCE.direction(Basis("truncated_normal").spec, 0, 0, 4, 5)
     assert found[0] == -bound and found[1] == bound
@@ -119,7 +139,9 @@ def test_operations_agree_with_single_directions(name):
     rng = np.random.default_rng(3)
     basis = Basis(name, 4, size=32)
     n, k, start = 9001, 40, 123
-    v = np.stack([basis.direction(j, start, start + n, length=n) for j in range(k)]).astype(np.float64)
+    v = np.stack([basis.direction(j, start, start + n, length=n) for j in range(k)]).astype(
+        np.float64
+    )
     c, x = rng.normal(size=k).astype(np.float32), rng.normal(size=n).astype(np.float32)
     scale = np.sqrt(basis.variance(n))
     combined = CPU.combine(CPU.prepare([Part(basis.spec, 0, c)], n), start, start + n)
@@ -135,21 +157,35 @@ def test_an_unknown_implementation_is_named():
 
 @pytest.mark.parametrize("size", [1, 8, 4096])
 def test_the_transform_is_a_product_with_the_matrix(size):
-    x = np.random.default_rng(size).standard_normal(size) * 10.0 ** np.random.default_rng(1).integers(-9, 9, size)
+    x = np.random.default_rng(size).standard_normal(size) * 10.0 ** np.random.default_rng(
+        1
+    ).integers(-9, 9, size)
     matrix = [[(-1.0) ** (k & j).bit_count() for j in range(size)] for k in range(min(size, 8))]
     found = reference.hadamard_transform(x)[:8]
     np.testing.assert_allclose(found, np.array(matrix) @ x, rtol=1e-9, atol=1e-6 * np.abs(x).max())
 
 
 def not_compiled():
-    """The functions for several threads that the script leaves out; before it none has run in a forked process."""
+    """The functions for several threads that the script leaves out.
+
+    Before it none has run in a forked process.
+    """
     from fedseed.randomness.kernels import cpu, lowrank_cpu
 
     script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "compile_kernels.py"))
     for number in range(len(script["HALVES"])):
         script["compile_half"](number)
-    found = {f"{m.__name__}.{k}": v for m in (cpu, lowrank_cpu) for k, v in vars(m).items() if hasattr(v, "signatures")}
-    return [name for name, one in found.items() if one.targetoptions.get("parallel") and not one.signatures]
+    found = {
+        f"{m.__name__}.{k}": v
+        for m in (cpu, lowrank_cpu)
+        for k, v in vars(m).items()
+        if hasattr(v, "signatures")
+    }
+    return [
+        name
+        for name, one in found.items()
+        if one.targetoptions.get("parallel") and not one.signatures
+    ]
 
 
 @pytest.mark.slow

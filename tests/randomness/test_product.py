@@ -1,4 +1,7 @@
-"""Products with moved weights that are never stored; and that neither tiles nor threads change a bit of anything."""
+"""Products with moved weights that are never stored.
+
+And that neither tiles nor threads change a bit of anything.
+"""
 
 import hashlib
 import os
@@ -19,10 +22,20 @@ from support.tiers import tiered
 
 CPU = load("cpu")
 fused = pytest.mark.skipif(CPU.product is None, reason="no fused multiply-add on this processor")
-# (inputs, rows, columns): fewer than a tile, none of them a multiple of one, several panels, slabs and depths
-SHAPES = [(1, 1, 16), (7, 5, 16), (8, 8, 32), (33, 100, 800), (125, 301, 784), (97, 600, 1552), (300, 20, 64)]
+# (inputs, rows, columns): fewer than a tile, none of them a multiple of one, several panels, slabs
+# and depths
+SHAPES = [
+    (1, 1, 16),
+    (7, 5, 16),
+    (8, 8, 32),
+    (33, 100, 800),
+    (125, 301, 784),
+    (97, 600, 1552),
+    (300, 20, 64),
+]
 START = 2**33 + 4093  # of the matrix in the vector: no multiple of anything
-COUNTS = (1, 3, 5)  # threads; of a product's inputs up to four make a copy each, more have one together
+# threads; of a product's inputs up to four make a copy each, more have one together
+COUNTS = (1, 3, 5)
 
 
 def random(rng, *shape):
@@ -31,14 +44,20 @@ def random(rng, *shape):
 
 def product(x, w, bias, parts, scale, start=START):
     prepared = CPU.prepare(parts, 1 << 34)
-    return CPU.product(x, w, bias, prepared, scale, start, lambda count: np.full(count, np.nan, np.float32))
+    return CPU.product(
+        x, w, bias, prepared, scale, start, lambda count: np.full(count, np.nan, np.float32)
+    )
 
 
 def said_by(script, **environment):
     """What a new process says to which this file is a module."""
-    places = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path])
+    places = os.pathsep.join(
+        [str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path]
+    )
     environment = {**os.environ, "PYTHONPATH": places, **environment}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -52,7 +71,9 @@ def test_agrees_with_the_reference(name, shape):
     parts = [Part(Basis(name, 7, size=64).spec, 3, np.ones(1, np.float32))]
     scale = 40.0 if name == "truncated_normal" else 0.5  # its entries are at most 1 / sqrt(d)
     moved = np.empty_like(w)
-    REFERENCE.move(moved.reshape(-1), w.reshape(-1), "float32", REFERENCE.prepare(parts, 1 << 34), scale, START)
+    REFERENCE.move(
+        moved.reshape(-1), w.reshape(-1), "float32", REFERENCE.prepare(parts, 1 << 34), scale, START
+    )
     for b in (0, bias):
         expected = x @ moved.T + b
         found = product(x, w, b if b is bias else None, parts, scale)
@@ -101,7 +122,9 @@ def product_of(*rows):
     """Of these rows of inputs with a matrix of several slabs."""
     rng = np.random.default_rng(3)
     x, w = random(rng, 131, 1552), random(rng, 517, 1552)
-    return product(x[slice(*rows)], w, None, [Part(Basis("hadamard", 4).spec, 0, np.ones(1, np.float32))], 0.3)
+    return product(
+        x[slice(*rows)], w, None, [Part(Basis("hadamard", 4).spec, 0, np.ones(1, np.float32))], 0.3
+    )
 
 
 @fused
@@ -111,7 +134,8 @@ def test_other_rows_of_a_product_do_not_matter():
         np.testing.assert_array_equal(product_of(*rows), expected[slice(*rows)])
 
 
-# -- threads ---------------------------------------------------------------------------------------------------------
+# -- threads
+# ------------------------------------------------------------------------------------------------
 
 
 def sums_and_projections():
@@ -154,7 +178,12 @@ def compare():
     for threads in COUNTS:
         numba.set_num_threads(threads)
         products = [] if CPU.product is None else [product_of(None)]
-        found.append([array.tobytes() for array in (*sums_and_projections(), *outer_products(), *moved(), *products)])
+        found.append(
+            [
+                array.tobytes()
+                for array in (*sums_and_projections(), *outer_products(), *moved(), *products)
+            ]
+        )
     assert all(other == found[0] for other in found[1:]) and len(found[0]) >= 10
     print(len(found), "alike")
 
@@ -162,5 +191,7 @@ def compare():
 @pytest.mark.slow
 def test_the_number_of_threads_does_not_matter():
     """Side by side with others this process has a single one: conftest.py."""
-    said = said_by("from test_product import compare; compare()", NUMBA_NUM_THREADS=str(max(COUNTS)))
+    said = said_by(
+        "from test_product import compare; compare()", NUMBA_NUM_THREADS=str(max(COUNTS))
+    )
     assert said == ["3", "alike"]

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import stream
-from fedseed.randomness.stream import Domain, derive, permutation, philox4x32, sample, uniform_integers, words
+from fedseed.randomness.stream import (
+    Domain,
+    derive,
+    permutation,
+    philox4x32,
+    sample,
+    uniform_integers,
+    words,
+)
 
 ONES = 0xFFFFFFFF
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)  # digits of it
@@ -33,8 +41,15 @@ def test_counter_and_key_are_laid_out_as_specified():
 
 
 @example(0, 0, 2**33 - 3, 20)
-@given(st.integers(0, 2**64 - 1), st.integers(0, ONES), st.integers(0, 2**64 - 1), st.integers(0, 2 * stream.FEW))
-def test_blocks_are_the_definitions_whether_a_few_are_made_one_by_one_or_many_at_once(seed, direction, first, count):
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, ONES),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2 * stream.FEW),
+)
+def test_blocks_are_the_definitions_whether_a_few_are_made_one_by_one_or_many_at_once(
+    seed, direction, first, count
+):
     found = words(seed, np.int64(7), np.int64(direction), first, count)
     index = [(first + i) % 2**64 for i in range(count)]
     low_high = np.array([(i & ONES, i >> 32) for i in index], dtype=np.uint64).reshape(count, 2)
@@ -88,12 +103,21 @@ def test_nobody_and_everybody_can_be_sampled_and_no_more():
 
 
 def test_the_stream_never_changes():
-    """Golden values: if one differs, old orbits would replay to other weights. Then the stream needs a new version."""
-    assert derive(1, Domain.ROUND_SEED, 1) == 5329966003183221108 and derive(1, Domain.HEAD) == 13962038128430791552
+    """Golden values: if one differs, old orbits would replay to other weights.
+
+    Then the stream needs a new version.
+    """
+    assert (
+        derive(1, Domain.ROUND_SEED, 1) == 5329966003183221108
+        and derive(1, Domain.HEAD) == 13962038128430791552
+    )
     assert stream.coins(1, 2, 9).tolist() == [-1, -1, 1, 1, -1, 1, 1, -1, -1]
     assert stream.coins(1, 3, 9).tolist() == [-1, 1, 1, 1, -1, 1, -1, -1, 1]
     assert stream.rate_number(1, 2, 4) == -0.03873513893950753
     assert stream.draws(1, 2).tolist() == [18055721151385232884, 17370958461318871627]
     assert list(permutation(1, Domain.DATA_ORDER, 8)) == [0, 5, 1, 7, 2, 3, 4, 6]
     numbers = uniform_integers(42, Domain.SAMPLING, 1001)
-    assert hashlib.blake2b(numbers.astype("<u8").tobytes(), digest_size=8).hexdigest() == "fa5ddb2e92172653"
+    assert (
+        hashlib.blake2b(numbers.astype("<u8").tobytes(), digest_size=8).hexdigest()
+        == "fa5ddb2e92172653"
+    )

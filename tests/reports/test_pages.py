@@ -19,7 +19,9 @@ def runs(tmp_path_factory):
     """Two real runs' folders."""
     folder, problem = tmp_path_factory.mktemp("runs"), Problem()
     for name, seed in (("one", 1), ("two", 2)):
-        recipe = f'title = "Run {name} <of two>"\nrounds = 6\nseed = {seed}\n[method]\nname = "ferret"\n'
+        recipe = (
+            f'title = "Run {name} <of two>"\nrounds = 6\nseed = {seed}\n[method]\nname = "ferret"\n'
+        )
         problem.federation(problem.ferret(), seed=seed, out=folder / name, recipe_text=recipe).run()
     return folder
 
@@ -31,10 +33,16 @@ def test_a_run_leaves_a_page_that_holds_together_and_asks_for_nothing(runs):
     assert page.asks_for() == [] and "<script" not in page.source
     assert page.count("meta", name="viewport") == 1
     for text in (
-        "Run one <of two>", "finished", summary["weights_digest"], summary["base_digest"], 'name = "ferret"',
-        f"{summary['final']['loss']:.3f}", f"{summary['baseline']['loss']:.3f} before tuning", "local training",
+        "Run one <of two>",
+        "finished",
+        summary["weights_digest"],
+        summary["base_digest"],
+        'name = "ferret"',
+        f"{summary['final']['loss']:.3f}",
+        f"{summary['baseline']['loss']:.3f} before tuning",
+        "local training",
         "whole weights would take",
-    ):  # fmt: skip
+    ):
         assert text in page.text, text
     assert page.count("figure") == 3  # loss, bytes, seconds
     assert len(page.source) < 60_000
@@ -42,30 +50,54 @@ def test_a_run_leaves_a_page_that_holds_together_and_asks_for_nothing(runs):
 
 def test_what_others_wrote_is_text():
     bad = "</pre><script>alert(1)</script>"
-    line = RoundLine(1, clients=[bad], skipped=[{"client": bad, "reason": bad}], bytes_up=1.0, bytes_down=1.0)
-    view = RunView(bad, [RoundLine(0, metrics={"loss": 2.0}), line], None, f"title = '{bad}'\n", 1, 2)
+    line = RoundLine(
+        1, clients=[bad], skipped=[{"client": bad, "reason": bad}], bytes_up=1.0, bytes_down=1.0
+    )
+    view = RunView(
+        bad, [RoundLine(0, metrics={"loss": 2.0}), line], None, f"title = '{bad}'\n", 1, 2
+    )
     page = Page(run_page(view))
     assert page.count("script") == 0 and bad in page.text
-    assert Page(comparison_page(bad, {bad: {bad: [view]}}, [Sheet(bad, [bad], [[bad]])])).count("script") == 0
+    assert (
+        Page(comparison_page(bad, {bad: {bad: [view]}}, [Sheet(bad, [bad], [[bad]])])).count(
+            "script"
+        )
+        == 0
+    )
 
 
 def test_each_client_has_its_own_figures_and_one_that_was_away_says_of_when_they_are():
-    lines = [RoundLine(number, clients=["a", "b"], by_client={name: {"loss": 4.0 / (number + 1)} for name in there})
-             for number, there in ((0, "ab"), (1, "ab"), (3, "a"))]  # fmt: skip
+    lines = [
+        RoundLine(
+            number,
+            clients=["a", "b"],
+            by_client={name: {"loss": 4.0 / (number + 1)} for name in there},
+        )
+        for number, there in ((0, "ab"), (1, "ab"), (3, "a"))
+    ]
     text = " ".join(Page(run_page(RunView("", lines, None, "", 3, 3))).text.split())
     assert "a 3 1.000" in text and "b (away later: figures after round 1) 3 2.000" in text
 
 
 def test_a_damaged_or_growing_folder_is_shown_as_far_as_it_goes(runs, tmp_path):
-    recipe, text = (runs / "one" / "recipe.toml").read_text(), (runs / "one" / "metrics.jsonl").read_text()
+    recipe, text = (
+        (runs / "one" / "recipe.toml").read_text(),
+        (runs / "one" / "metrics.jsonl").read_text(),
+    )
     lines = text.splitlines(keepends=True)
     (tmp_path / "recipe.toml").write_text(recipe)
-    assert view_folder(tmp_path).lines == [] and "Nothing has been measured yet" in run_page(view_folder(tmp_path))
-    (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])  # a line is being written
+    assert view_folder(tmp_path).lines == [] and "Nothing has been measured yet" in run_page(
+        view_folder(tmp_path)
+    )
+    # a line is being written
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
     (tmp_path / "progress.jsonl").write_text('{"round": 3}\n{"round": 4}\n{"rou')
     view = view_folder(tmp_path)
     assert [line.round for line in view.lines] == [0, 1, 2] and (view.round, view.rounds) == (4, 6)
-    assert view.before_and_after("loss") == (json.loads(lines[0])["loss"], json.loads(lines[2])["loss"])
+    assert view.before_and_after("loss") == (
+        json.loads(lines[0])["loss"],
+        json.loads(lines[2])["loss"],
+    )
     Page(run_page(view))
     with pytest.raises(FedseedError, match="no run is here"):
         view_folder(tmp_path / "nowhere")
@@ -80,12 +112,15 @@ def test_a_page_that_fails_does_not_cost_the_run(monkeypatch, tmp_path):
     federation = problem.federation(problem.ferret(), rounds=1, out=tmp_path / "run")
     monkeypatch.setattr(federation.progress, "warn", said.append)
     federation.run()
-    assert (tmp_path / "run" / "summary.json").exists() and not (tmp_path / "run" / "report.html").exists()
+    assert (tmp_path / "run" / "summary.json").exists() and not (
+        tmp_path / "run" / "report.html"
+    ).exists()
     (about,) = [text for text in said if "report.html" in text]
     assert about.endswith("report.html: can't be made: ValueError: no page today")
 
 
-# -- `fedseed report` --------------------------------------------------------------------------------------------------
+# -- `fedseed report`
+# ------------------------------------------------------------------------------------------------
 
 
 def digest(run):
@@ -104,9 +139,21 @@ def test_a_page_of_several(runs, given):
     (runs / "report.html").unlink(missing_ok=True)
     well("report", *given, cwd=runs)
     page = Page((runs / "report.html").read_text())
-    assert digest(runs / "one") in page.text and digest(runs / "two") in page.text and "seed 1 2" in page.text
+    assert (
+        digest(runs / "one") in page.text
+        and digest(runs / "two") in page.text
+        and "seed 1 2" in page.text
+    )
 
 
 def test_what_can_not_be_reported_is_said(runs):
     refused(1, "nowhere: no run is here, nor in the folders below", "report", "nowhere", cwd=runs)
-    refused(2, "--out page.pdf: the page is an .html file", "report", "one", "--out", "page.pdf", cwd=runs)
+    refused(
+        2,
+        "--out page.pdf: the page is an .html file",
+        "report",
+        "one",
+        "--out",
+        "page.pdf",
+        cwd=runs,
+    )

@@ -45,7 +45,9 @@ def test_the_picture_shows_every_example(tmp_path, monkeypatch):
     """Areas of the bars of a colour add up to the examples of its label."""
     held = dealt(Dirichlet(alpha=0.1, minimum=0), 8, TEN)
     drawn, save = [], plots.save
-    monkeypatch.setattr(plots, "save", lambda figure, *rest: (drawn.append(figure), save(figure, *rest)))
+    monkeypatch.setattr(
+        plots, "save", lambda figure, *rest: (drawn.append(figure), save(figure, *rest))
+    )
     plots.draw_partition(held, "a title", tmp_path / "picture.png")
     figure = drawn[0]
     axes = figure.axes[0]

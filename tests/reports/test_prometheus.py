@@ -29,20 +29,38 @@ def test_a_run_is_told_of_as_it_goes(exporter):
     for number in (1, 2):
         exporter.count(RoundLine(number, bytes_up=100.0, bytes_down=50.0, taking_part=3))
     found = read_figures(exporter)
-    assert found["fedseed_payload_bytes_total", "up"] == 600 and found["fedseed_payload_bytes_total", "down"] == 300
+    assert (
+        found["fedseed_payload_bytes_total", "up"] == 600
+        and found["fedseed_payload_bytes_total", "down"] == 300
+    )
     assert found["fedseed_rounds_done_total",] == 2 and found["fedseed_round",] == 3
-    assert found["fedseed_clients",] == 4 and found["fedseed_clients_alive",] == 3 and found["fedseed_loss",] == 1.25
-    assert found["fedseed_refused_messages_total", "evil\nname\\"] == 3 and ("fedseed_train_loss",) not in found
-    assert next(set(key) for key in found if key[0] == "fedseed_run_info") == {"fedseed_run_info", "ferret", 'a "run"'}
+    assert (
+        found["fedseed_clients",] == 4
+        and found["fedseed_clients_alive",] == 3
+        and found["fedseed_loss",] == 1.25
+    )
+    assert (
+        found["fedseed_refused_messages_total", "evil\nname\\"] == 3
+        and ("fedseed_train_loss",) not in found
+    )
+    assert next(set(key) for key in found if key[0] == "fedseed_run_info") == {
+        "fedseed_run_info",
+        "ferret",
+        'a "run"',
+    }
     exporter.attach(lambda: None)  # it computes: what it said last is told
     assert read_figures(exporter)["fedseed_loss",] == 1.25
 
 
 def test_a_taken_port_and_a_missing_package(exporter, monkeypatch):
-    with pytest.raises(FedseedError, match=f"--metrics-port {exporter.port}: 127.0.0.1: .*choose another"):
+    with pytest.raises(
+        FedseedError, match=f"--metrics-port {exporter.port}: 127.0.0.1: .*choose another"
+    ):
         Exporter(exporter.port)
     monkeypatch.setattr("fedseed.reports.prometheus.find_spec", lambda name: None)
-    with pytest.raises(RecipeError, match=r"--metrics-port needs the package prometheus_client: .*prometheus"):
+    with pytest.raises(
+        RecipeError, match=r"--metrics-port needs the package prometheus_client: .*prometheus"
+    ):
         Exporter(0)
 
 
@@ -62,10 +80,17 @@ def test_the_board_shows_every_figure_and_no_other(exporter):
     assert set().union(*(asked(target["expr"]) for target in targets)) == there
     for variable in board["templating"]["list"]:
         assert asked(variable["query"]) <= there
-    with_labels = {"client": "fedseed_refused_messages_total", "direction": "fedseed_payload_bytes_total"}
+    with_labels = {
+        "client": "fedseed_refused_messages_total",
+        "direction": "fedseed_payload_bytes_total",
+    }
     for target in targets:
         for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
             assert asked(target["expr"]) == {with_labels[label]}
-    rules = yaml.safe_load((FOLDER / "alarms.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+    rules = yaml.safe_load((FOLDER / "alarms.yml").read_text(encoding="utf-8"))["groups"][0][
+        "rules"
+    ]
     for rule in rules:
-        assert asked(rule["expr"]) <= there and (asked(rule["expr"]) or rule["expr"].startswith("up{"))
+        assert asked(rule["expr"]) <= there and (
+            asked(rule["expr"]) or rule["expr"].startswith("up{")
+        )

@@ -1,4 +1,6 @@
-"""Runs on chats, from files of chats to a model that answers, by the chat templates of three families."""
+"""Runs on chats, from files of chats to a model that answers, by the chat templates of three
+families.
+"""
 
 import pytest
 
@@ -12,8 +14,10 @@ from support.tiers import mark
 
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid"}
 METHODS = {
-    "fedavg": 'name = "fedavg"\n[method.training]\noptimizer = "adamw"\nlearning_rate = 0.01\nsteps = 15\nbatch = 9',
-    "ferret": 'name = "ferret"\ndirections = 100\n[method.training]\nlearning_rate = 0.1\nsteps = 2\nbatch = 6',
+    "fedavg": 'name = "fedavg"\n[method.training]\noptimizer = "adamw"\nlearning_rate = '
+    "0.01\nsteps = 15\nbatch = 9",
+    "ferret": 'name = "ferret"\ndirections = 100\n[method.training]\nlearning_rate = 0.1\nsteps = '
+    "2\nbatch = 6",
 }
 
 
@@ -21,8 +25,13 @@ def chats(count):
     rows = []
     for i in range(count):
         (first, capital), (second, other) = (list(CAPITALS.items())[(i + k) % 3] for k in (0, 1))
-        turns = [("system", "Be short."), ("user", f"What is the capital of {first}?"), ("assistant", f"{capital}."),
-                 ("user", f"And of {second}?"), ("assistant", f"It is {other}.")]  # fmt: skip
+        turns = [
+            ("system", "Be short."),
+            ("user", f"What is the capital of {first}?"),
+            ("assistant", f"{capital}."),
+            ("user", f"And of {second}?"),
+            ("assistant", f"It is {other}."),
+        ]
         rows.append({"messages": [{"role": role, "content": content} for role, content in turns]})
     return rows
 
@@ -32,7 +41,8 @@ def recipe(folder, family, method="fedavg", rounds=2):
     write_clients(folder / "chats", anna=chats(9), bert=chats(9))
     path = folder / "my.toml"
     path.write_text(
-        f'rounds = {rounds}\n[model]\nbase = "{folder}/base"\n[task]\nname = "files"\npath = "{folder}/chats"\n'
+        f'rounds = {rounds}\n[model]\nbase = "{folder}/base"\n[task]\nname = "files"\npath = '
+        f'"{folder}/chats"\n'
         f"[evaluation]\nevery = 4\nmax_new_tokens = 8\n[method]\n{METHODS[method]}"
     )
     return path
@@ -45,7 +55,11 @@ def test_a_run_on_chats_ends_in_a_model_that_answers(tmp_path, quickly, family):
     assert run.header.layout.size > 10_000
     result = run.run()
     assert result.summary["baseline"]["rouge_l"] < 50 < 90 < result.summary["final"]["rouge_l"]
-    moved = [note for note in result.summary["data_notes"] if "system message in the first user's" in note]
+    moved = [
+        note
+        for note in result.summary["data_notes"]
+        if "system message in the first user's" in note
+    ]
     assert bool(moved) == (family == "gemma")
     objective = run.worker.objective
     tokenizer, model = objective.tokenizer, run.worker.space.model
@@ -71,4 +85,6 @@ def test_a_client_without_a_usable_example_is_named_once_a_run(tmp_path, quickly
         "1 of 3 clients has no usable example and sends nothing: cem",
         "1 of the clients' examples left out (over the model's 256 positions); whose: cem 1",
     ]
-    assert [line["skipped"] for line in result.metrics[1:]] == [[{"client": "cem", "reason": "no usable example"}]] * 3
+    assert [line["skipped"] for line in result.metrics[1:]] == [
+        [{"client": "cem", "reason": "no usable example"}]
+    ] * 3

@@ -58,8 +58,16 @@ def test_a_recipe_that_is_none_is_one_line(kind, words, tmp_path):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     given = ["quickstart-ferret"] if words[0] == "join" else [path]
     said = fedseed(words[0], *given, *words[1:], cwd=tmp_path)
-    assert said.returncode == 2 and said.stderr.startswith("fedseed: ") and said.stderr.count("\n") == 1, said.stderr
-    assert "a.toml" in said.stderr and len(said.stderr) < 20_000 and not set(said.stderr) & {"\x1b", "\u202e"}
+    assert (
+        said.returncode == 2
+        and said.stderr.startswith("fedseed: ")
+        and said.stderr.count("\n") == 1
+    ), said.stderr
+    assert (
+        "a.toml" in said.stderr
+        and len(said.stderr) < 20_000
+        and not set(said.stderr) & {"\x1b", "\u202e"}
+    )
     assert [file.name for file in tmp_path.iterdir()] == ["a.toml"]
 
 
@@ -95,11 +103,14 @@ def test_weights_that_are_not_a_runs(about, tmp_path):
         read_weights(path)
 
 
-@pytest.mark.parametrize("write", [
-    lambda path: np.savez_compressed(path, a=np.zeros(10_000_000, dtype=np.int8)),
-    lambda path: path.write_bytes(b"PK\3\4 nothing"),
-    lambda path: np.savez(path, a=np.array([os.getcwd], dtype=object)),  # a pickle
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: np.savez_compressed(path, a=np.zeros(10_000_000, dtype=np.int8)),
+        lambda path: path.write_bytes(b"PK\3\4 nothing"),
+        lambda path: np.savez(path, a=np.array([os.getcwd], dtype=object)),  # a pickle
+    ],
+)
 def test_what_a_coordinator_has_kept_is_plain_arrays(write, tmp_path):
     write(tmp_path / "kept-3.npz")
 
@@ -107,7 +118,9 @@ def test_what_a_coordinator_has_kept_is_plain_arrays(write, tmp_path):
         def load_state_dict(self, arrays):
             raise AssertionError("taken up")
 
-    with pytest.raises(FedseedError, match=r"kept-3\.npz: what the coordinator has kept of round 3 can't be read"):
+    with pytest.raises(
+        FedseedError, match=r"kept-3\.npz: what the coordinator has kept of round 3 can't be read"
+    ):
         OrbitStore(tmp_path, None, Loads())._take_kept(3)
 
 
@@ -125,7 +138,8 @@ def test_an_adapter_that_is_larger_than_it_says(settings):
             equip(one, net)
 
 
-# -- that would hang or take all memory --------------------------------------------------------------------------------
+# -- that would hang or take all memory
+# --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["log.txt", "progress.jsonl", "metrics.jsonl"])
@@ -139,14 +153,19 @@ def test_a_pipe_in_a_runs_folder_is_refused(tmp_path, name):
 def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path, text):
     path = tmp_path / "recipe.toml"
     path.write_text("rounds = 1\n" + text % ".".join("a" * 5000))
-    with at_most(8 << 20), pytest.raises(RecipeError, match=r"recipe.toml line 2: a key of more than 32 parts"):
+    with (
+        at_most(8 << 20),
+        pytest.raises(RecipeError, match=r"recipe.toml line 2: a key of more than 32 parts"),
+    ):
         read_recipe(path)
 
 
 def test_a_long_text_is_a_bad_line(tmp_path):
     rows = [json.dumps({"text": f"short {i}"}) for i in range(3)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, json.dumps({"text": "x" * (5 << 20)})]))
-    with pytest.raises(RecipeError, match=r"a.jsonl line 4: \"text\" has 5,242,880 characters, .*; split it"):
+    with pytest.raises(
+        RecipeError, match=r"a.jsonl line 4: \"text\" has 5,242,880 characters, .*; split it"
+    ):
         FilesTask(path=str(tmp_path)).load()
     data = FilesTask(path=str(tmp_path), on_bad_line="skip").load()
     assert len(data.clients[0].examples) + len(data.evaluation[""]) == 3
@@ -156,14 +175,18 @@ def test_a_long_text_is_a_bad_line(tmp_path):
     "row",
     [
         '{"prompt": "a", "completion": "\\ud800"}',
-        '{"messages": [{"role": "user", "content": "\\udfff"}, {"role": "assistant", "content": "b"}]}',
+        '{"messages": [{"role": "user", "content": "\\udfff"}, {"role": "assistant", "content": '
+        '"b"}]}',
     ],
 )
 def test_half_a_character_is_a_bad_line(tmp_path, row):
     (tmp_path / "a.jsonl").write_text(row + "\n")
-    with pytest.raises(RecipeError, match=r"a.jsonl line 1: not valid JSON: it has half of a character \(\\ud[8f]"):
+    with pytest.raises(
+        RecipeError, match=r"a.jsonl line 1: not valid JSON: it has half of a character \(\\ud[8f]"
+    ):
         FilesTask(path=str(tmp_path)).load()
-    (tmp_path / "a.jsonl").write_text('{"prompt": "\\ud83d\\ude00", "completion": "b"}\n' * 2)  # a whole one
+    # a whole one
+    (tmp_path / "a.jsonl").write_text('{"prompt": "\\ud83d\\ude00", "completion": "b"}\n' * 2)
     assert FilesTask(path=str(tmp_path)).load().clients[0].examples[0].prompt == "\U0001f600"
 
 
@@ -171,11 +194,14 @@ def test_half_a_character_is_a_bad_line(tmp_path, row):
 def test_a_template_that_multiplies_without_end_is_refused(small, text):
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     chat = chat_of(turns, [], ChatStyle("given", text), "a.jsonl line 1")
-    with pytest.raises(RecipeError, match=r"the chat template multiplies by [\d,]+|raises to a power"):
+    with pytest.raises(
+        RecipeError, match=r"the chat template multiplies by [\d,]+|raises to a power"
+    ):
         CausalLM(small[1]).prepare([chat])
 
 
-# -- that were altered -------------------------------------------------------------------------------------------------
+# -- that were altered
+# ------------------------------------------------------------------------------------------------
 
 
 def going(problem, out, rounds):
@@ -204,11 +230,16 @@ def test_a_flip_anywhere_in_a_checkpoint_is_found(problem, tmp_path):
 def test_altered_moments_are_refused(problem, tmp_path):
     """What the server's optimiser keeps, which no digest of weights covers."""
     going(problem, tmp_path / "run", 2).run()
-    assert {path.name for path in (tmp_path / "run").glob("kept-*.npz")} == {"kept-1.npz", "kept-2.npz"}
+    assert {path.name for path in (tmp_path / "run").glob("kept-*.npz")} == {
+        "kept-1.npz",
+        "kept-2.npz",
+    }
     path = tmp_path / "run" / "kept-2.npz"
     data = path.read_bytes()
     path.write_bytes(data[:300] + bytes([data[300] ^ 1]) + data[301:])
-    with pytest.raises(FedseedError, match=r"kept-2\.npz: what the coordinator has kept of round 2 can't be read"):
+    with pytest.raises(
+        FedseedError, match=r"kept-2\.npz: what the coordinator has kept of round 2 can't be read"
+    ):
         going(problem, tmp_path / "run", 3).run(resume=True, extend=True)
 
 
@@ -225,8 +256,13 @@ def test_altered_figures_are_refused(problem, tmp_path, line, said, other):
     assert said in texts[line - 1]
     texts[line - 1] = texts[line - 1].replace(said, other, 1)
     (run / "metrics.jsonl").write_text("".join(texts))
-    for act in (lambda: read_metrics(run), lambda: going(problem, run, 3).run(resume=True, extend=True)):
-        with pytest.raises(FedseedError, match=f"line {line} is not valid: it is not as it was written"):
+    for act in (
+        lambda: read_metrics(run),
+        lambda: going(problem, run, 3).run(resume=True, extend=True),
+    ):
+        with pytest.raises(
+            FedseedError, match=f"line {line} is not valid: it is not as it was written"
+        ):
             act()
 
 
@@ -239,6 +275,8 @@ def test_altered_progress_is_refused(tmp_path):
     path = tmp_path / "progress.jsonl"
     path.write_text(path.read_text().replace('"bytes_up": 8.0', '"bytes_up": 9.0'))
     folder = RunFolder(tmp_path, resume=True)
-    with pytest.raises(FedseedError, match=r"progress.jsonl: line 1 is not valid: it is not as it was written"):
+    with pytest.raises(
+        FedseedError, match=r"progress.jsonl: line 1 is not valid: it is not as it was written"
+    ):
         folder.take_up(2)
     folder.release()

@@ -1,4 +1,6 @@
-"""Over a network no client opens another's data, and only those that evaluate open evaluation data."""
+"""Over a network no client opens another's data, and only those that evaluate open evaluation
+data.
+"""
 
 import sys
 import threading
@@ -44,7 +46,9 @@ def opened():
 
 @pytest.fixture
 def folders(tmp_path):
-    """A folder as each client sees it, by its name ("all": everything): the others' files are garbage there."""
+    """A folder as each client sees it, by its name ("all": everything): the others' files are
+    garbage there.
+    """
     found = {}
     for owner in (*NAMES, "all"):
         folder = found[owner] = tmp_path / owner
@@ -60,10 +64,15 @@ def recipe(folder, shared=True, **more):
     task = {"name": "files", "path": str(folder), **more}
     if shared:
         task["evaluation_file"] = str(folder / "test" / "questions.jsonl")
-    return Recipe.model_validate({
-        "rounds": 4, "task": task, "federation": {"joint": False}, "evaluation": {"every": 2, "rouge": False},
-        "method": {"name": "feedsign", "batch": 2},
-    })  # fmt: skip
+    return Recipe.model_validate(
+        {
+            "rounds": 4,
+            "task": task,
+            "federation": {"joint": False},
+            "evaluation": {"every": 2, "rouge": False},
+            "method": {"name": "feedsign", "batch": 2},
+        }
+    )
 
 
 @pytest.mark.long
@@ -71,8 +80,13 @@ def test_a_client_opens_its_own_file_only(folders, opened, tmp_path):
     expected = build(recipe(folders["all"])).run().summary
     opened.clear()
     loads = {name: Loading(recipe(folders[name]), [name]) for name in NAMES}
-    assert {name for name in opened if name.endswith(".jsonl")} == {f"{name}.jsonl" for name in NAMES}
-    assert all(load.names == list(NAMES) and [c.name for c in load.data.clients] == [n] for n, load in loads.items())
+    assert {name for name in opened if name.endswith(".jsonl")} == {
+        f"{name}.jsonl" for name in NAMES
+    }
+    assert all(
+        load.names == list(NAMES) and [c.name for c in load.data.clients] == [n]
+        for n, load in loads.items()
+    )
     opened.clear()
     hub, said = Hub(), []
     checked = recipe(folders["all"])
@@ -84,17 +98,36 @@ def test_a_client_opens_its_own_file_only(folders, opened, tmp_path):
     result = together.coordinate(tmp_path / "run").summary
     assert together.wait() == {expected["weights_digest"]} == {result["weights_digest"]}
     assert result["final"] == expected["final"]
-    # one of them was asked to evaluate, and opened the file for that, once; nothing else was opened any more
+    # one of them was asked to evaluate, and opened the file for that, once; nothing else was opened
+    # any more
     assert set(said) == {"east"}
-    assert [name for name in opened if name.endswith(".jsonl") and name != "metrics.jsonl"
-            and name != "progress.jsonl"] == ["questions.jsonl"]  # fmt: skip
+    assert [
+        name
+        for name in opened
+        if name.endswith(".jsonl") and name != "metrics.jsonl" and name != "progress.jsonl"
+    ] == ["questions.jsonl"]
 
 
 def test_a_client_shows_as_many_rounds_as_the_budget_allows():
-    settings = ["rounds=300", "task.clients=3", "task.examples=24", "federation.per_round=2", "method.seeds=shared"]
-    private = ["privacy.level=client", "privacy.clip=1.0", "privacy.noise=20.0", "privacy.budget=2.0"]
+    settings = [
+        "rounds=300",
+        "task.clients=3",
+        "task.examples=24",
+        "federation.per_round=2",
+        "method.seeds=shared",
+    ]
+    private = [
+        "privacy.level=client",
+        "privacy.clip=1.0",
+        "privacy.noise=20.0",
+        "privacy.budget=2.0",
+    ]
     found = [
-        joining(Loading(read_recipe("digits-zo-fedsgd", settings + more), ["*"]), "run", Hub().transport("run"))
+        joining(
+            Loading(read_recipe("digits-zo-fedsgd", settings + more), ["*"]),
+            "run",
+            Hub().transport("run"),
+        )
         for more in ([], private, [*private, "federation.per_round=3"])
     ]
     turns = mechanism_of(found[1].hosted.worker.method).affordable

@@ -25,7 +25,8 @@ def ended(process):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(name, tmp_path):
-    """SIGKILLs at each kind of moment and after random times: the digest, metrics and orbit bytes are the same.
+    """SIGKILLs at each kind of moment and after random times: the digest, metrics and orbit bytes
+    are the same.
 
     tests/cli/test_cli.py always kills one.
     """
@@ -33,7 +34,8 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(name, t
     assert ended(start(session, name, tmp_path / "undisturbed", None, 0, tmp_path / "counts"))
     duration, expected = time.monotonic() - began, left_by(tmp_path / "undisturbed")
     seen, draw = json.loads((tmp_path / "counts").read_text()), random.Random(f"kill {name}")
-    left = [None] * TIMED + [kind for kind in MOMENTS for _ in range(EACH)]  # None: after a random time
+    # None: after a random time
+    left = [None] * TIMED + [kind for kind in MOMENTS for _ in range(EACH)]
     draw.shuffle(left)
     kills, runs = Counter(), 0
     while left:
@@ -48,7 +50,9 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(name, t
                 process.join(draw.uniform(0, 0.8 * duration))
                 process.kill()
                 finished = ended(process)
-            else:  # a session that has fewer such moments before it than a whole run ends, and the next run has it
+            else:
+                # a session that has fewer such moments before it than a whole run ends, and the
+                # next run has it
                 number = draw.randint(1, max(1, seen[left[0]] // 2))
                 finished = ended(start(session, name, folder, left[0], number))
                 if not finished:

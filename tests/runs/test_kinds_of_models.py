@@ -1,4 +1,7 @@
-"""Recipes on encoder-decoders, classifiers and causal models: rounds of methods, replayed; what does not fit."""
+"""Recipes on encoder-decoders, classifiers and causal models: rounds of methods, replayed.
+
+What does not fit.
+"""
 
 import pytest
 import torch
@@ -35,7 +38,12 @@ METHODS = {
 }
 
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 128}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 128,
+}
 WIDE = {**SIZES, "intermediate_size": 24}
 HEADS = {"num_key_value_heads": 1, "head_dim": 8}
 CAUSAL = {  # without code of its own
@@ -65,27 +73,40 @@ def place(tmp_path_factory):
 
 def recipe(place, base, data, method="feedsign"):
     path = place / f"{base}-{data}-{method}.toml"
-    path.write_text(RECIPE.format(base=place / base, path=place / f"{data}.jsonl", method=METHODS[method]))
+    path.write_text(
+        RECIPE.format(base=place / base, path=place / f"{data}.jsonl", method=METHODS[method])
+    )
     return path
 
 
 @pytest.mark.parametrize(
     ("base", "data", "method"),
     [
-        *(pytest.param("t5", "answers", m, marks=pytest.mark.long) for m in ("ferret", "ferret-streaming", "fedkseed")),
+        *(
+            pytest.param("t5", "answers", m, marks=pytest.mark.long)
+            for m in ("ferret", "ferret-streaming", "fedkseed")
+        ),
         *(("bert", "labels", method) for method in ("ferret-streaming", "fedavg", "feedsign")),
         ("opt", "answers", "ferret"),
-        *(pytest.param(kind, "answers", "ferret", marks=pytest.mark.long) for kind in CAUSAL if kind != "opt"),
+        *(
+            pytest.param(kind, "answers", "ferret", marks=pytest.mark.long)
+            for kind in CAUSAL
+            if kind != "opt"
+        ),
     ],
 )
 def test_a_round_of_each_method_and_its_replay(place, base, data, method, tmp_path, quickly):
     federation = Federation.from_file(recipe(place, base, data, method), out=tmp_path / "run")
-    shown = {"loss", "perplexity", "rouge_l"} if data == "answers" else {"loss", "accuracy", "macro_f1"}
+    shown = (
+        {"loss", "perplexity", "rouge_l"} if data == "answers" else {"loss", "accuracy", "macro_f1"}
+    )
     result = federation.run()
     summary = result.summary
     assert set(summary["final"]) == shown and summary["skipped"] == summary["skipped_steps"] == 0
     assert summary["final"]["loss"] != summary["baseline"]["loss"]
-    model, _ = load_model(str(place / base), head=Head(("negative", "positive"), 1) if base == "bert" else None)
+    model, _ = load_model(
+        str(place / base), head=Head(("negative", "positive"), 1) if base == "bert" else None
+    )
     assert summary["parameters"] == sum(p.numel() for p in model.parameters())  # tied ones once
     if method == "fedavg":
         return  # weights travel
@@ -106,7 +127,9 @@ def test_the_replayed_folder_is_what_transformers_loads(place, tmp_path, quickly
         Federation.from_file(recipe(place, base, data), out=run).run()
         assert fedseed("orbit", "replay", run / "model.orbit", "--out", out).returncode == 0
         model = auto.from_pretrained(out)
-        expected, _ = load_model(str(place / base), head=Head(("negative", "positive"), 1) if base == "bert" else None)
+        expected, _ = load_model(
+            str(place / base), head=Head(("negative", "positive"), 1) if base == "bert" else None
+        )
         Orbit.open(run / "model.orbit").replay(expected)
         for name, p in expected.state_dict().items():
             assert torch.equal(p, model.state_dict()[name]), name
@@ -116,7 +139,9 @@ def test_the_replayed_folder_is_what_transformers_loads(place, tmp_path, quickly
 def test_the_prefix_is_read_by_the_encoder_and_refused_elsewhere(place, quickly):
     path = recipe(place, "t5", "answers")
     plain, prefixed = (
-        Federation.from_file(path, ["evaluation.rouge=false", *more]).run().summary["baseline"]["loss"]
+        Federation.from_file(path, ["evaluation.rouge=false", *more])
+        .run()
+        .summary["baseline"]["loss"]
         for more in ([], ["model.prefix='Label : '"])
     )
     assert plain != prefixed
@@ -125,20 +150,33 @@ def test_the_prefix_is_read_by_the_encoder_and_refused_elsewhere(place, quickly)
 
 
 def test_what_does_not_fit_is_said(place):
-    with pytest.raises(RecipeError, match=r'model.architecture = "image": its examples are for "causal", "seq2seq"'):
+    with pytest.raises(
+        RecipeError, match=r'model.architecture = "image": its examples are for "causal", "seq2seq"'
+    ):
         Federation.from_file(recipe(place, "t5", "answers"), ["model.architecture=image"])
-    with pytest.raises(RecipeError, match="the model is BertForMaskedLM; the task needs a language model that contin"):
+    with pytest.raises(
+        RecipeError,
+        match="the model is BertForMaskedLM; the task needs a language model that contin",
+    ):
         Federation.from_file(recipe(place, "bert", "answers"))
-    with pytest.raises(RecipeError, match="the model is LlamaForCausalLM; the task needs an encoder-decoder"):
+    with pytest.raises(
+        RecipeError, match="the model is LlamaForCausalLM; the task needs an encoder-decoder"
+    ):
         Federation.from_file(recipe(place, "llama", "answers"), ["model.architecture=seq2seq"])
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
+# -- pictures
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_feedsign_learns_all_digits_from_a_base_that_knew_half(tmp_path):
-    settings = ["rounds=500", "evaluation.every=500", "method.learning_rate=0.01", "task.evaluate_on=validation"]
+    settings = [
+        "rounds=500",
+        "evaluation.every=500",
+        "method.learning_rate=0.01",
+        "task.evaluate_on=validation",
+    ]
     summary = Federation.from_file("digits-feedsign", settings, out=tmp_path / "run").run().summary
     assert summary["parameters"] == 650 and summary["payload_bytes_up"] == 1
     assert summary["baseline"]["accuracy"] < 30 and summary["final"]["accuracy"] > 75
@@ -146,24 +184,51 @@ def test_feedsign_learns_all_digits_from_a_base_that_knew_half(tmp_path):
 
 def test_the_command_line_replays_onto_the_base_with_its_new_head(tmp_path):
     run = tmp_path / "run"
-    short = ["rounds=3", "evaluation.every=3", "task.evaluation=30", "task.partition.kind=dirichlet"]
-    summary = Federation.from_file("digits-feedsign", [*short, "task.classes=[5, 6, 7, 8, 9]"], out=run).run().summary
+    short = [
+        "rounds=3",
+        "evaluation.every=3",
+        "task.evaluation=30",
+        "task.partition.kind=dirichlet",
+    ]
+    summary = (
+        Federation.from_file("digits-feedsign", [*short, "task.classes=[5, 6, 7, 8, 9]"], out=run)
+        .run()
+        .summary
+    )
     assert summary["data_notes"][1].endswith("(dirichlet)")
     assert summary["final"]["loss"] != summary["baseline"]["loss"]
     for words in (["verify", "--replay"], ["replay", "--out", tmp_path / "tuned"]):
-        assert summary["weights_digest"] in well("orbit", words[0], run / "model.orbit", *words[1:]).stdout
+        assert (
+            summary["weights_digest"]
+            in well("orbit", words[0], run / "model.orbit", *words[1:]).stdout
+        )
     tuned, processor = load_model(str(tmp_path / "tuned"))
     assert list(tuned.config.id2label.values()) == list("56789") and processor.size["height"] == 32
     assert Orbit.open(run / "model.orbit").header.classes == tuple("56789")
 
 
 def test_what_does_not_fit_pictures_is_said_before_the_run(tmp_path):
-    cifar, published = write_cifar10(tmp_path / "cifar"), next(name for name in packaged_recipes() if "cifar" in name)
+    cifar, published = (
+        write_cifar10(tmp_path / "cifar"),
+        next(name for name in packaged_recipes() if "cifar" in name),
+    )
     for name, settings, why in (
-        (published, f"model.base=digits task.path={cifar}", "has 3 channels, the model's image processor takes 1"),
-        ("digits-feedsign", "model.base=small", 'model.base = "small": the model is .*an image classifier'),
+        (
+            published,
+            f"model.base=digits task.path={cifar}",
+            "has 3 channels, the model's image processor takes 1",
+        ),
+        (
+            "digits-feedsign",
+            "model.base=small",
+            'model.base = "small": the model is .*an image classifier',
+        ),
         ("digits-feedsign", "model.trainable=heads", r"model\.trainable"),
-        ("digits-feedsign", "task.clients=700 federation.per_round=5", "clients = 700: 697 examples are not enough"),
+        (
+            "digits-feedsign",
+            "task.clients=700 federation.per_round=5",
+            "clients = 700: 697 examples are not enough",
+        ),
         ("small-feedsign", "model.trainable=head", "no parameters outside of its backbone"),
     ):
         with pytest.raises(RecipeError, match=why):

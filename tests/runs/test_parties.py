@@ -1,4 +1,7 @@
-"""A federation of parties: each has its own file and no other's; the coordinator knows who takes part."""
+"""A federation of parties: each has its own file and no other's.
+
+The coordinator knows who takes part.
+"""
 
 import asyncio
 import json
@@ -30,9 +33,15 @@ pytestmark = pytest.mark.long  # models are loaded, and tuned
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with all three files, for one process; and a folder for each site, with its own only."""
+    """A folder with all three files, for one process.
+
+    And a folder for each site, with its own only.
+    """
     folder = tmp_path_factory.mktemp("parties")
-    chat = [{"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "3"}]} for i in "abcd"]
+    chat = [
+        {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "3"}]}
+        for i in "abcd"
+    ]
     said = [{"instruction": f"Say {i}.", "output": f"{i}"} for i in range(6)]
     for name, own in (("south", said), ("east", chat), ("north", rows("north", 12))):
         for place in ("all", name):
@@ -43,18 +52,24 @@ def data(tmp_path_factory):
 
 LITTLE = {"steps": 1, "batch": 2, "accumulation": 1}
 METHODS = {
-    "feedsign": {"batch": 2}, "fedavg": {"training": {"learning_rate": 1e-3, **LITTLE}}, "fedit": {"training": LITTLE},
-}  # fmt: skip
+    "feedsign": {"batch": 2},
+    "fedavg": {"training": {"learning_rate": 1e-3, **LITTLE}},
+    "fedit": {"training": LITTLE},
+}
 
 
 def recipe(method="feedsign", rounds=4, task=(), **federation):
     federation = federation or {"clients": list(NAMES)}
-    return Recipe.model_validate({
-        "rounds": rounds, "seed": 5, "task": {"name": "files", "evaluation": 0.25, **dict(task)},
-        "federation": {"joint": False, "dead_after": 30.0, **federation},
-        "method": {"name": method, **METHODS[method]},
-        "evaluation": {"every": 2, "rouge": False},
-    })  # fmt: skip
+    return Recipe.model_validate(
+        {
+            "rounds": rounds,
+            "seed": 5,
+            "task": {"name": "files", "evaluation": 0.25, **dict(task)},
+            "federation": {"joint": False, "dead_after": 30.0, **federation},
+            "method": {"name": method, **METHODS[method]},
+            "evaluation": {"every": 2, "rouge": False},
+        }
+    )
 
 
 class Said(Heard):
@@ -81,7 +96,10 @@ class Sites(Together):
         self.said = {}
 
     def site(self, name, own, out=None, hold=None, clients=None):
-        """`clients`: all that it hosts; `hold`: what it waits for after its first round, with the others waiting."""
+        """`clients`: all that it hosts.
+
+        `hold`: what it waits for after its first round, with the others waiting.
+        """
         self.said[name] = Said(1, lambda: until(hold, PATIENCE, "nobody comes")) if hold else Said()
 
         def live():
@@ -102,7 +120,11 @@ class Sites(Together):
             end = await self.way().watcher()
             try:
                 answer, log = await end.status(5), await end.log()
-                return None if answer is None else {**json.loads(answer), "log": None if log is None else log.last}
+                return (
+                    None
+                    if answer is None
+                    else {**json.loads(answer), "log": None if log is None else log.last}
+                )
             finally:
                 await end.close()
 
@@ -122,8 +144,11 @@ def ended(data, tmp_path_factory):
     with limited(1):
         sites.coordinator(folder / "run")
         sites.site("north", OwnData(data / "north" / "north.jsonl"), folder / "north")
-        until(lambda: any("waits for clients: 1 of 3" in line for line in sites.said["north"].said), PATIENCE,
-              "north is not told")  # fmt: skip
+        until(
+            lambda: any("waits for clients: 1 of 3" in line for line in sites.said["north"].said),
+            PATIENCE,
+            "north is not told",
+        )
         sites.site("south", OwnData(data / "south"), folder / "south")
         sites.site("east", OwnData(data / "east"), folder / "east")
         sites.wait()
@@ -140,9 +165,18 @@ def test_all_end_with_the_same_weights_and_keep_the_model(ended):
         folder, base = ended.out / name, load_model("small")[0]
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert AutoTokenizer.from_pretrained(folder)("a b").input_ids
-        assert (folder / "model.orbit").read_bytes() == (ended.out / "run" / "model.orbit").read_bytes()
-        assert not (folder / ".model.orbit").exists() and ended.digests[name] in (folder / "README.md").read_text()
-        assert Orbit.open(folder / "model.orbit").replay(base) == ended.digests[name] == base_digest(model)
+        assert (folder / "model.orbit").read_bytes() == (
+            ended.out / "run" / "model.orbit"
+        ).read_bytes()
+        assert (
+            not (folder / ".model.orbit").exists()
+            and ended.digests[name] in (folder / "README.md").read_text()
+        )
+        assert (
+            Orbit.open(folder / "model.orbit").replay(base)
+            == ended.digests[name]
+            == base_digest(model)
+        )
     with pytest.raises(FedseedError, match="holds a model already"):
         orbit_place(ended.out / "north")
 
@@ -155,9 +189,16 @@ def test_each_evaluates_on_its_own_and_the_mean_is_weighted(ended):
         found = line["by_client"]
         assert list(found) == list(NAMES)
         # a quarter of 12, of 6 and of 4
-        assert {name: figures["held_out"] for name, figures in found.items()} == {"north": 3, "south": 2, "east": 1}
+        assert {name: figures["held_out"] for name, figures in found.items()} == {
+            "north": 3,
+            "south": 2,
+            "east": 1,
+        }
         weighted = sum(f["held_out"] * f["loss"] for f in found.values()) / 6
-        assert line["loss"] == pytest.approx(weighted) and len({f["loss"] for f in found.values()}) == 3
+        assert (
+            line["loss"] == pytest.approx(weighted)
+            and len({f["loss"] for f in found.values()}) == 3
+        )
     first, last = (line["by_client"]["east"] for line in (lines[0], lines[-1]))
     assert summary["by_client"]["east"] == {"baseline": first, "final": last}
     assert summary["final"]["loss"] == lines[-1]["loss"]
@@ -170,13 +211,17 @@ def test_the_result_is_that_of_one_process(ended, data):
         expected = build(recipe(task={"path": str(data / "all")})).run()
     assert expected.summary["weights_digest"] == ended.digests["north"]
     assert expected.summary["final"] == ended.result.summary["final"]
-    ours, theirs = ([line.get("by_client") for line in one.metrics] for one in (expected, ended.result))
+    ours, theirs = (
+        [line.get("by_client") for line in one.metrics] for one in (expected, ended.result)
+    )
     assert ours == theirs and list(ours[-1]) == list(NAMES)
 
 
 def test_a_site_that_is_late_catches_up(data, shared_server, tmp_path):
     """Over a real server, with whole weights; the orbit of a run that has none is not written."""
-    checked = recipe("fedavg", rounds=4, clients=list(NAMES), start_with=2, minimum=2, dead_after=PATIENCE)
+    checked = recipe(
+        "fedavg", rounds=4, clients=list(NAMES), start_with=2, minimum=2, dead_after=PATIENCE
+    )
     sites = Sites(checked, lambda: transport_at(Access(shared_server.url), "late"))
 
     def east_is_here():
@@ -196,7 +241,9 @@ def test_a_site_that_is_late_catches_up(data, shared_server, tmp_path):
     from transformers import AutoModelForCausalLM
 
     kept = AutoModelForCausalLM.from_pretrained(tmp_path / "east")
-    assert base_digest(kept) == sites.digests["east"] and not list((tmp_path / "east").glob("*.orbit"))
+    assert base_digest(kept) == sites.digests["east"] and not list(
+        (tmp_path / "east").glob("*.orbit")
+    )
 
 
 def test_those_who_enrol_before_the_start_take_part(data, tmp_path):
@@ -207,13 +254,18 @@ def test_those_who_enrol_before_the_start_take_part(data, tmp_path):
         sites.coordinator(tmp_path / "run")
         sites.site("south", OwnData(data / "south"))
         until(lambda: (sites.status() or {}).get("alive") == 1, PATIENCE, "south is not seen")
-        assert sites.status()["waiting"] == {"here": 1, "wanted": 2} and sites.status()["log"] is None
+        assert (
+            sites.status()["waiting"] == {"here": 1, "wanted": 2} and sites.status()["log"] is None
+        )
         sites.site("north", OwnData(data / "north"), hold=lambda: "west" in sites.failures)
         until(lambda: sites.said["north"].at is None, PATIENCE, "no round")
         sites.site("west", OwnData(west))
         assert len(sites.wait(["west"])) == 1
-    assert "this run has no client west: it has north, south; it has begun, and nobody" in str(sites.failures["west"])
-    assert list(sites.result.metrics[-1]["by_client"]) == ["north", "south"]  # by their names, not as they came
+    assert "this run has no client west: it has north, south; it has begun, and nobody" in str(
+        sites.failures["west"]
+    )
+    # by their names, not as they came
+    assert list(sites.result.metrics[-1]["by_client"]) == ["north", "south"]
     assert json.loads((tmp_path / "run" / "clients.json").read_text()) == ["north", "south"]
 
 

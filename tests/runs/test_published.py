@@ -1,8 +1,7 @@
 """Every published recipe is tried: two rounds with all of its settings but sizes.
 
-The base is tiny and random, of the architecture, tokenizer and file format that the recipe's own has; the data is made
-by us in the data set's original files.
-"""
+The base is tiny and random, of the architecture, tokenizer and file format that the recipe's own
+has; the data is made by us in the data set's original files."""
 
 import math
 
@@ -49,7 +48,10 @@ DATA = {
 }
 COPIES = {  # sizes by task
     **{task: ["task.evaluation=3"] for task in ("dolly-15k", "alpaca", "code-alpaca", "gsm8k")},
-    **{task: ["task.examples=40", "task.validation=10", "task.evaluation=10"] for task in ("sst2", "rte")},
+    **{
+        task: ["task.examples=40", "task.validation=10", "task.evaluation=10"]
+        for task in ("sst2", "rte")
+    },
     "snli": ["task.evaluation=10"],
 }
 CLIENTS = {  # all, and in a round; five and all of them, if nothing else is said
@@ -72,7 +74,12 @@ SCORES = {
 def reduced(name, base, path):
     """The overrides that make a recipe small."""
     recipe = read_recipe(name)
-    sizes = ["rounds=2", f"model.base={base}", f"task.path={path}", *COPIES.get(recipe.task.name, [])]
+    sizes = [
+        "rounds=2",
+        f"model.base={base}",
+        f"task.path={path}",
+        *COPIES.get(recipe.task.name, []),
+    ]
     if getattr(recipe.task, "clients", None) == 200:
         sizes.append("task.clients=40")
     if hasattr(recipe.method, "steps"):
@@ -97,28 +104,50 @@ def made(tmp_path_factory):
     return make
 
 
-# one with gradients, one zeroth-order and one with pictures are quick; slow are those whose method, task and base all
-# are in others, too (the last test)
+# one with gradients, one zeroth-order and one with pictures are quick; slow are those whose method,
+# task and base all are in others, too (the last test)
 QUICK = ("published-ferret", "published-feedsign")
 SLOW = {
-    "published-fedit-sgd", "published-fedkseed", "published-fedkseed-dolly-alpha5",
-    "published-fedkseed-pro-dolly-alpha05", "published-fedkseed-pro-dolly-alpha5", "published-fedmezo-code-alpaca",
-    "published-fedmezo-dolly", "published-fedmezo-lora", "published-fedmezo-sgd", "published-ferret-as-coded",
+    "published-fedit-sgd",
+    "published-fedkseed",
+    "published-fedkseed-dolly-alpha5",
+    "published-fedkseed-pro-dolly-alpha05",
+    "published-fedkseed-pro-dolly-alpha5",
+    "published-fedmezo-code-alpaca",
+    "published-fedmezo-dolly",
+    "published-fedmezo-lora",
+    "published-fedmezo-sgd",
+    "published-ferret-as-coded",
     "published-ferret-dolly-alpha05",
-    "published-ferret-dolly-alpha5", "published-ferret-gsm8k", "published-zo-fedsgd-resnet18-cifar10",
-    "published-zo-fedsgd-vit-cifar10", "published-zo-fedsgd-vit-cifar100",
-}  # fmt: skip
+    "published-ferret-dolly-alpha5",
+    "published-ferret-gsm8k",
+    "published-zo-fedsgd-resnet18-cifar10",
+    "published-zo-fedsgd-vit-cifar10",
+    "published-zo-fedsgd-vit-cifar100",
+}
 
 
-@pytest.mark.parametrize("name", mark(NAMES, lambda name: name not in QUICK and ("long", "slow")[name in SLOW]))
-def test_two_rounds_with_all_settings_but_sizes_as_published(name, made, tmp_path, without_pictures):
+@pytest.mark.parametrize(
+    "name", mark(NAMES, lambda name: name not in QUICK and ("long", "slow")[name in SLOW])
+)
+def test_two_rounds_with_all_settings_but_sizes_as_published(
+    name, made, tmp_path, without_pictures
+):
     published = read_recipe(name)
     task, method = published.task.name, published.method
-    base = made("base", published.model.base, lambda folder: write_base(published.model.base, folder / "made"))
+    base = made(
+        "base",
+        published.model.base,
+        lambda folder: write_base(published.model.base, folder / "made"),
+    )
     overrides = reduced(name, base, made("data", task, DATA[task]))
 
-    small, whole = (flat(recipe.model_dump()) for recipe in (read_recipe(name, overrides), published))
-    assert {key for key in whole.keys() | small.keys() if whole.get(key) != small.get(key)} <= SIZES.keys()
+    small, whole = (
+        flat(recipe.model_dump()) for recipe in (read_recipe(name, overrides), published)
+    )
+    assert {
+        key for key in whole.keys() | small.keys() if whole.get(key) != small.get(key)
+    } <= SIZES.keys()
 
     result = Federation.from_file(name, overrides, out=tmp_path / "run").run()
     summary = result.summary
@@ -142,7 +171,10 @@ def test_two_rounds_with_all_settings_but_sizes_as_published(name, made, tmp_pat
 
 def check_traffic(published, summary):
     """What a client sends is what the method's paper counts, for the settings as published."""
-    method, up = published.method, {k.removesuffix("_up"): v for k, v in summary["exchanged"].items() if "_up" in k}
+    method, up = (
+        published.method,
+        {k.removesuffix("_up"): v for k, v in summary["exchanged"].items() if "_up" in k},
+    )
     d = summary["parameters"]
     expected = {
         "ferret": lambda: {"integers": 1, "bits": 0},
@@ -152,10 +184,13 @@ def check_traffic(published, summary):
         "mezo": lambda: {"scalars": 1, "integers": 0, "bits": 0},
     }.get(method.name, lambda: {"scalars": d, "integers": 0, "bits": 0})()
     assert {name: up[name] for name in expected} == expected
-    if method.name == "ferret":  # K for the most changed block, fewer for the others; all blocks together
+    # K for the most changed block, fewer for the others; all blocks together
+    if method.name == "ferret":
         assert method.directions <= up["scalars"] <= method.directions * summary["blocks"]
     if method.name == "fedkseed":
-        assert summary["exchanged"]["scalars_down"] == method.candidates * (2 if method.importance else 1)
+        assert summary["exchanged"]["scalars_down"] == method.candidates * (
+            2 if method.importance else 1
+        )
     if method.catch_up.replaces:
         assert summary["fedavg_bytes"] / 2 >= d * min(ITEM_BYTES.values())
 
@@ -167,5 +202,10 @@ def test_the_bases_and_data_of_all_recipes_are_made():
     assert {recipe.task.name for recipe in recipes} == DATA.keys() == SCORES.keys()
     always = [recipe for name, recipe in zip(NAMES, recipes, strict=True) if name not in SLOW]
     assert len(always) == len(NAMES) - len(SLOW)  # each name of them is one
-    for part in (lambda r: r.method.name, lambda r: r.task.name, lambda r: r.model.base, lambda r: bool(r.stopping)):
+    for part in (
+        lambda r: r.method.name,
+        lambda r: r.task.name,
+        lambda r: r.model.base,
+        lambda r: bool(r.stopping),
+    ):
         assert set(map(part, always)) == set(map(part, recipes))

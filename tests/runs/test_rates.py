@@ -21,26 +21,45 @@ STEPS = "rounds = 150\nevaluation.every = 150\n"
 ROUNDS = "rounds = 8\nevaluation.every = 8\n"
 LONGER = "rounds = 24\nevaluation.every = 24\n"
 METHODS = {  # nobody has tuned these for the base below
-    "feedsign": STEPS, "zo-fedsgd": STEPS, "mezo": STEPS, "fedkseed": ROUNDS, "fedmezo": ROUNDS, "fedzo": ROUNDS,
-    "ferret": ROUNDS, "fedavg": ROUNDS, "fedsgd": ROUNDS, "topk": ROUNDS, "sign": ROUNDS, "fedit": ROUNDS,
-    "fedptuning": LONGER, "fedprompt": LONGER, "randopt": LONGER,
-}  # fmt: skip
+    "feedsign": STEPS,
+    "zo-fedsgd": STEPS,
+    "mezo": STEPS,
+    "fedkseed": ROUNDS,
+    "fedmezo": ROUNDS,
+    "fedzo": ROUNDS,
+    "ferret": ROUNDS,
+    "fedavg": ROUNDS,
+    "fedsgd": ROUNDS,
+    "topk": ROUNDS,
+    "sign": ROUNDS,
+    "fedit": ROUNDS,
+    "fedptuning": LONGER,
+    "fedprompt": LONGER,
+    "randopt": LONGER,
+}
 EXTRA = {
-    "fedkseed": "candidates = 64\nsteps = 20\n", "fedmezo": "steps = 20\n", "fedzo": "steps = 20\nestimates = 4\n",
-    "ferret": 'directions = 500\nbasis = "hadamard"\n', "mezo": "estimates = 4\n",
-}  # fmt: skip
+    "fedkseed": "candidates = 64\nsteps = 20\n",
+    "fedmezo": "steps = 20\n",
+    "fedzo": "steps = 20\nestimates = 4\n",
+    "ferret": 'directions = 500\nbasis = "hadamard"\n',
+    "mezo": "estimates = 4\n",
+}
 
 
 def recipe(folder, method, rate='"auto"'):
     base = text_bases.write(folder / "base", "llama")
     for name in ("north", "south", "east"):
-        rows = [{"text": text, "label": ("positive", "negative")[i % 2]} for i, text in enumerate(text_bases.TEXTS)]
+        rows = [
+            {"text": text, "label": ("positive", "negative")[i % 2]}
+            for i, text in enumerate(text_bases.TEXTS)
+        ]
         write_lines(folder / "data" / f"{name}.jsonl", rows * 3)
     first_order = "training" in REGISTRY.get(method).model_fields
     training = f"[method.training]\nlearning_rate = {rate}\nsteps = 6\nbatch = 4\n"
     own = training if first_order else f"learning_rate = {rate}\n"
     text = (
-        f'{METHODS[method]}[model]\nbase = "{base}"\n[task]\nname = "files"\npath = "{folder / "data"}"\n'
+        f'{METHODS[method]}[model]\nbase = "{base}"\n[task]\nname = "files"\npath = '
+        f'"{folder / "data"}"\n'
         f'[method]\nname = "{method}"\n{EXTRA.get(method, "")}{own}'
     )
     (folder / "recipe.toml").write_text(text)
@@ -48,12 +67,18 @@ def recipe(folder, method, rate='"auto"'):
 
 
 def test_all_methods_that_have_a_rate_are_tried():
-    own = [entry.thing for entry in REGISTRY.entries() if entry.thing.__module__.startswith("fedseed.methods")]
+    own = [
+        entry.thing
+        for entry in REGISTRY.entries()
+        if entry.thing.__module__.startswith("fedseed.methods")
+    ]
     assert {method().name for method in own if rate_of(method())} == set(METHODS)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", mark(METHODS, lambda name: name not in ("feedsign", "ferret", "fedavg")))
+@pytest.mark.parametrize(
+    "method", mark(METHODS, lambda name: name not in ("feedsign", "ferret", "fedavg"))
+)
 def test_auto_moves_the_loss_of_a_model_that_nobody_tuned_for(method, tmp_path):
     path = recipe(tmp_path, method)
     result = Federation.from_file(path, out=tmp_path / "run", progress=False).run()
@@ -69,11 +94,15 @@ def test_auto_moves_the_loss_of_a_model_that_nobody_tuned_for(method, tmp_path):
 @pytest.mark.parametrize("method", ["feedsign", "ferret"])
 def test_wherever_it_starts_it_ends_near_the_same_rate_and_within_its_share(method, tmp_path):
     """From defaults that are wrong by a factor of a thousand either way."""
-    found = [find_rate(read_recipe(recipe(tmp_path, method, rate)), say=str) for rate in ("1e-6", "1e-3", "1.0")]
+    found = [
+        find_rate(read_recipe(recipe(tmp_path, method, rate)), say=str)
+        for rate in ("1e-6", "1e-3", "1.0")
+    ]
     rates = [one.rate for one in found]
     assert max(rates) <= 10 * min(rates)
     for one in found:
-        assert one.passes <= 0.2 * one.whole  # whole rounds of such a short run; a tenth where there are more
+        # whole rounds of such a short run; a tenth where there are more
+        assert one.passes <= 0.2 * one.whole
         assert min(loss for _, _, loss in one.trials) < one.before and isfinite(one.before)
 
 
@@ -82,7 +111,10 @@ def test_with_more_passes_whole_runs_follow(tmp_path):
     settings = ['method.training.schedule="linear"', "task.validation=0.2", "stopping.patience=2"]
     plain = read_recipe(recipe(tmp_path, "ferret", "1e-6"), settings)
     short, found = (find_rate(plain, say=str, share=share) for share in (0.1, 5))
-    assert found.trials[: len(short.trials)] == short.trials and len(found.trials) == len(short.trials) + 5
+    assert (
+        found.trials[: len(short.trials)] == short.trials
+        and len(found.trials) == len(short.trials) + 5
+    )
     whole = {rate: loss for rate, rounds, loss in found.trials[len(short.trials) :] if rounds == 8}
     assert len(whole) == 5 and short.rate in whole and found.rate == min(whole, key=whole.get)
     assert found.whole == pytest.approx(short.whole) and 5 < found.passes / found.whole < 5.5
@@ -114,7 +146,10 @@ def test_the_command_finds_a_rate(tmp_path):
 
 def test_what_can_not_be_tuned_is_said(tmp_path):
     path = recipe(tmp_path, "ferret")
-    private = "privacy.level=client privacy.clip=1.0 privacy.noise=1.0 method.seeds=shared method.allocation=size"
+    private = (
+        "privacy.level=client privacy.clip=1.0 privacy.noise=1.0 method.seeds=shared "
+        "method.allocation=size"
+    )
     with pytest.raises(RecipeError, match="set a rate"):
         find_rate(read_recipe(path, private.split()), say=str)
     done = command.fedseed("serve", path, "--nats", "nats://127.0.0.1:1", cwd=tmp_path)

@@ -1,4 +1,6 @@
-"""Workers and sweeps on a Ray cluster of two nodes: the results are those of one process, also where actors die."""
+"""Workers and sweeps on a Ray cluster of two nodes: the results are those of one process, also
+where actors die.
+"""
 
 import json
 
@@ -22,7 +24,8 @@ def address():
 
     node = {"num_cpus": 2, "object_store_memory": 10**8, "include_dashboard": False}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("RAY_worker_niceness", "0")  # its 15 gets a thirtieth of a core beside a busy process
+        # its 15 gets a thirtieth of a core beside a busy process
+        patched.setenv("RAY_worker_niceness", "0")
         local = Local(initialize_head=True, head_node_args=node)
         local.add_node(**node)
     yield local.address
@@ -38,7 +41,9 @@ def there(address, name, count):
 @pytest.mark.parametrize(("name", "count"), [("feedsign", 2), ("ferret", 4), ("fedavg", 2)])
 def test_digest_metrics_and_orbit_are_those_of_one_process(tmp_path, address, name, count):
     alone = left_by(federation(name, out=tmp_path / "alone", per_round=5).run().folder)
-    result = federation(name, out=tmp_path / "shared", workers=there(address, name, count), per_round=5).run()
+    result = federation(
+        name, out=tmp_path / "shared", workers=there(address, name, count), per_round=5
+    ).run()
     assert left_by(result.folder) == alone
     assert result.summary["workers"] == count
 
@@ -64,18 +69,34 @@ def test_actors_that_are_killed_change_nothing(tmp_path, address, name):
 
 def test_a_sweep_has_the_tables_of_one_machine(tmp_path, address):
     found = []
-    for name, more in (("here", ["--threads", 1]), ("there", ["--ray", address, "--jobs", 2, "--threads", 1])):
-        words = ["words-feedsign", "--each", "method.learning_rate=1e-3,3e-3", "--seeds", "1,2", *TINY]
+    for name, more in (
+        ("here", ["--threads", 1]),
+        ("there", ["--ray", address, "--jobs", 2, "--threads", 1]),
+    ):
+        words = [
+            "words-feedsign",
+            "--each",
+            "method.learning_rate=1e-3,3e-3",
+            "--seeds",
+            "1,2",
+            *TINY,
+        ]
         done = fedseed("compare", *words, "--out", tmp_path / name, *more)
         assert done.returncode == 0, done.stderr
-        found.append([(line["label"], [s["weights_digest"] for s in line["summaries"].values()])
-                      for line in json.loads((tmp_path / name / "compare.json").read_text())])  # fmt: skip
+        found.append(
+            [
+                (line["label"], [s["weights_digest"] for s in line["summaries"].values()])
+                for line in json.loads((tmp_path / name / "compare.json").read_text())
+            ]
+        )
     assert found[0] == found[1]
     assert len(found[0]) == 2
 
 
 def test_a_cluster_that_is_too_small_or_not_there_is_refused(address):
-    with pytest.raises(RecipeError, match="5 processes of 1 threads, and the cluster has 4 processors"):
+    with pytest.raises(
+        RecipeError, match="5 processes of 1 threads, and the cluster has 4 processors"
+    ):
         Cluster(address, 5, 1)
     with pytest.raises(RecipeError, match="no cluster answers there"):
         Cluster("127.0.0.1:1", 1)

@@ -1,4 +1,7 @@
-"""Taking up runs: what must be the same, what is refused, disks that are full; and what clients download."""
+"""Taking up runs: what must be the same, what is refused, disks that are full.
+
+And what clients download.
+"""
 
 import json
 import resource
@@ -55,7 +58,10 @@ def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, nam
 
 
 def test_killed_in_the_middle_of_a_round_clients_send_what_they_would_have(problem, tmp_path):
-    """They have kept what that round left out already; the round that is computed again begins with what was before."""
+    """They have kept what that round left out already.
+
+    The round that is computed again begins with what was before.
+    """
     method = TopK(share=0.05, training=problem.training)
     whole = problem.federation(method, out=tmp_path / "whole").run()
     killed = problem.federation(method, out=tmp_path / "run")
@@ -71,7 +77,9 @@ def test_killed_in_the_middle_of_a_round_clients_send_what_they_would_have(probl
     result = problem.federation(method, out=tmp_path / "run").run(resume=True)
     assert result.summary["weights_digest"] == whole.summary["weights_digest"]
     files = {path.name: path.read_bytes() for path in (tmp_path / "run" / "memory").iterdir()}
-    assert files == {path.name: path.read_bytes() for path in (tmp_path / "whole" / "memory").iterdir()}
+    assert files == {
+        path.name: path.read_bytes() for path in (tmp_path / "whole" / "memory").iterdir()
+    }
     assert max(Counter(name.split(".")[0] for name in files).values()) == 3
 
 
@@ -84,7 +92,9 @@ def test_what_clients_remember_must_be_there(problem, tmp_path):
     with pytest.raises(FedseedError, match="damaged: what the client had yet to send is lost"):
         problem.federation(method, out=tmp_path / "run", per_round=5).run(resume=True)
     shutil.rmtree(memory)
-    with pytest.raises(FedseedError, match="memory is missing, and with it what clients had yet to send"):
+    with pytest.raises(
+        FedseedError, match="memory is missing, and with it what clients had yet to send"
+    ):
         problem.federation(method, out=tmp_path / "run").run(resume=True)
 
 
@@ -127,17 +137,28 @@ def test_what_does_not_fit_is_refused_and_left_alone(problem, tmp_path):
 
     attempt("unfinished run .*continue it with --resume", resume=False)
     attempt(
-        r"another recipe: method\.rate is 0\.1 there, 0\.2 here", RecipeError, recipe_text=recipe.replace("0.1", "0.2")
+        r"another recipe: method\.rate is 0\.1 there, 0\.2 here",
+        RecipeError,
+        recipe_text=recipe.replace("0.1", "0.2"),
     )
-    attempt("seed is 3 there, not set here", RecipeError, recipe_text=recipe.replace("seed = 3\n", ""))
-    attempt(r"another run: method\.global_rate: 1\.0, 0\.5 here", OrbitError, method=problem.ferret(global_rate=0.5))
+    attempt(
+        "seed is 3 there, not set here", RecipeError, recipe_text=recipe.replace("seed = 3\n", "")
+    )
+    attempt(
+        r"another run: method\.global_rate: 1\.0, 0\.5 here",
+        OrbitError,
+        method=problem.ferret(global_rate=0.5),
+    )
     attempt("another run: seed: 3, 4 here", OrbitError, seed=4)
     attempt("has 3 rounds, this one is to have 2", RecipeError, rounds=2)
     other = problem.model()
     other[0].bias.data += 1
     with mock.patch.object(problem, "model", lambda: other):
         attempt("another run: base_digest", OrbitError)
-    for name, text in (("metrics.jsonl", "has no round 0"), ("model.orbit", "model.orbit is missing")):
+    for name, text in (
+        ("metrics.jsonl", "has no round 0"),
+        ("model.orbit", "model.orbit is missing"),
+    ):
         kept = (out / name).read_bytes()
         (out / name).unlink()
         with pytest.raises(FedseedError, match=text):
@@ -170,15 +191,20 @@ def test_a_federation_runs_once_and_one_process_runs_in_a_folder(problem, tmp_pa
         problem.federation(problem.ferret()).run(resume=True)
 
 
-# -- disks ---------------------------------------------------------------------------------------------------------
+# -- disks
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 64 kB, or where mounting is not allowed a limit on the size of files that bites alike."""
+    """A disk of 64 kB, or where mounting is not allowed a limit on the size of files that bites
+    alike.
+    """
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True
+    )
     if mounted.returncode == 0:
         yield folder, lambda: subprocess.run(["mount", "-o", "remount,size=8m", folder], check=True)
         subprocess.run(["umount", folder], check=True)
@@ -191,7 +217,9 @@ def small_disk(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", mark(["ferret", "fedavg"], lambda name: name != "ferret"))
-def test_a_full_disk_is_said_and_leaves_nothing_half_written(make_problem, tmp_path, small_disk, name):
+def test_a_full_disk_is_said_and_leaves_nothing_half_written(
+    make_problem, tmp_path, small_disk, name
+):
     disk, enlarge = small_disk
     problem = make_problem()
     method, settings = {
@@ -199,7 +227,9 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(make_problem, tmp_p
         "fedavg": (FedAvg(training=problem.training), {"rounds": 160, "evaluate_every": 80}),
     }[name]
     filled = disk / "run"
-    with pytest.raises(StorageError, match=r"can't be written: .*(No space left on device|File too large)"):
+    with pytest.raises(
+        StorageError, match=r"can't be written: .*(No space left on device|File too large)"
+    ):
         problem.federation(method, out=filled, **settings).run()
     assert not [p for p in filled.iterdir() if ".part" in p.name]
     for name_ in ("metrics.jsonl", "progress.jsonl"):
@@ -215,13 +245,16 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(make_problem, tmp_p
     assert result.summary["weights_digest"] == whole.summary["weights_digest"]
 
 
-# -- counting downloads ------------------------------------------------------------------------------------------------
+# -- counting downloads
+# ------------------------------------------------------------------------------------------------
 
 
 def test_downloads(problem):
     sparse, dense, carried = problem.ferret(), FedAvg(training=problem.training), FedKSeed()
     picked = [[0], [0, 1], [1], [0, 2]]
-    steps = [Content(size, scalars=3 * size, integers=size // 5, bits=size % 2) for size in (10, 0, 5, 7)]
+    steps = [
+        Content(size, scalars=3 * size, integers=size // 5, bits=size % 2) for size in (10, 0, 5, 7)
+    ]
     expected = {
         sparse: [[0], [10, 10], [5 - 5], [5, 15]],
         dense: [[0], [10, 10], [0], [5, 5]],
@@ -239,7 +272,8 @@ def test_downloads(problem):
         assert [again.of(c) for c in range(3)] == [downloads.of(c) for c in range(3)]
 
 
-# -- for more rounds ---------------------------------------------------------------------------------------------------
+# -- for more rounds
+# ------------------------------------------------------------------------------------------------
 
 
 SETTINGS = {"ferret": {"digest_every": 4}, "feedsign": {}, "fedavg-adam": {}}
@@ -252,8 +286,11 @@ def test_the_same_bits_as_with_all_rounds_from_the_start(tmp_path, name, first=3
     whole = federation(name, out=tmp_path / "whole", **settings, rounds=7).run()
     shorter = federation(name, out=tmp_path / "run", **settings, rounds=first).run()
     assert shorter.summary["rounds"] == first
-    result = federation(name, out=tmp_path / "run", **settings, rounds=7).run(resume=True, extend=True)
-    steps = name == "feedsign"  # whose lines stand for several rounds: one for the shorter run's last ones stays
+    result = federation(name, out=tmp_path / "run", **settings, rounds=7).run(
+        resume=True, extend=True
+    )
+    # whose lines stand for several rounds: one for the shorter run's last ones stays
+    steps = name == "feedsign"
     lines = without_seconds(result.metrics)
     if steps:
         extra = next(line for line in lines if line["round"] == 3)
@@ -276,7 +313,10 @@ def test_what_can_not_go_on_says_so_and_is_left_alone(problem, tmp_path):
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def attempt(match, error=RecipeError, method=None, out=out, **settings):
-        before, federation = files(out), problem.federation(method or problem.ferret(), out=out, **settings)
+        before, federation = (
+            files(out),
+            problem.federation(method or problem.ferret(), out=out, **settings),
+        )
         with pytest.raises(error, match=match):
             federation.run(resume=True, extend=True)
         assert files(out) == before
@@ -294,7 +334,9 @@ def test_what_can_not_go_on_says_so_and_is_left_alone(problem, tmp_path):
     problem.federation(fast, out=tmp_path / "pro", rounds=2).run()
     edit.compact(tmp_path / "pro" / "model.orbit", tmp_path / "compact.orbit")
     shutil.move(tmp_path / "compact.orbit", tmp_path / "pro" / "model.orbit")
-    attempt("is compacted: a run can't go on from it", OrbitError, fast, out=tmp_path / "pro", rounds=4)
+    attempt(
+        "is compacted: a run can't go on from it", OrbitError, fast, out=tmp_path / "pro", rounds=4
+    )
 
 
 def test_a_run_that_was_interrupted_and_one_that_is_not_there_get_their_rounds(problem, tmp_path):
@@ -302,8 +344,15 @@ def test_a_run_that_was_interrupted_and_one_that_is_not_there_get_their_rounds(p
     out = tmp_path / "run"
     problem.federation(problem.ferret(), out=out, rounds=3, recipe_text=recipe).run()
     (out / "summary.json").unlink()  # stopped before its very end
-    longer = problem.federation(problem.ferret(), out=out, rounds=4, recipe_text=recipe.replace("3", "4"))
+    longer = problem.federation(
+        problem.ferret(), out=out, rounds=4, recipe_text=recipe.replace("3", "4")
+    )
     assert longer.run(resume=True, extend=True).summary["rounds"] == 4
     assert "rounds = 4" in (out / "recipe.toml").read_text()
-    new = problem.federation(problem.ferret(), out=tmp_path / "new", rounds=2).run(resume=True, extend=True)
-    assert new.summary["rounds"] == 2 and json.loads((tmp_path / "new" / "summary.json").read_text())["rounds"] == 2
+    new = problem.federation(problem.ferret(), out=tmp_path / "new", rounds=2).run(
+        resume=True, extend=True
+    )
+    assert (
+        new.summary["rounds"] == 2
+        and json.loads((tmp_path / "new" / "summary.json").read_text())["rounds"] == 2
+    )

@@ -1,4 +1,6 @@
-"""A run whose loss is minus the reward of generated answers: from a recipe with a function of one's own to a replay."""
+"""A run whose loss is minus the reward of generated answers: from a recipe with a function of one's
+own to a replay.
+"""
 
 import pytest
 
@@ -43,7 +45,8 @@ def test_a_run_measures_the_reward_and_its_orbit_is_the_model(place):
     assert {"loss", "rouge_l", "reward"} <= set(summary["baseline"])
     assert 0 < summary["final"]["reward"] < 1 and summary["backward_passes"] == 0
     assert summary["payload_bytes_up"] == 8
-    assert all(-1 < line["train_loss"] < 0 for line in read_metrics(run)[1:])  # minus the mean reward
+    # minus the mean reward
+    assert all(-1 < line["train_loss"] < 0 for line in read_metrics(run)[1:])
     orbit = Orbit.open(run / "model.orbit")
     assert orbit.replay(load_model("small")[0]) == summary["weights_digest"]
 
@@ -56,18 +59,30 @@ def test_a_function_is_not_run_unasked(place):
     assert 'reward.function = "unread.py:score" is code' in " ".join(refused.stderr.split())
     # who types it has read it
     typed = read_recipe(place / "recipe.toml", [f"reward.function={place}/rewards.py:score"])
-    assert typed.reward.function == f"{place}/rewards.py:score" and stored_recipe(typed.to_toml()) == typed
+    assert (
+        typed.reward.function == f"{place}/rewards.py:score"
+        and stored_recipe(typed.to_toml()) == typed
+    )
     assert read_recipe(place / "recipe.toml", trust_plugins=True) == typed
 
 
 @pytest.mark.parametrize(
     ("sets", "problem"),
     [
-        (["method.name=ferret"], "ferret needs gradients, which a reward has not: choose method.name among fedkseed"),
+        (
+            ["method.name=ferret"],
+            "ferret needs gradients, which a reward has not: choose method.name among fedkseed",
+        ),
         (["reward.name=exact_match"], "reward: give name or function, one of them"),
         (["reward={}"], "reward: give name or function, one of them"),
-        (['reward={name="exact_mach"}'], r'reward.name = "exact_mach": did you mean exact_match\? choose one'),
-        (["reward.function=rewards.py"], 'reward.function = "rewards.py": write a file or module and a function'),
+        (
+            ['reward={name="exact_mach"}'],
+            r'reward.name = "exact_mach": did you mean exact_match\? choose one',
+        ),
+        (
+            ["reward.function=rewards.py"],
+            'reward.function = "rewards.py": write a file or module and a function',
+        ),
         (["reward.max_new_tokens=0"], "reward.max_new_tokens = 0"),
         (["reward.temperature=1"], "reward.temperature = 1: unknown key"),
         (["reward.function=nowhere.py:f"], "reward.function: .*nowhere.py: can't be read"),
@@ -75,7 +90,11 @@ def test_a_function_is_not_run_unasked(place):
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_wrong_table_is_named(place, sets, problem):
-    text = RECIPE.replace(", learning_rate = 1e-3, scale = 0.02", "") if "ferret" in sets[0] else RECIPE
+    text = (
+        RECIPE.replace(", learning_rate = 1e-3, scale = 0.02", "")
+        if "ferret" in sets[0]
+        else RECIPE
+    )
     (place / "wrong.toml").write_text(text)
     with pytest.raises(RecipeError, match=problem):
         read_recipe(place / "wrong.toml", sets, trust_plugins=True)
@@ -93,9 +112,16 @@ def test_a_client_whose_rewards_are_nan_sits_out_and_one_that_fails_ends_the_run
     (place / "nan.py").write_text(SPOILT.format("return float('nan')"))
     words = ("run", "recipe.toml", "--set", "rounds=2", "--set", "evaluation.rouge=false", "--set")
     well(*words, "reward.function=nan.py:score", "--out", "runs/nan", cwd=place)
-    skipped = [skip for line in read_metrics(place / "runs" / "nan")[1:] for skip in line["skipped"]]
-    assert [skip["client"] for skip in skipped] == ["north"] * 2 and "loss is nan" in skipped[0]["reason"]
+    skipped = [
+        skip for line in read_metrics(place / "runs" / "nan")[1:] for skip in line["skipped"]
+    ]
+    assert [skip["client"] for skip in skipped] == ["north"] * 2 and "loss is nan" in skipped[0][
+        "reason"
+    ]
     (place / "text.py").write_text(SPOILT.format("return 'good'"))
     failed = fedseed(*words, "reward.function=text.py:score", "--out", "runs/text", cwd=place)
     said = " ".join(failed.stderr.split())
-    assert failed.returncode == 1 and "text.py:score returned 'good' (str), not a number; prompt 'north" in said, said
+    assert (
+        failed.returncode == 1
+        and "text.py:score returned 'good' (str), not a number; prompt 'north" in said
+    ), said

@@ -1,4 +1,7 @@
-"""Simulated runs with secure sums: the bits of fixed point in the clear, whoever goes when; and what is refused."""
+"""Simulated runs with secure sums: the bits of fixed point in the clear, whoever goes when.
+
+And what is refused.
+"""
 
 from functools import partial
 
@@ -22,8 +25,12 @@ from support.zeroth_order import OBJECTIVE, QUICK, data, federation, model
 
 SGD = LocalTraining(steps=2, batch=8, learning_rate=0.05)
 METHODS = {
-    "ferret": Ferret(seeds="shared", directions=12, blocks="tensor", allocation="size", training=SGD),
-    "ferret-norm": Ferret(seeds="shared", directions=12, blocks="tensor", training=SGD, weighting="examples"),
+    "ferret": Ferret(
+        seeds="shared", directions=12, blocks="tensor", allocation="size", training=SGD
+    ),
+    "ferret-norm": Ferret(
+        seeds="shared", directions=12, blocks="tensor", training=SGD, weighting="examples"
+    ),
     "zo-shared": ZOFedSGD(**QUICK, seeds="shared", population=2),
     "zo-byte": ZOFedSGD(**QUICK, seeds="shared", scalars="byte"),
     "feedsign": FeedSign(**QUICK, votes_per_round=3),
@@ -35,8 +42,13 @@ SUMS = SecureSums(threshold=3, ahead=2)
 
 
 def ran(method, sums, silent=None, rounds=4, **settings):
-    """A run; `silent` is called with (client, phase or "vector", round or None) and says who says nothing."""
-    made = federation(method, secure_sums=sums, **{"rounds": rounds, "evaluate_every": rounds, **settings})
+    """A run.
+
+    `silent` is called with (client, phase or "vector", round or None) and says who says nothing.
+    """
+    made = federation(
+        method, secure_sums=sums, **{"rounds": rounds, "evaluate_every": rounds, **settings}
+    )
     if silent is not None and (masking := made.clients.masking) is not None:
         update = masking.update
 
@@ -50,7 +62,9 @@ def ran(method, sums, silent=None, rounds=4, **settings):
 
         for number, client in masking.clients.items():
             client.answer = partial(answer, number, client.answer)
-        masking.update = lambda state, plan, c, sent: unless(lambda: update(state, plan, c, sent), c, "vector")
+        masking.update = lambda state, plan, c, sent: unless(
+            lambda: update(state, plan, c, sent), c, "vector"
+        )
     made.steps = []
     close = made.coordinator.close
     made.coordinator.close = lambda: made.steps.append(close()) or made.steps[-1]
@@ -61,10 +75,15 @@ def ran(method, sums, silent=None, rounds=4, **settings):
 @pytest.fixture(autouse=True)
 def drawn(monkeypatch):
     """DP-FeedSign's draws, the same for the same sums."""
-    monkeypatch.setattr("fedseed.privacy.sign.PrivateSign.draw", lambda self, sums: [1 if s >= 0 else -1 for s in sums])
+    monkeypatch.setattr(
+        "fedseed.privacy.sign.PrivateSign.draw",
+        lambda self, sums: [1 if s >= 0 else -1 for s in sums],
+    )
 
 
-@pytest.mark.parametrize("name", mark(METHODS, lambda name: name not in ("ferret", "feedsign"), "long"))
+@pytest.mark.parametrize(
+    "name", mark(METHODS, lambda name: name not in ("ferret", "feedsign"), "long")
+)
 def test_steps_have_the_bits_of_fixed_point_in_the_clear(name):
     secure = ran(METHODS[name], SUMS)
     with in_the_clear():
@@ -72,11 +91,16 @@ def test_steps_have_the_bits_of_fixed_point_in_the_clear(name):
     assert secure.steps == clear.steps and len(set(secure.steps)) == 4
     assert secure.result.summary["weights_digest"] == clear.result.summary["weights_digest"]
     line = secure.result.metrics[-1]
-    assert not line["skipped"] and line["bytes_up"] > ran(METHODS[name], None).result.metrics[-1]["bytes_up"]
+    assert (
+        not line["skipped"]
+        and line["bytes_up"] > ran(METHODS[name], None).result.metrics[-1]["bytes_up"]
+    )
     assert line["train_loss"] is None and line["seconds"]["secure_sums"] > 0
 
 
-@pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, Phase.DELIVER, "vector", Phase.CONFIRM, Phase.OPEN])
+@pytest.mark.parametrize(
+    "moment", [Phase.KEYS, Phase.SHARES, Phase.DELIVER, "vector", Phase.CONFIRM, Phase.OPEN]
+)
 def test_who_goes_changes_nothing_but_who_is_in_the_sum(moment, gone=2):
     """Two of five may go in every round, at each moment, and come back in the next one."""
 
@@ -93,17 +117,26 @@ def test_who_goes_changes_nothing_but_who_is_in_the_sum(moment, gone=2):
         clear = ran(method, sums, without if early else None)
     assert secure.steps == clear.steps
     reason = "nothing to send" if moment in ("vector", Phase.DELIVER) else "it has sent no keys"
-    assert [one["reason"] for one in secure.result.metrics[-1]["skipped"]] == [reason] * (4 * gone * early)
+    assert [one["reason"] for one in secure.result.metrics[-1]["skipped"]] == [reason] * (
+        4 * gone * early
+    )
 
 
 @pytest.mark.parametrize("moment", ["vector", Phase.OPEN])
 def test_below_the_threshold_a_round_is_begun_again(moment):
-    """Three of five say nothing in a moment of the second round: nothing is opened, the next attempt has them all."""
+    """Three of five say nothing in a moment of the second round: nothing is opened, the next
+    attempt has them all.
+    """
     attempts = []
 
     def silent(client, phase, made):
         at = len(made.steps), len(attempts)
-        return phase == moment and client > 1 and at == (1, 0) and (client < 4 or not attempts.append(made))
+        return (
+            phase == moment
+            and client > 1
+            and at == (1, 0)
+            and (client < 4 or not attempts.append(made))
+        )
 
     secure = ran(METHODS["zo-shared"], SUMS.model_copy(update={"ahead": 1}), silent)
     with in_the_clear():
@@ -111,7 +144,10 @@ def test_below_the_threshold_a_round_is_begun_again(moment):
 
 
 def test_whoever_has_nothing_to_send_is_not_told():
-    """A client whose losses are no numbers adds nothing, with a weight of nothing; nobody sees which."""
+    """A client whose losses are no numbers adds nothing, with a weight of nothing.
+
+    Nobody sees which.
+    """
     train, _ = data()
     train[2] = [(row * float("nan"), y) for row, y in train[2]]
     method = METHODS["zo-shared"]
@@ -125,7 +161,8 @@ def test_whoever_has_nothing_to_send_is_not_told():
     assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(a, b, strict=True))
 
 
-# -- lies that the sum proves ----------------------------------------------------------------------------------------
+# -- lies that the sum proves
+# ----------------------------------------------------------------------------------------
 
 
 LIES = {
@@ -194,7 +231,8 @@ def test_a_round_whose_shares_are_not_said_is_lost_and_the_run_goes_on():
     assert len(found.steps) == 4
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
+# -- what is refused
+# ------------------------------------------------------------------------------------------------
 
 ONE, OTHER = (identity_text(bytes([n]) * 32) for n in range(2))
 RECIPE = """rounds = 1
@@ -207,24 +245,38 @@ secure_sums = {threshold = 3}
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ("aggregation.name=median", r'secure_sums: aggregation.name = "median" looks at single answers'),
-        ("privacy={level='client',clip=1.0,noise=1.0}", "the coordinator would have to bound each answer"),
+        (
+            "aggregation.name=median",
+            r'secure_sums: aggregation.name = "median" looks at single answers',
+        ),
+        (
+            "privacy={level='client',clip=1.0,noise=1.0}",
+            "the coordinator would have to bound each answer",
+        ),
         ("method={name='zo-fedsgd'}", r'zo-fedsgd: seeds = "own".*set method.seeds = "shared"'),
         ("method={name='ferret'}", r'ferret: seeds = "per-client".*set method.seeds = "shared"'),
         ("method={name='fedkseed',importance=true}", "importance = true needs every single pair"),
         ("method={name='fedavg'}", "fedavg: its steps are no sums of vectors of one length"),
-        ("method={name='fedmezo'}", r'fedmezo: seeds = "own" with travel = "pairs".*set method.seeds = "shared"'),
+        (
+            "method={name='fedmezo'}",
+            r'fedmezo: seeds = "own" with travel = "pairs".*set method.seeds = "shared"',
+        ),
         ("method={name='fedmezo',travel='tensors'}", "fedmezo: its steps are no sums"),
-        ("secure_sums.threshold=6", r"threshold = 6: a round has 5 clients \(federation.per_round\)"),
+        (
+            "secure_sums.threshold=6",
+            r"threshold = 6: a round has 5 clients \(federation.per_round\)",
+        ),
         ("secure_sums.threshold=2", "more than half of them, 3 or more"),
         ("federation.per_round=2;secure_sums.threshold=2", "fewer than 3 each client knows"),
         ("secure_sums.most_clients=4", "most_clients = 4: .*; take 5 or more"),
         ("secure_sums.identities={a='AAAA'}", "a: 'AAAA' is no public Ed25519 key: the middle"),
         (f"secure_sums.identities={{a='{ONE}',b='{ONE}'}}", "b: the key of a, too"),
-        (f"secure_sums.identities={{a='{ONE}',b='{OTHER}'}};task={{name='files'}};federation.clients=['a','b','c','d','e']",
-         "secure_sums.identities: c has no key there"),
+        (
+            f"secure_sums.identities={{a='{ONE}',b='{OTHER}'}};task={{name='files'}};federation.clients=['a','b','c','d','e']",
+            "secure_sums.identities: c has no key there",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused_by_name(settings, why, tmp_path):
     (tmp_path / "recipe.toml").write_text(RECIPE)
     with pytest.raises(RecipeError, match=why):
@@ -235,17 +287,29 @@ def test_a_client_needs_the_key_that_the_recipe_has(tmp_path):
     names = ["a", "b", "c"]
     lines = [generate_key(tmp_path / f"{name}.pem").read_text().splitlines()[1] for name in names]
     known = dict(zip(names, lines, strict=True))
-    whole = {"rounds": 1, "method": {"name": "zo-fedsgd", "seeds": "shared"}, "federation": {"per_round": 3}}
+    whole = {
+        "rounds": 1,
+        "method": {"name": "zo-fedsgd", "seeds": "shared"},
+        "federation": {"per_round": 3},
+    }
     plain, checked = (
         Recipe.model_validate({**whole, "secure_sums": {"threshold": 2, **more}})
         for more in ({}, {"identities": known})
     )
     found = identities(checked, ["a", "c"], tmp_path / "{name}.pem")
-    assert [identity_text(key.public_key().public_bytes_raw()) for key in found.values()] == [known["a"], known["c"]]
+    assert [identity_text(key.public_key().public_bytes_raw()) for key in found.values()] == [
+        known["a"],
+        known["c"],
+    ]
     assert list(found) == ["a", "c"] and identities(plain, names, None) == {}
     for recipe, clients, file, why in (
         (checked, ["a"], None, "where is the private key of a.*--identity FILE"),
-        (checked, ["a"], tmp_path / "b.pem", "it is not the key that secure_sums.identities has for a"),
+        (
+            checked,
+            ["a"],
+            tmp_path / "b.pem",
+            "it is not the key that secure_sums.identities has for a",
+        ),
         (checked, ["a"], tmp_path / "a.pem.pub", "--identity .*not a private key in PEM form"),
         (checked, ["d"], tmp_path / "a.pem", "d has no key there"),
         (plain, ["a"], tmp_path / "a.pem", "the recipe has nobody's public key"),

@@ -23,7 +23,9 @@ def test_byte_counts_are_those_of_the_encoded_messages(problem):
 
     def counted_plans():
         made = plans()
-        for message, client in ((message, client) for message, clients in made.items() for client in clients):
+        for message, client in (
+            (message, client) for message, clients in made.items() for client in clients
+        ):
             down.append(len(message) - FRAME_BYTES + sum(steps[synced.get(client, 0) :]))
             synced[client] = len(steps)
         return made
@@ -67,18 +69,46 @@ def test_a_round_that_nobody_answers_changes_nothing(problem, tmp_path, quickly)
 
 @pytest.mark.long
 def test_what_the_folder_holds(problem, tmp_path):
-    result = problem.federation(problem.ferret(), out=tmp_path / "run", recipe_text="rounds = 6\n").run()
+    result = problem.federation(
+        problem.ferret(), out=tmp_path / "run", recipe_text="rounds = 6\n"
+    ).run()
     names = {p.name for p in (tmp_path / "run").iterdir()}
-    left = {"recipe.toml", "metrics.jsonl", "model.orbit", "summary.json", "metrics.png", "report.html", "log.txt"}
+    left = {
+        "recipe.toml",
+        "metrics.jsonl",
+        "model.orbit",
+        "summary.json",
+        "metrics.png",
+        "report.html",
+        "log.txt",
+    }
     assert names == left
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result.summary
     assert read_metrics(tmp_path / "run") == result.metrics
     wanted = {
-        "method", "rounds", "parameters", "clients", "baseline", "final", "payload_bytes_up", "payload_bytes_down",
-        "fedavg_bytes", "seconds", "peak_memory_bytes", "weights_digest",
-    }  # fmt: skip
+        "method",
+        "rounds",
+        "parameters",
+        "clients",
+        "baseline",
+        "final",
+        "payload_bytes_up",
+        "payload_bytes_down",
+        "fedavg_bytes",
+        "seconds",
+        "peak_memory_bytes",
+        "weights_digest",
+    }
     assert wanted <= set(result.summary)
-    assert [("loss" in line) for line in result.metrics] == [True, False, True, False, True, False, True]
+    assert [("loss" in line) for line in result.metrics] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
     with pytest.raises(FedseedError, match="holds a run already"):
         problem.federation(problem.ferret(), out=tmp_path / "run").run()
     assert read_metrics(tmp_path / "run") == result.metrics
@@ -104,9 +134,14 @@ def test_a_seed_that_no_orbit_can_hold_is_refused_before_anything_is_written(pro
 
 
 def test_the_largest_seed_leaves_an_orbit_that_is_read(problem, tmp_path, quickly):
-    run = problem.federation(problem.ferret(), rounds=1, seed=np.uint64(2**64 - 1), out=tmp_path / "run").run()
+    run = problem.federation(
+        problem.ferret(), rounds=1, seed=np.uint64(2**64 - 1), out=tmp_path / "run"
+    ).run()
     orbit = Orbit.open(tmp_path / "run" / "model.orbit")
-    assert orbit.header.seed == 2**64 - 1 and orbit.replay(problem.model()) == run.summary["weights_digest"]
+    assert (
+        orbit.header.seed == 2**64 - 1
+        and orbit.replay(problem.model()) == run.summary["weights_digest"]
+    )
 
 
 def line(number, seconds, **more):
@@ -115,20 +150,35 @@ def line(number, seconds, **more):
 
 def test_local_seconds_are_a_clients_and_the_others_a_rounds():
     lines = [
-        line(1, {"local": 6.0, "projection": 2.0, "aggregation": 0.5, "rebuild": 1.0}, taking_part=2),
-        line(2, {"local": 2.0, "aggregation": 0.5, "rebuild": 2.0, "evaluation": 9.0}, taking_part=2),
+        line(
+            1, {"local": 6.0, "projection": 2.0, "aggregation": 0.5, "rebuild": 1.0}, taking_part=2
+        ),
+        line(
+            2, {"local": 2.0, "aggregation": 0.5, "rebuild": 2.0, "evaluation": 9.0}, taking_part=2
+        ),
     ]
-    assert seconds_per_client(lines) == {"local": 2.0, "projection": 0.5, "aggregation": 0.5, "rebuild": 1.5}
+    assert seconds_per_client(lines) == {
+        "local": 2.0,
+        "projection": 0.5,
+        "aggregation": 0.5,
+        "rebuild": 1.5,
+    }
 
 
 def test_numbers_are_means_over_those_who_take_part():
     parts = [Content(9, 10, 1), Content(9, 20, 1)]
-    found = exchanged(4, 3, parts, Content(5, 2, 1), [Content(), Content(), Content(), Content(7, 8, 0, 4)])
+    found = exchanged(
+        4, 3, parts, Content(5, 2, 1), [Content(), Content(), Content(), Content(7, 8, 0, 4)]
+    )
     # three of four sent something; what is not known of the third is the mean of the others
     assert found == {
-        "scalars_up": 45 / 4, "integers_up": 3 / 4, "bits_up": 0, "scalars_down": 2 + 2, "integers_down": 1,
+        "scalars_up": 45 / 4,
+        "integers_up": 3 / 4,
+        "bits_up": 0,
+        "scalars_down": 2 + 2,
+        "integers_down": 1,
         "bits_down": 1,
-    }  # fmt: skip
+    }
     assert set(exchanged(0, 0, [], Content(5, 2, 1), []).values()) == {0}
 
 
@@ -147,5 +197,7 @@ def test_a_runs_seconds_of_a_client_are_its_sums_over_clients(problem, stepwise)
 
 
 def test_merged_lines_add_up_who_took_part():
-    merged = merge_rounds([line(n, {}, taking_part=2, exchanged={"scalars_up": up}) for n, up in ((1, 1.0), (2, 3.0))])
+    merged = merge_rounds(
+        [line(n, {}, taking_part=2, exchanged={"scalars_up": up}) for n, up in ((1, 1.0), (2, 3.0))]
+    )
     assert (merged.taking_part, merged.exchanged, merged.rounds) == (4, {"scalars_up": 2.0}, 2)

@@ -22,7 +22,13 @@ FORMS = {
     "prompt, response": [{"prompt": f"{i} is", "response": f" {i}"} for i in range(4)],
     "instruction": [{"instruction": f"Say {i}.", "output": f"{i}"} for i in range(4)],
     "messages": [
-        {"messages": [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": f"{i}"}]} for i in range(4)
+        {
+            "messages": [
+                {"role": "user", "content": f"{i}"},
+                {"role": "assistant", "content": f"{i}"},
+            ]
+        }
+        for i in range(4)
     ],
     "text, label": [{"text": f"{i}", "label": "yes" if i % 2 else "no"} for i in range(4)],
     "options": [{"prompt": f"{i}:", "options": [" a", " b"], "gold": i % 2} for i in range(4)],
@@ -30,10 +36,14 @@ FORMS = {
 
 
 def recipe(**task):
-    return Recipe.model_validate({
-        "rounds": 1, "task": {"name": "files", "evaluation": 0.25, **task}, "method": {"name": "feedsign"},
-        "federation": {"clients": ["north", "south"]},
-    })  # fmt: skip
+    return Recipe.model_validate(
+        {
+            "rounds": 1,
+            "task": {"name": "files", "evaluation": 0.25, **task},
+            "method": {"name": "feedsign"},
+            "federation": {"clients": ["north", "south"]},
+        }
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -43,12 +53,21 @@ def test_own_data_has_every_form_that_files_have(form, tmp_path):
     load = Loading(checked, ["north"], own=OwnData(path))
     part = load.data
     kind = {"text, label": Choice, "options": Choice, "messages": Chat}.get(form, Example)
-    assert [client.name for client in part.clients] == ["north"] and load.party and load.names == ["north", "south"]
+    assert (
+        [client.name for client in part.clients] == ["north"]
+        and load.party
+        and load.names == ["north", "south"]
+    )
     assert len(part.clients[0].examples) == 3 and len(part.evaluation[""]) == 1
-    assert {type(example) for example in (*part.clients[0].examples, *part.evaluation[""])} == {kind}
+    assert {type(example) for example in (*part.clients[0].examples, *part.evaluation[""])} == {
+        kind
+    }
     # the same file in a folder that one process has is the same client
     write_lines(tmp_path / "all" / "north.jsonl", FORMS[form])
-    assert checked.task.load_own("north", OwnData(tmp_path / "all"), alone=False).clients == part.clients
+    assert (
+        checked.task.load_own("north", OwnData(tmp_path / "all"), alone=False).clients
+        == part.clients
+    )
 
 
 def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
@@ -58,13 +77,25 @@ def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
     whole = Loading(recipe(), ["south"], own=OwnData(tmp_path / "mine", asked)).data
     assert len(whole.clients[0].examples) == 4 and len(whole.evaluation[""]) == 4
     (tmp_path / "mine.csv").write_text("prompt,response\nx, 1\ny, 2\n")
-    assert len(Loading(recipe(), ["south"], own=OwnData(tmp_path / "mine.csv")).data.clients[0].examples) == 1
+    assert (
+        len(
+            Loading(recipe(), ["south"], own=OwnData(tmp_path / "mine.csv"))
+            .data.clients[0]
+            .examples
+        )
+        == 1
+    )
     more = OwnData(tmp_path / "mine" / "a.jsonl", evaluation=0.0)
     assert Loading(recipe(), ["south"], own=more).data.evaluation == {"": []}
     # of several clients in a process each has its file
-    folder = write_clients(tmp_path / "both", north=FORMS["prompt, completion"], south=FORMS["instruction"][:2])
+    folder = write_clients(
+        tmp_path / "both", north=FORMS["prompt, completion"], south=FORMS["instruction"][:2]
+    )
     both = Loading(recipe(), ["*"], own=OwnData(folder)).data
-    assert [(client.name, len(client.examples)) for client in both.clients] == [("north", 3), ("south", 1)]
+    assert [(client.name, len(client.examples)) for client in both.clients] == [
+        ("north", 3),
+        ("south", 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -72,9 +103,17 @@ def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
     [
         (["north"], None, "north: where is its data"),
         (["north"], OwnData(Path("no.jsonl")), '"no.jsonl"'),
-        (["west"], OwnData(Path("x.jsonl")), "--client west: the recipe's clients are north, south"),
+        (
+            ["west"],
+            OwnData(Path("x.jsonl")),
+            "--client west: the recipe's clients are north, south",
+        ),
         (["north", "south"], OwnData(Path("x.jsonl")), "a folder with a file for each client"),
-        (["north", "south"], OwnData(Path(), Path("x.jsonl")), "--evaluation-file: for one --client"),
+        (
+            ["north", "south"],
+            OwnData(Path(), Path("x.jsonl")),
+            "--evaluation-file: for one --client",
+        ),
     ],
 )
 def test_data_that_is_not_there_is_said(clients, own, text, tmp_path, monkeypatch):
@@ -103,16 +142,25 @@ def test_a_local_file_stands_for_options(tmp_path, monkeypatch):
 
     monkeypatch.setattr(network, "transport", transport)
     monkeypatch.setattr(joining, "Loading", loading)
-    (tmp_path / "r.toml").write_text('rounds = 1\n[task]\nname = "files"\n[method]\nname = "feedsign"\n')
+    (tmp_path / "r.toml").write_text(
+        'rounds = 1\n[task]\nname = "files"\n[method]\nname = "feedsign"\n'
+    )
     done = fedseed("join", tmp_path / "r.toml", "--local", file, "--run", "mine")
     assert (done.returncode, done.stderr) == (2, "fedseed: as far as this goes\n")
     assert given == {
-        "device": "cpu", "clients": ["north"], "own": OwnData(file.parent / "north.jsonl", None, 0.5), "run": "mine",
+        "device": "cpu",
+        "clients": ["north"],
+        "own": OwnData(file.parent / "north.jsonl", None, 0.5),
+        "run": "mine",
         "access": Access("tls://host:1", Path("/keys/north.nk"), file.parent / "ca.pem"),
-    }  # fmt: skip
+    }
     assert (file.parent / "model").is_dir()
-    for text, found in (("rounds = 3", "rounds = 3: unknown key"), ("a", "not valid TOML"),
-                        ("evaluation = 2.0", "--evaluation"), ("[data]\npath = 'x'", "a path")):  # fmt: skip
+    for text, found in (
+        ("rounds = 3", "rounds = 3: unknown key"),
+        ("a", "not valid TOML"),
+        ("evaluation = 2.0", "--evaluation"),
+        ("[data]\npath = 'x'", "a path"),
+    ):
         file.write_text(text)
         done = fedseed("join", tmp_path / "r.toml", "--local", file)
         assert done.returncode == 2 and found in done.stderr, done.stderr
@@ -120,7 +168,8 @@ def test_a_local_file_stands_for_options(tmp_path, monkeypatch):
     assert done.returncode == 2 and "--local" in done.stderr and "can't be read" in done.stderr
 
 
-# -- who takes part ----------------------------------------------------------------------------------------------------
+# -- who takes part
+# ------------------------------------------------------------------------------------------------
 
 
 def parties(task=(), **federation):
@@ -130,14 +179,17 @@ def parties(task=(), **federation):
 
 @pytest.mark.parametrize("path", ["", "data", "here"])
 def test_files_that_nobody_sees_all_of_need_a_list(path, tmp_path, monkeypatch):
-    """The first client to come does not say who there is, nor does a folder with one file at the coordinator."""
+    """The first client to come does not say who there is, nor does a folder with one file at the
+    coordinator.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "north.jsonl").write_text("{}")
     checked = parties({"path": path}, start_with=3)
     with pytest.raises(RecipeError, match=r"who takes part is not said"):
         names_beforehand(checked)
-    with pytest.raises(RecipeError, match=r"who takes part is not said"):  # before anything is asked of a server
+    # before anything is asked of a server
+    with pytest.raises(RecipeError, match=r"who takes part is not said"):
         coordinate(checked, "run", None, tmp_path / "run")
 
 
@@ -164,7 +216,9 @@ def test_in_one_process_the_folder_has_all_parties(tmp_path):
     assert len(two.evaluation[""]) == 4
     enrolled = load_data(parties(task, enrolment="open", start_with=2))
     assert [client.name for client in enrolled.clients] == ["a", "b", "c"]
-    with pytest.raises(RecipeError, match=r"data of d: .*: the folder has no file or folder of this name"):
+    with pytest.raises(
+        RecipeError, match=r"data of d: .*: the folder has no file or folder of this name"
+    ):
         load_data(parties(task, clients=["a", "d"]))
     with pytest.raises(RecipeError, match=r"a: where is its data"):
         load_data(parties(clients=["a"]))

@@ -24,12 +24,17 @@ METHODS = {  # an orbit a round, an orbit by the step, whole weights
 
 
 def scripted(out, method, losses, killed=None, place=None, **settings):
-    """A federation whose validation loss after each round is given; `killed` in a round, at a place."""
+    """A federation whose validation loss after each round is given.
+
+    `killed` in a round, at a place.
+    """
     at = {}
     federation = PROBLEM.federation(
-        METHODS[method], out=out, evaluation=lambda model: {"loss": 1.0, "validation_loss": losses[at["round"]]},
+        METHODS[method],
+        out=out,
+        evaluation=lambda model: {"loss": 1.0, "validation_loss": losses[at["round"]]},
         **settings,
-    )  # fmt: skip
+    )
 
     def wrap(owner, name, known):
         def note(*arguments):
@@ -41,7 +46,8 @@ def scripted(out, method, losses, killed=None, place=None, **settings):
 
     wrap(federation.coordinator, "open", lambda number, *_: number)
     wrap(federation, "publish", lambda step, line: line.round)  # the step is lost
-    wrap(federation, "examine", lambda line, evaluate: line.round)  # the step counts, its line is lost
+    # the step counts, its line is lost
+    wrap(federation, "examine", lambda line, evaluate: line.round)
     return federation
 
 
@@ -77,7 +83,13 @@ def test_any_patience_ends_with_a_summary_and_a_killed_run_where_a_whole_one_end
     method, rounds, every, patience, losses, killed, place, tmp_path_factory
 ):
     folder = tmp_path_factory.mktemp("run")
-    settings = {"rounds": rounds, "evaluate_every": every, "patience": patience, "losses": losses, "method": method}
+    settings = {
+        "rounds": rounds,
+        "evaluate_every": every,
+        "patience": patience,
+        "losses": losses,
+        "method": method,
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "draw", lambda self, folder, metrics: None)
         whole = scripted(folder / "whole", **settings).run()
@@ -85,21 +97,29 @@ def test_any_patience_ends_with_a_summary_and_a_killed_run_where_a_whole_one_end
         assert summary["rounds"] == end and summary["stopped"]["early"] == (end < rounds)
         assert end % every == 0 or end == rounds  # the model at the end was evaluated
         last = whole.metrics[-1]
-        assert summary["final"] == {"loss": last["loss"], "validation_loss": last["validation_loss"]} or math.isnan(
-            last["validation_loss"]
-        )
+        assert summary["final"] == {
+            "loss": last["loss"],
+            "validation_loss": last["validation_loss"],
+        } or math.isnan(last["validation_loss"])
         try:
             again = scripted(folder / "again", **settings, killed=killed, place=place).run()
         except StoppedError:
             again = scripted(folder / "again", **settings).run(resume=True)
-        assert again.summary["rounds"] == end and again.summary["weights_digest"] == summary["weights_digest"]
+        assert (
+            again.summary["rounds"] == end
+            and again.summary["weights_digest"] == summary["weights_digest"]
+        )
         assert str(again.summary["stopped"]) == str(summary["stopped"])
-        assert [line["round"] for line in again.metrics] == [line["round"] for line in whole.metrics]
+        assert [line["round"] for line in again.metrics] == [
+            line["round"] for line in whole.metrics
+        ]
         assert again.summary["exchanged"] == pytest.approx(summary["exchanged"])
     shutil.rmtree(folder)
 
 
-def test_a_run_that_was_to_be_longer_has_the_metrics_of_its_last_evaluation(tmp_path, without_pictures):
+def test_a_run_that_was_to_be_longer_has_the_metrics_of_its_last_evaluation(
+    tmp_path, without_pictures
+):
     losses = [5.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.25]
     settings = {"method": "ferret", "losses": losses, "evaluate_every": 2}
     with pytest.raises(StoppedError):
@@ -110,25 +130,44 @@ def test_a_run_that_was_to_be_longer_has_the_metrics_of_its_last_evaluation(tmp_
 
 def test_what_there_is_nothing_to_stop_by_is_said(problem):
     federation = problem.federation(problem.ferret(), patience=2)
-    with pytest.raises(RecipeError, match='stopping: patience = 2, but the evaluation measures no "validation_loss"'):
+    with pytest.raises(
+        RecipeError,
+        match='stopping: patience = 2, but the evaluation measures no "validation_loss"',
+    ):
         federation.run()
 
 
 @pytest.mark.long
 def test_a_recipe_stops_by_validation_examples(natural_instructions):
-    tiny = ("rounds=9", "task.examples=5", "task.evaluation=1", "task.unseen=0", "task.validation=1",
-            "evaluation.rouge=false", "evaluation.every=1", "method.learning_rate=1e-12",
-            "stopping.patience=2")  # fmt: skip
+    tiny = (
+        "rounds=9",
+        "task.examples=5",
+        "task.evaluation=1",
+        "task.unseen=0",
+        "task.validation=1",
+        "evaluation.rouge=false",
+        "evaluation.every=1",
+        "method.learning_rate=1e-12",
+        "stopping.patience=2",
+    )
     summary = build(read_recipe("small-fedkseed", (*tiny, "method.steps=1"))).run().summary
     assert summary["rounds"] < 9 and summary["stopped"]["early"]
     assert "validation_loss" in summary["final"]
     with pytest.raises(RecipeError, match=r"stopping: task\.name"):
-        words = ("task.name=natural-instructions", f"task.path={natural_instructions()}", "stopping.patience=2")
-        build(read_recipe("published-fedkseed", ("model.base=small", "model.dtype=float32", *words)))
+        words = (
+            "task.name=natural-instructions",
+            f"task.path={natural_instructions()}",
+            "stopping.patience=2",
+        )
+        build(
+            read_recipe("published-fedkseed", ("model.base=small", "model.dtype=float32", *words))
+        )
 
 
 @pytest.mark.parametrize(
-    ("rate", "every", "at"), [(1e-9, 1, 2), (1e-9, 6, 6), (1e-2, 1, None)], ids=["too small", "later", "right"]
+    ("rate", "every", "at"),
+    [(1e-9, 1, 2), (1e-9, 6, 6), (1e-2, 1, None)],
+    ids=["too small", "later", "right"],
 )
 def test_a_run_that_stands_still_says_so_once(rate, every, at):
     heard = Heard()

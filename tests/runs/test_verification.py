@@ -1,4 +1,6 @@
-"""A party finds what was forged in its name, and nothing else, also with another processor's float noise."""
+"""A party finds what was forged in its name, and nothing else, also with another processor's float
+noise.
+"""
 
 import json
 from dataclasses import replace
@@ -27,17 +29,24 @@ QUICK = {"learning_rate": 0.02, "scale": 2e-3, "batch": 32}
 METHODS = {
     "feedsign": FeedSign(**QUICK, votes_per_round=3, basis="rademacher"),
     "zo-fedsgd": ZOFedSGD(**QUICK),
-    "zo-fedsgd-byte": ZOFedSGD(**QUICK, seeds="shared", scalars="byte", population=2, basis="lowrank"),
+    "zo-fedsgd-byte": ZOFedSGD(
+        **QUICK, seeds="shared", scalars="byte", population=2, basis="lowrank"
+    ),
     "fedkseed": FedKSeed(**QUICK, candidates=64, steps=3, importance=True),
     "ferret": Ferret(
-        directions=40, basis="hadamard", blocks="tensor", training={"learning_rate": 0.02, "steps": 2, "batch": 32}
+        directions=40,
+        basis="hadamard",
+        blocks="tensor",
+        training={"learning_rate": 0.02, "steps": 2, "batch": 32},
     ),
 }
 CLIENTS, MINE = 3, 1
 
 
 class Scaled(torch.nn.Module):
-    """Divides by a mean over all inputs: a sum that is split by threads, so its last bits hang on them."""
+    """Divides by a mean over all inputs: a sum that is split by threads, so its last bits hang on
+    them.
+    """
 
     def forward(self, x):
         return x * (x.numel() / (x.abs().flatten() @ torch.ones(x.numel())))
@@ -49,7 +58,9 @@ def federation(method, **settings):
     x = torch.randn(CLIENTS, 60, 4000, generator=g)
     data = [[(row, (row @ teacher).argmax()) for row in part] for part in x]
     torch.manual_seed(0)
-    model = torch.nn.Sequential(Scaled(), torch.nn.Linear(4000, 12), torch.nn.Tanh(), torch.nn.Linear(12, 3))
+    model = torch.nn.Sequential(
+        Scaled(), torch.nn.Linear(4000, 12), torch.nn.Tanh(), torch.nn.Linear(12, 3)
+    )
     objective = Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
     settings = {"seed": 3, "evaluate_every": 1000, "joint": False, **settings}
     return Federation(model, data, method, objective, **settings)
@@ -85,36 +96,52 @@ def check(run, orbit, answers, most=None, seed=0):
 
 
 def verified(run, folder, most=None, seed=0):
-    return check(run, Orbit.open(folder / "model.orbit"), read_answers(folder / "answers.jsonl"), most, seed)
+    return check(
+        run, Orbit.open(folder / "model.orbit"), read_answers(folder / "answers.jsonl"), most, seed
+    )
 
 
 @pytest.mark.parametrize(
     "name, rounds, lies",
     [
         *((name, 8, 2) for name in METHODS),
-        *(pytest.param(name, 300, 20, marks=pytest.mark.slow) for name in METHODS if name != "zo-fedsgd-byte"),
+        *(
+            pytest.param(name, 300, 20, marks=pytest.mark.slow)
+            for name in METHODS
+            if name != "zo-fedsgd-byte"
+        ),
     ],
 )
 def test_all_that_is_forged_is_found_and_nothing_else(name, rounds, lies, tmp_path):
     run = federation(METHODS[name], rounds=rounds, out=tmp_path, answers=True)
-    forged = set(np.random.default_rng(5).choice(np.arange(1, rounds + 1), lies, replace=False).tolist())
+    forged = set(
+        np.random.default_rng(5).choice(np.arange(1, rounds + 1), lies, replace=False).tolist()
+    )
     lied_to(run, forged)
     run.run()
     found = verified(run, tmp_path)
-    assert found.steps == rounds and found.unlike == found.missing == []  # the lies are in the steps, too
+    # the lies are in the steps, too
+    assert found.steps == rounds and found.unlike == found.missing == []
     assert {one.round for one in found.checked if one.verdict == "forged"} == forged
     assert [one.round for one in found.checked] == list(range(1, rounds + 1))
     assert found.digest == run.worker.space.digest()
     # there is noise, and much room between it and what is allowed
-    apart = [abs(one.logged - one.computed) / one.allowed for one in found.checked if one.round not in forged]
+    apart = [
+        abs(one.logged - one.computed) / one.allowed
+        for one in found.checked
+        if one.round not in forged
+    ]
     assert name in ("feedsign", "zo-fedsgd-byte") or 0 < max(apart) < 0.25
     some = verified(run, tmp_path, most=4, seed=9).checked
-    assert len(some) == 4 and set(some) <= set(found.checked)  # by the shared stream: the same seed, the same sample
+    # by the shared stream: the same seed, the same sample
+    assert len(some) == 4 and set(some) <= set(found.checked)
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """An honest run that was stopped after four of eight rounds and taken up again, two of three clients a round."""
+    """An honest run that was stopped after four of eight rounds and taken up again, two of three
+    clients a round.
+    """
     folder = tmp_path_factory.mktemp("kept")
     settings = {"per_round": 2, "out": folder, "answers": True}
     federation(METHODS["zo-fedsgd"], rounds=4, **settings).run()
@@ -126,7 +153,11 @@ def kept(tmp_path_factory):
 def test_steps_that_do_not_follow_from_the_answers_are_found(kept, tmp_path):
     run, folder = kept
     orbit, answers = Orbit.open(folder / "model.orbit"), read_answers(folder / "answers.jsonl")
-    assert list(answers.lines) == list(range(1, 9)) and answers.names == ["client-0", "client-1", "client-2"]
+    assert list(answers.lines) == list(range(1, 9)) and answers.names == [
+        "client-0",
+        "client-1",
+        "client-2",
+    ]
     found = verified(run, folder)
     assert not found.forged and found.record == verified(run, folder).record
     number = found.checked[0].round  # one that the party took part in
@@ -139,8 +170,14 @@ def test_steps_that_do_not_follow_from_the_answers_are_found(kept, tmp_path):
     }
     for what, changed in altered.items():
         lines = {**answers.lines, number: changed}
-        found = check(run, orbit, answers._replace(lines={r: one for r, one in lines.items() if one is not None}))
-        assert (found.unlike, found.missing) == (([], [number]) if what == "none" else ([number], [])), what
+        found = check(
+            run,
+            orbit,
+            answers._replace(lines={r: one for r, one in lines.items() if one is not None}),
+        )
+        assert (found.unlike, found.missing) == (
+            ([], [number]) if what == "none" else ([number], [])
+        ), what
         wrong = [one.round for one in found.checked if one.verdict == "forged"]
         assert wrong == ([number] if what == "swapped" else []), what
     steps = [*orbit.records]  # a step of another round, chained as if it had been there
@@ -160,7 +197,9 @@ def test_a_claim_of_examples_is_on_record(tmp_path):
 
 
 def test_a_vote_within_the_noise_of_zero_may_be_either(tmp_path):
-    """So near to each other float noise decides between two losses: nobody is accused of what it did."""
+    """So near to each other float noise decides between two losses: nobody is accused of what it
+    did.
+    """
     run = federation(FeedSign(**{**QUICK, "scale": 1e-8}), rounds=6, out=tmp_path, answers=True)
     lied_to(run, range(1, 7))
     run.run()
@@ -173,7 +212,11 @@ def test_a_vote_within_the_noise_of_zero_may_be_either(tmp_path):
     [
         (FeedSign(**QUICK, epsilon=1.0), {}, "noise is secret"),
         (FedAvg(), {}, "FeedSign's, ZO-FedSGD's, FedKSeed's and Ferret's can"),
-        (FeedSign(**QUICK), {"secure_sums": SecureSums(threshold=2)}, "never has a single client's answer"),
+        (
+            FeedSign(**QUICK),
+            {"secure_sums": SecureSums(threshold=2)},
+            "never has a single client's answer",
+        ),
         (ZOFedSGD(**QUICK, normalize="ranks", population=2), {}, "method.normalize"),
     ],
 )
@@ -184,9 +227,20 @@ def test_what_can_not_be_verified_is_refused_by_name(method, settings, why):
 
 @pytest.mark.long
 def test_the_command_says_what_was_forged(tmp_path):
-    words = ("--set", "rounds=3", "--set", "federation.answers=true", "--set", "task.examples=60", "--out", "run")
+    words = (
+        "--set",
+        "rounds=3",
+        "--set",
+        "federation.answers=true",
+        "--set",
+        "task.examples=60",
+        "--out",
+        "run",
+    )
     assert fedseed("run", "digits-zo-fedsgd", *words, cwd=tmp_path).returncode == 0
-    right = fedseed("verify", "run", "--client", "client-0[12]", "--sample", "2", "--json", cwd=tmp_path)
+    right = fedseed(
+        "verify", "run", "--client", "client-0[12]", "--sample", "2", "--json", cwd=tmp_path
+    )
     assert right.returncode == 0 and len(json.loads(right.stdout)["checked"]) == 4, right.stderr
     file = tmp_path / "run" / "answers.jsonl"
     lines = file.read_text().splitlines()
@@ -194,10 +248,17 @@ def test_the_command_says_what_was_forged(tmp_path):
     table["answers"]["0"], table["answers"]["1"] = table["answers"]["1"], table["answers"]["0"]
     file.write_text("\n".join([*lines[:2], json.dumps(table), *lines[3:]]) + "\n")
     found = fedseed("verify", "run", "--client", "client-01", "--sample", "all", cwd=tmp_path)
-    assert found.returncode == 1 and "client-01: 2 of 3 answers" in found.stdout and "forged" in found.stdout
+    assert (
+        found.returncode == 1
+        and "client-01: 2 of 3 answers" in found.stdout
+        and "forged" in found.stdout
+    )
     assert "2 of 3 steps follow" in found.stdout and "do not: rounds 2" in found.stdout
     file.write_text("{}\n")
-    assert "not a run's answers" in fedseed("verify", "run", "--client", "client-01", cwd=tmp_path).stderr
+    assert (
+        "not a run's answers"
+        in fedseed("verify", "run", "--client", "client-01", cwd=tmp_path).stderr
+    )
     file.unlink()
     gone = fedseed("verify", "run", "--client", "client-01", cwd=tmp_path)
     assert gone.returncode == 1 and "federation.answers = true" in gone.stderr

@@ -38,13 +38,28 @@ def test_digest_metrics_and_orbit_are_those_of_one_process(tmp_path, name, count
     assert all(seat.process.exitcode is not None for seat in run.team.seats)
 
 
-TINY = ["rounds=2", "federation.per_round=4", "task.clients=4", "task.examples=5", "task.evaluation=1", "task.unseen=0",
-        "task.validation=1", "evaluation.rouge=false"]  # fmt: skip
+TINY = [
+    "rounds=2",
+    "federation.per_round=4",
+    "task.clients=4",
+    "task.examples=5",
+    "task.evaluation=1",
+    "task.unseen=0",
+    "task.validation=1",
+    "evaluation.rouge=false",
+]
 FEDIT = ["small-fedit", "--set", "method.training.steps=2", "--set", "method.training.batch=2"]
 
 
-PLUGIN = ["quickstart-ferret", "--set", "method.training.steps=2", "--set", "aggregation.name=clipped-mean",
-          "--plugin", ROOT / "examples" / "plugin_clipped_mean.py"]  # fmt: skip
+PLUGIN = [
+    "quickstart-ferret",
+    "--set",
+    "method.training.steps=2",
+    "--set",
+    "aggregation.name=clipped-mean",
+    "--plugin",
+    ROOT / "examples" / "plugin_clipped_mean.py",
+]
 
 
 @pytest.mark.long
@@ -60,7 +75,8 @@ def test_the_command_with_workers_ends_with_the_same_files(tmp_path, words):
     assert files[0] == files[1]
 
 
-# -- workers that die --------------------------------------------------------------------------------------------------
+# -- workers that die
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -68,8 +84,13 @@ def test_the_command_with_workers_ends_with_the_same_files(tmp_path, words):
 def test_a_worker_that_is_killed_ends_the_run_and_resume_goes_on(tmp_path, name):
     whole = left_by(federation(name, out=tmp_path / "whole").run().folder)
     run = federation(name, out=tmp_path / "run", workers=workers(name, 2))
-    before(run.coordinator, "open", lambda number, *_: number == 4 and run.team.seats[0].process.kill())
-    with pytest.raises(FedseedError, match=r"worker 1 died \(killed by SIGKILL, .*--resume goes on.*fewer --workers"):
+    before(
+        run.coordinator, "open", lambda number, *_: number == 4 and run.team.seats[0].process.kill()
+    )
+    with pytest.raises(
+        FedseedError,
+        match=r"worker 1 died \(killed by SIGKILL, .*--resume goes on.*fewer --workers",
+    ):
         run.run()
     assert all(seat.process.exitcode is not None for seat in run.team.seats)
     result = federation(name, out=tmp_path / "run", workers=workers(name, 2)).run(resume=True)
@@ -115,7 +136,8 @@ def test_numbers_that_make_no_sense():
         federation("ferret", threads=0)
 
 
-# -- taking up, and ends -----------------------------------------------------------------------------------------------
+# -- taking up, and ends
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -144,7 +166,11 @@ def test_no_worker_outlives_its_run(how, tmp_path):
 
     out, errors = tmp_path / "out", tmp_path / "errors"
     process = start(endless, str(out), str(errors))
-    until(lambda: (out.exists() and out.read_text().endswith("\n")) or process.exitcode is not None, 300, "no worker")
+    until(
+        lambda: (out.exists() and out.read_text().endswith("\n")) or process.exitcode is not None,
+        300,
+        "no worker",
+    )
     pids = [int(word) for word in out.read_text().split()]
     assert len(pids) == 2 and not any(map(gone, pids)), errors.read_text()
     os.kill(process.pid, how)
@@ -152,7 +178,8 @@ def test_no_worker_outlives_its_run(how, tmp_path):
     assert process.exitcode != 0
     until(lambda: all(map(gone, pids)), 60, "a worker is still there")
     said = errors.read_text()
-    assert said.count("KeyboardInterrupt") == (how == signal.SIGINT), said  # the workers say nothing
+    # the workers say nothing
+    assert said.count("KeyboardInterrupt") == (how == signal.SIGINT), said
 
 
 @pytest.mark.long
@@ -168,6 +195,13 @@ def test_workers_of_a_federation_that_never_runs_end_with_it(monkeypatch):
     del made
     gc.collect()
     with pytest.raises(RecipeError, match=r"attack\.clients = 9"):
-        build(read_recipe("quickstart-ferret", [*TINY, "attack.kind=sign", "attack.clients=9"]), workers=2)
+        build(
+            read_recipe("quickstart-ferret", [*TINY, "attack.kind=sign", "attack.clients=9"]),
+            workers=2,
+        )
     processes = [seat.process for team in teams for seat in team.seats if seat.process is not None]
-    assert len(teams) == 2 and len(processes) >= 2 and all(process.exitcode is not None for process in processes)
+    assert (
+        len(teams) == 2
+        and len(processes) >= 2
+        and all(process.exitcode is not None for process in processes)
+    )

@@ -7,7 +7,8 @@ from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import from_float
 
 REFERENCE = load("reference")
-FLAT = ("normal", "truncated_normal", "rademacher", "hadamard")  # bases that do not depend on tensors' shapes
+# bases that do not depend on tensors' shapes
+FLAT = ("normal", "truncated_normal", "rademacher", "hadamard")
 DTYPES = ["float32", "bfloat16", "float16"]
 
 
@@ -40,10 +41,25 @@ def back(found):
     """What kernels have made, as an array."""
     if isinstance(found, np.ndarray):
         return found
-    return found.cpu().numpy() if found.itemsize == 4 else found.cpu().view(torch.int16).numpy().view(np.uint16)
+    return (
+        found.cpu().numpy()
+        if found.itemsize == 4
+        else found.cpu().view(torch.int16).numpy().view(np.uint16)
+    )
 
 
-def check_moved(kernels, parts, dtype, w, start, length, *, scale=-1.3, other=REFERENCE, ways=("apart", "in place")):
+def check_moved(
+    kernels,
+    parts,
+    dtype,
+    w,
+    start,
+    length,
+    *,
+    scale=-1.3,
+    other=REFERENCE,
+    ways=("apart", "in place"),
+):
     expected = np.empty_like(w)
     with np.errstate(over="ignore"):
         other.move(expected, w, dtype, other.prepare(parts, length), scale, start)

@@ -1,4 +1,5 @@
-"""The command line without a process of its own, which would take four seconds to import what this one has.
+"""The command line without a process of its own, which would take four seconds to import what this
+one has.
 
 `forked.py` has it as a process.
 """
@@ -22,7 +23,8 @@ def fedseed(*words, cwd=None):
         stack.enter_context(mock.patch.dict(os.environ, {"COLUMNS": "80"}))
         stack.enter_context(contextlib.redirect_stdout(said))
         stack.enter_context(contextlib.redirect_stderr(errors))
-        for name, module in list(sys.modules.items()):  # a console knows the width from when it was made
+        # a console knows the width from when it was made
+        for name, module in list(sys.modules.items()):
             if name.startswith(("fedseed.cli.", "fedseed_papers.")) and hasattr(module, "console"):
                 stack.enter_context(mock.patch.object(module, "console", type(module.console)()))
         stack.callback(os.chdir, before)
@@ -44,4 +46,6 @@ def well(*words, cwd=None):
 def refused(code, text, *words, cwd=None):
     """One that ends with this code, and says why in one line, in which the text is."""
     done = fedseed(*words, cwd=cwd)
-    assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1, (
+        done.stderr
+    )

@@ -26,7 +26,10 @@ class Block:
 
     @property
     def commands(self):
-        """Command lines without their comments; of a console block the first, before what it prints."""
+        """Command lines without their comments.
+
+        Of a console block the first, before what it prints.
+        """
         joined = re.sub(r"\\\n\s*", " ", self.text)
         lines = [line for line in joined.splitlines() if line.strip()]
         lines = lines[:1] if self.language == "console" else lines
@@ -60,7 +63,10 @@ def all_blocks():
 
 
 def parts(words):
-    """The commands of a line: `a && b | c` has three; for each, whether the one before is its input."""
+    """The commands of a line: `a && b | c` has three.
+
+    For each, whether the one before is its input.
+    """
     made, piped = [[]], [False]
     for word in words:
         if word in ("|", "&&"):
@@ -72,7 +78,10 @@ def parts(words):
 
 
 def fedseed_words(words):
-    """What follows `fedseed` in a command, settings of the environment before it left out; None: another command."""
+    """What follows `fedseed` in a command, settings of the environment before it left out.
+
+    None: another command.
+    """
     rest = list(words)
     while rest and re.fullmatch(r"[A-Z_]+=.*", rest[0]):
         rest.pop(0)

@@ -1,4 +1,7 @@
-"""A Grid in this process: records serialized and read back, nodes that fail and lie; Flower's messages if there."""
+"""A Grid in this process: records serialized and read back, nodes that fail and lie.
+
+Flower's messages if there.
+"""
 
 import itertools
 import uuid
@@ -30,7 +33,12 @@ PAIR = [{"client": "client-0,client-3"}, {"client": "client-[124]"}]
 
 def copied(content):
     """Records as they are after having travelled."""
-    return RecordDict({name: ConfigRecord.inflate(record.deflate()) for name, record in content.config_records.items()})
+    return RecordDict(
+        {
+            name: ConfigRecord.inflate(record.deflate())
+            for name, record in content.config_records.items()
+        }
+    )
 
 
 class Grid:
@@ -40,21 +48,26 @@ class Grid:
         configs: the nodes' configurations.
         recipe: file of the recipe.
         load: makes model and examples in place of the recipe.
-        processes: every message is answered by a process that knows nothing; otherwise one answers all, as an actor.
+        processes: every message is answered by a process that knows nothing; otherwise one answers
+            all, as an actor.
     """
 
     def __init__(self, configs, recipe="", load=None, processes=True, run_config=None):
-        self.nodes = {  # of each its configuration, whether it is there, and what Flower keeps of it
+        # of each its configuration, whether it is there, and what Flower keeps of it
+        self.nodes = {
             number: SimpleNamespace(number=number, config=config, there=True, context=None)
             for number, config in enumerate(configs, start=11)
         }
         self.run_id = uuid.uuid4().int >> 80
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.run_id, 1, 1  # as of Flower's processes
+        # as of Flower's processes
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.run_id, 1, 1
         self.run_config = run_config or {}
         self.processes = processes
         self.answered = []  # kinds of messages, by node
-        self.at = lambda node, message: None  # a test's own: before a message is answered; an error's text, or "lost"
-        self.changed = lambda node, table: table  # what a node that lies says in place of what it would say
+        # a test's own: before a message is answered; an error's text, or "lost"
+        self.at = lambda node, message: None
+        # what a node that lies says in place of what it would say
+        self.changed = lambda node, table: table
         self._replies = {}
         self._ids = itertools.count()
         self._reply = lambda message, context: client.reply(message, context, recipe, load)
@@ -88,7 +101,9 @@ class Grid:
         if self.processes:
             client._SITES.clear()
         if node.context is None:
-            node.context = Context(self.run_id, node.number, node.config, RecordDict(), self.run_config)
+            node.context = Context(
+                self.run_id, node.number, node.config, RecordDict(), self.run_config
+            )
         message.content = copied(message.content)
         reply = self._reply(message, node.context)
         table = self.changed(node, wire.table(reply))
@@ -112,13 +127,18 @@ def written(folder, method, **more):
 
 
 def loading(problem, recipe, figures=None):
-    """The recipe, and what makes a process' part of it; `figures`: what of each of its clients is measured, by name."""
+    """The recipe, and what makes a process' part of it.
+
+    `figures`: what of each of its clients is measured, by name.
+    """
     checked = Recipe.model_validate(recipe)
 
     def load(names):
         hosted = part_of(federation_of(problem, checked), names or ["*"])
         if figures is not None:
-            hosted.evaluate = lambda model: {"by_client": {name: figures(name) for name in hosted.items}}
+            hosted.evaluate = lambda model: {
+                "by_client": {name: figures(name) for name in hosted.items}
+            }
         return hosted
 
     return checked, load
@@ -126,7 +146,9 @@ def loading(problem, recipe, figures=None):
 
 def grid(path, problem, recipe, out, configs=PAIR, figures=None, **more):
     """Nodes of a recipe of the small problem."""
-    return Grid(configs, path, loading(problem, recipe, figures)[1], run_config={"out": str(out)}, **more)
+    return Grid(
+        configs, path, loading(problem, recipe, figures)[1], run_config={"out": str(out)}, **more
+    )
 
 
 def run(grid, path):

@@ -1,7 +1,8 @@
-"""A Grid whose nodes stay: each is a client's end in this process, for the tests that every transport must pass.
+"""A Grid whose nodes stay: each is a client's end in this process, for the tests that every
+transport must pass.
 
-The few classes here stand for Flower's messages; where Flower is installed, tests/flower takes its own.
-"""
+The few classes here stand for Flower's messages; where Flower is installed, tests/flower takes its
+own."""
 
 import asyncio
 import itertools
@@ -44,7 +45,12 @@ class Context:
     """A node's configuration, and what is kept of it; or the ServerApp's."""
 
     def __init__(self, run_id, node_id, node_config, state, run_config):
-        self.run_id, self.node_config, self.state, self.run_config = run_id, node_config, state, run_config
+        self.run_id, self.node_config, self.state, self.run_config = (
+            run_id,
+            node_config,
+            state,
+            run_config,
+        )
 
 
 class Error:
@@ -62,7 +68,10 @@ class Message:
         self.content = None if self.error else content
         answered = None if reply_to is None else reply_to.metadata._message_id
         self.metadata = SimpleNamespace(
-            dst_node_id=dst_node_id, message_type=message_type, _message_id="", reply_to_message_id=answered
+            dst_node_id=dst_node_id,
+            message_type=message_type,
+            _message_id="",
+            reply_to_message_id=answered,
         )
 
     has_error = lambda self: self.error is not None  # noqa: E731
@@ -121,7 +130,9 @@ class Resident(NodeEnd):
         self.said.set()
 
     async def ask(self, client, what, data, seconds):
-        waiting = self._waiting[self._question(client, what, data)] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[self._question(client, what, data)] = (
+            asyncio.get_running_loop().create_future()
+        )
         with suppress(TimeoutError):
             return await asyncio.wait_for(waiting, seconds)
 
@@ -134,7 +145,8 @@ class Grid:
     """Carries messages to nodes that stay, each in the event loop in which it was made."""
 
     def __init__(self):
-        self.nodes, self.losing = {}, set()  # ends by their numbers; ends whose next message is lost
+        # ends by their numbers; ends whose next message is lost
+        self.nodes, self.losing = {}, set()
         self._replies, self._ids, self._tasks = {}, itertools.count(), set()
 
     def join(self, end):
@@ -147,7 +159,9 @@ class Grid:
     def push_messages(self, messages):
         for message in messages:
             message.metadata._message_id = str(next(self._ids))
-            self._loop.call_soon_threadsafe(lambda m=message: self._tasks.add(asyncio.create_task(self._answer(m))))
+            self._loop.call_soon_threadsafe(
+                lambda m=message: self._tasks.add(asyncio.create_task(self._answer(m)))
+            )
         return [message.metadata._message_id for message in messages]
 
     async def _answer(self, message):
@@ -185,7 +199,8 @@ class OverFlower:
     def __init__(self, monkeypatch):
         messages(monkeypatch)
         monkeypatch.setattr(flower, "AGAIN_SECONDS", 0.01)
-        monkeypatch.setattr(flower, "MOST_RESTLESS", math.inf)  # nodes that stay ask to be asked without end
+        # nodes that stay ask to be asked without end
+        monkeypatch.setattr(flower, "MOST_RESTLESS", math.inf)
         self._runs = {}
 
     def transport(self, run):

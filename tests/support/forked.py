@@ -1,8 +1,8 @@
-"""Processes in milliseconds: forks of one that has imported torch and the command line, in place of new ones that do.
+"""Processes in milliseconds: forks of one that has imported torch and the command line, in place of
+new ones that do.
 
-No thread of torch's or numba's is there yet (`forked_ready.py`). A test of what a process imports, or of its start,
-needs a new one.
-"""
+No thread of torch's or numba's is there yet (`forked_ready.py`). A test of what a process imports,
+or of its start, needs a new one."""
 
 import contextlib
 import os
@@ -26,7 +26,8 @@ def start(target, *args):
     alone = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     environment = {**os.environ, **alone, "COLUMNS": "200"}
     process = CONTEXT.Process(target=_begin, args=(environment, target, *args))
-    with mock.patch.dict(os.environ, alone), processes.serving():  # a server with threads could not fork
+    # a server with threads could not fork
+    with mock.patch.dict(os.environ, alone), processes.serving():
         process.start()
     return process
 
@@ -63,7 +64,8 @@ def fedseed_forked(*words, cwd=None, path=(), before=None, beside=None):
         cwd: its working directory.
         path: folders from which it imports as well.
         before: a function of a test's module, called first.
-        beside: a `subprocess.Popen` without which it would wait for ever: killed when that has failed.
+        beside: a `subprocess.Popen` without which it would wait for ever: killed when that has
+            failed.
 
     Returns:
         Its `returncode`, negative after a signal, `stdout` and `stderr`.

@@ -33,7 +33,8 @@ def threads():
 
 CPU = load("cpu")
 before = threads()  # NumPy may have made some, which know of forks
-for basis in ("hadamard", "rademacher", "normal"):  # of small vectors, without threads: no fork would have them
+# of small vectors, without threads: no fork would have them
+for basis in ("hadamard", "rademacher", "normal"):
     spec, weights = Basis(basis, 1).spec, np.ones(8, np.float32)
     prepared = CPU.prepare([Part(spec, 0, np.ones(2, np.float32))], 8)
     CPU.move(weights, weights, "float32", prepared, 0.5, 0)

@@ -1,4 +1,6 @@
-"""A hub of one process that has nothing: the real huggingface_hub asks it over HTTP on this machine."""
+"""A hub of one process that has nothing: the real huggingface_hub asks it over HTTP on this
+machine.
+"""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

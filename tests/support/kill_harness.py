@@ -72,7 +72,10 @@ class Points:
 
 
 def session(name, folder, kind=None, number=0, counts=None):
-    """Run, or go on with, the run in the folder, and die or end; then say how many moments of each kind there were."""
+    """Run, or go on with, the run in the folder, and die or end.
+
+    Then say how many moments of each kind there were.
+    """
     torch.set_num_threads(1)
     points = Points(kind, number)
     points.install()

@@ -1,23 +1,40 @@
-"""What a run leaves that must be the same, whoever computed it and however often it was interrupted."""
+"""What a run leaves that must be the same, whoever computed it and however often it was
+interrupted.
+"""
 
 import json
 
 import pytest
 from safetensors import deserialize, safe_open
 
-UNLIKE = {"seconds", "seconds_per_client", "peak_memory_bytes", "started", "ended", "workers",
-          "worker_peak_memory_bytes"}  # fmt: skip
+UNLIKE = {
+    "seconds",
+    "seconds_per_client",
+    "peak_memory_bytes",
+    "started",
+    "ended",
+    "workers",
+    "worker_peak_memory_bytes",
+}
 
 
 def without_seconds(lines, *keys):
-    """Lines of metrics as tables, without what they took, their sums over all of it, and these keys."""
+    """Lines of metrics as tables, without what they took, their sums over all of it, and these
+    keys.
+    """
     return [{k: v for k, v in line.items() if k not in ("seconds", "sum", *keys)} for line in lines]
 
 
 def left_by(folder):
-    """A run's metrics and summary without what differs, its orbit's or weights' bytes, the names of its files."""
+    """A run's metrics and summary without what differs, its orbit's or weights' bytes, the names of
+    its files.
+    """
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    summary = {k: v for k, v in json.loads((folder / "summary.json").read_text()).items() if k not in UNLIKE}
+    summary = {
+        k: v
+        for k, v in json.loads((folder / "summary.json").read_text()).items()
+        if k not in UNLIKE
+    }
     if (folder / "model.orbit").exists():
         model = (folder / "model.orbit").read_bytes()
     else:  # its metadata come in any order
@@ -32,7 +49,9 @@ class StoppedError(Exception):
 
 
 def before(owner, name, act):
-    """Do something whenever an object's method is called, with its arguments, before it does its work."""
+    """Do something whenever an object's method is called, with its arguments, before it does its
+    work.
+    """
     work = getattr(owner, name)
 
     def both(*arguments):

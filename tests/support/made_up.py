@@ -1,4 +1,6 @@
-"""A client as a method sees it, of which all is made up: its losses, or what training has changed."""
+"""A client as a method sees it, of which all is made up: its losses, or what training has
+changed.
+"""
 
 from contextlib import nullcontext
 
@@ -8,11 +10,20 @@ import numpy as np
 class MadeUp:
     """What a method asks of it, it answers; what a method does to it can be seen.
 
-    `losses` are plus and minus of each direction, `here` is the loss at the weights as they are; `norms` and `products`
-    are those of the blocks of `change`, which training has made.
-    """
+    `losses` are plus and minus of each direction, `here` is the loss at the weights as they are;
+    `norms` and `products` are those of the blocks of `change`, which training has made."""
 
-    def __init__(self, losses=(), here=0.0, change=None, memory=None, norms=(), products=(), number=4, round=2):
+    def __init__(
+        self,
+        losses=(),
+        here=0.0,
+        change=None,
+        memory=None,
+        norms=(),
+        products=(),
+        number=4,
+        round=2,
+    ):
         self.losses, self.here, self.change, self.memory = losses, here, change, memory
         self.norms, self.products, self.number, self.round = norms, products, number, round
         self.calls, self.changes, self.bases, self.skipped = [], [], [], 0

@@ -10,7 +10,10 @@ from torch.utils._pytree import tree_map_only
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations make, as long as they live; those in `known` do not count."""
+    """Counts the bytes of the tensors that operations make, as long as they live.
+
+    Those in `known` do not count.
+    """
 
     def __init__(self, known=()):
         super().__init__()

@@ -52,7 +52,8 @@ class Server:
         if os.environ.get(WITHOUT):
             pytest.skip(f"{WITHOUT} is set")
         assert shutil.which("nats-server"), (
-            f"nats-server is missing: apt-get install nats-server, or set {WITHOUT}=1 to leave these tests out"
+            f"nats-server is missing: apt-get install nats-server, or set {WITHOUT}=1 to leave "
+            "these tests out"
         )
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,15 @@ class Server:
     def start(self):
         command = ["nats-server", "-l", str(self.folder / "server.log")]
         if self.config is None:
-            command += ["-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.folder / "store")]
+            command += [
+                "-a",
+                "127.0.0.1",
+                "-p",
+                str(self.port),
+                "-js",
+                "-sd",
+                str(self.folder / "store"),
+            ]
         else:
             command += ["-c", str(self.config)]
         self.process = subprocess.Popen(command)
@@ -75,7 +84,9 @@ class Server:
         self.process.wait()
 
     def exchange_store(self, kept):
-        """Stop, keep what is stored in a folder that is not there, or come back with what the folder has."""
+        """Stop, keep what is stored in a folder that is not there, or come back with what the
+        folder has.
+        """
         store = (self.folder if self.config is None else self.config.parent) / "store"
         self.kill()
         if kept.exists():
@@ -128,7 +139,9 @@ async def until_async(true, seconds=60, what="it does not come"):
 
 
 class Line:
-    """Passes TCP connections to a port on, keeps all their bytes, and takes some seconds for each of them."""
+    """Passes TCP connections to a port on, keeps all their bytes, and takes some seconds for each
+    of them.
+    """
 
     def __init__(self, port, seconds=0.0):
         self.bytes, self._seconds = bytearray(), seconds
@@ -213,7 +226,10 @@ class Child:
 
     def round(self):
         """The last of which it has said something."""
-        return max((int(line.split()[1]) for line in self.said.splitlines() if line.startswith("round ")), default=0)
+        return max(
+            (int(line.split()[1]) for line in self.said.splitlines() if line.startswith("round ")),
+            default=0,
+        )
 
     def reached(self, number):
         return self.round() >= number
@@ -231,7 +247,9 @@ def _live(order):
         files = (None if order.get(name) is None else Path(order[name]) for name in ("key", "ca"))
         way = transport(Access(order["nats"], *files), order["run"])
         role = {"coordinator": coordinator, "host": host}[order["role"]]
-        digest = role(order, Recipe.model_validate(order["recipe"]), way, Written(order["log"] + ".said"))
+        digest = role(
+            order, Recipe.model_validate(order["recipe"]), way, Written(order["log"] + ".said")
+        )
         Path(order["log"] + ".digest").write_text(digest)
         code = 0
     except BaseException as error:
@@ -263,7 +281,9 @@ class Written(Progress):
 
 
 def coordinator(order, recipe, way, progress):
-    """Args: order: has `out`, and may have `pictures`, `ends_at`: the round whose step it does not write."""
+    """Args: order: has `out`, and may have `pictures`, `ends_at`: the round whose step it does not
+    write.
+    """
     if not order.get("pictures"):
         fedseed.runs.network.draw_apart = lambda *_: None
     close = SecureCoordinator.close
@@ -287,8 +307,8 @@ def host(order, recipe, way, progress):
     - `drift_at`: the round after which its weights are others;
     - `lie`: how it lies in secure sums (`support.secure.LIES`);
     - `silent`: the phase of secure sums in which it says nothing;
-    - `opened`: the folder for what it remembers of them; beside it `openings-NUMBER` has the rounds that it has opened.
-    """
+    - `opened`: the folder for what it remembers of them; beside it `openings-NUMBER` has the rounds
+    that it has opened."""
     if "lie" in order:
         fedseed.federation.secure.SecureClient = partial(Liar, lie=order["lie"])
     if "opened" in order:
@@ -370,7 +390,9 @@ class Network:
         return self._start("coordinator", "coordinator", **{"out": str(self.out), **order})
 
     def host(self, *numbers, **order):
-        return self._start("host", f"host{numbers[0]}", clients=[f"client-{n}" for n in numbers], **order)
+        return self._start(
+            "host", f"host{numbers[0]}", clients=[f"client-{n}" for n in numbers], **order
+        )
 
     def client(self, name, progress, recipe=None, orbit=None):
         """A client in this process."""
@@ -395,13 +417,18 @@ class Network:
         return asyncio.run(ask(Access(self.common["nats"], key, ca), self.run))
 
     def check(self, problem, coordinator, hosts, expected=None):
-        """No step lost or doubled; every client's weights are the orbit's replay, and as expected."""
+        """No step lost or doubled.
+
+        Every client's weights are the orbit's replay, and as expected.
+        """
         digests = {coordinator.digest, *(host.digest for host in hosts)}
         assert len(digests) == 1, digests
         recipe = Recipe.model_validate(self.recipe)
         if not recipe.method.catch_up.replaces:
             orbit = Orbit.open(self.out / "model.orbit")
-            assert orbit.complete and [r.round for r in orbit.steps()] == list(range(1, recipe.rounds + 1))
+            assert orbit.complete and [r.round for r in orbit.steps()] == list(
+                range(1, recipe.rounds + 1)
+            )
             assert {orbit.replay(problem.model())} == digests
             if not self.stores_steps():  # otherwise the log has references to them
                 assert [m.payload for m in self.steps()] == [r.payload for r in orbit.steps()]
@@ -415,13 +442,19 @@ class Network:
     def steps(self):
         """The step messages of the server's log, in order; each stands there once."""
         entries = asyncio.run(self._entries())
-        steps = [Message.decode(read_step(e)[1]) for e in entries if e.kind == "T" and read_step(e)[1][:2] == b"FS"]
+        steps = [
+            Message.decode(read_step(e)[1])
+            for e in entries
+            if e.kind == "T" and read_step(e)[1][:2] == b"FS"
+        ]
         assert [s.round for s in steps] == list(range(1, len(steps) + 1))
         return steps
 
     def stores_steps(self):
         """Whether steps were so large that the object store has them."""
-        return any(e.kind == "T" and is_stored(read_step(e)[1]) for e in asyncio.run(self._entries()))
+        return any(
+            e.kind == "T" and is_stored(read_step(e)[1]) for e in asyncio.run(self._entries())
+        )
 
     async def _entries(self):
         key, ca = (self.common.get(name) and Path(self.common[name]) for name in ("key", "ca"))
@@ -436,19 +469,28 @@ class Network:
 
 
 def repeats(refusals):
-    """Whether nothing was refused but answers that came twice: where all is slow, a plan goes out once more."""
-    return all("has answered round" in reason for reasons in refusals.values() for reason in reasons)
+    """Whether nothing was refused but answers that came twice: where all is slow, a plan goes out
+    once more.
+    """
+    return all(
+        "has answered round" in reason for reasons in refusals.values() for reason in reasons
+    )
 
 
 def federation_of(problem, recipe, **more):
     """The small problem's federation as a recipe, or its table, wants it."""
     checked = Recipe.model_validate(recipe)
     settings = {
-        "rounds": checked.rounds, "seed": checked.seed, "per_round": checked.federation.count(len(problem.clients)),
-        "evaluate_every": checked.evaluation.every, "digest_every": checked.evaluation.digest_every,
-        "joint": checked.federation.joint, "digest": checked.model.digest,
-        "secure_sums": checked.secure_sums, "aggregation": checked.aggregation,
-    }  # fmt: skip
+        "rounds": checked.rounds,
+        "seed": checked.seed,
+        "per_round": checked.federation.count(len(problem.clients)),
+        "evaluate_every": checked.evaluation.every,
+        "digest_every": checked.evaluation.digest_every,
+        "joint": checked.federation.joint,
+        "digest": checked.model.digest,
+        "secure_sums": checked.secure_sums,
+        "aggregation": checked.aggregation,
+    }
     return problem.federation(checked.method, **{**settings, **more})
 
 

@@ -1,7 +1,7 @@
 """byzfl's rules and attacks (MIT), which ours are laid beside.
 
-Its package imports torchvision for its data sets, which nothing here needs: the modules of rules are loaded without it.
-"""
+Its package imports torchvision for its data sets, which nothing here needs: the modules of rules
+are loaded without it."""
 
 import importlib
 import sys
@@ -12,7 +12,10 @@ import pytest
 
 
 def byzfl(name):
-    """A module of byzfl, such as "aggregators"; the test is skipped where it is not installed (`make setup` does)."""
+    """A module of byzfl, such as "aggregators".
+
+    The test is skipped where it is not installed (`make setup` does).
+    """
     if "byzfl" not in sys.modules:
         found = find_spec("byzfl")
         if found is None:

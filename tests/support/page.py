@@ -1,4 +1,6 @@
-"""Reads a page as a browser does: whether it holds together, what it says, and whether it would ask for anything."""
+"""Reads a page as a browser does: whether it holds together, what it says, and whether it would ask
+for anything.
+"""
 
 import re
 from html.parser import HTMLParser
@@ -23,7 +25,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         self.refers += [
-            value for key, value in attrs if key in ("src", "href", "xlink:href", "action", "data", "srcset")
+            value
+            for key, value in attrs
+            if key in ("src", "href", "xlink:href", "action", "data", "srcset")
         ]
         if tag not in ALONE:
             self.open.append(tag)

@@ -1,4 +1,6 @@
-"""What a process over a network would hold of a federation that is in one process and has not run."""
+"""What a process over a network would hold of a federation that is in one process and has not
+run.
+"""
 
 from dataclasses import replace
 
@@ -8,4 +10,6 @@ from fedseed.runs.joining import matching
 def part_of(simulation, clients):
     """The part of some clients, by names or patterns."""
     whole = simulation.hosted
-    return replace(whole, items={name: whole.items[name] for name in matching(clients, whole.names)})
+    return replace(
+        whole, items={name: whole.items[name] for name in matching(clients, whole.names)}
+    )

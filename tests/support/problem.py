@@ -1,4 +1,6 @@
-"""A small real problem that trains in milliseconds: a linear teacher, learnt by a two-layer network."""
+"""A small real problem that trains in milliseconds: a linear teacher, learnt by a two-layer
+network.
+"""
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -10,18 +12,40 @@ from fedseed.training.settings import LocalTraining
 STEPS = {"learning_rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
 TRAINING = LocalTraining(**STEPS)
 METHODS = {  # as recipes have them
-    "ferret": {"name": "ferret", "directions": 300, "basis": "hadamard", "blocks": "one", "seeds": "shared",
-               "allocation": "previous", "training": STEPS},
+    "ferret": {
+        "name": "ferret",
+        "directions": 300,
+        "basis": "hadamard",
+        "blocks": "one",
+        "seeds": "shared",
+        "allocation": "previous",
+        "training": STEPS,
+    },
     "feedsign": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
-    "fedkseed-pro": {"name": "fedkseed", "basis": "hadamard", "basis_size": 64, "candidates": 64, "steps": 6,
-                     "learning_rate": 1e-2, "scale": 1e-3, "batch": 8, "importance": True},
+    "fedkseed-pro": {
+        "name": "fedkseed",
+        "basis": "hadamard",
+        "basis_size": 64,
+        "candidates": 64,
+        "steps": 6,
+        "learning_rate": 1e-2,
+        "scale": 1e-3,
+        "batch": 8,
+        "importance": True,
+    },
     "zo-fedsgd": {"name": "zo-fedsgd", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
     "fedavg": {"name": "fedavg", "global_rate": 1.5, "training": STEPS},
     "fedadam": {"name": "fedavg", "server": "adam", "global_rate": 0.01, "training": STEPS},
     "fedsgd": {"name": "fedsgd", "learning_rate": 0.1, "batch": 8},
-    "fedmezo": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4, "learning_rate": 1e-2,
-                "batch": 8},
-}  # fmt: skip
+    "fedmezo": {
+        "name": "fedmezo",
+        "travel": "tensors",
+        "personal": "update",
+        "steps": 4,
+        "learning_rate": 1e-2,
+        "batch": 8,
+    },
+}
 
 
 class Problem:
@@ -46,13 +70,27 @@ class Problem:
 
     def model(self):
         torch.manual_seed(0)
-        return torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Linear(32, 5)).to(self.dtype)
+        return torch.nn.Sequential(
+            torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Linear(32, 5)
+        ).to(self.dtype)
 
     def ferret(self, **settings):
-        defaults = {"directions": 300, "basis": "hadamard", "blocks": "one", "seeds": "shared", "training": TRAINING}
+        defaults = {
+            "directions": 300,
+            "basis": "hadamard",
+            "blocks": "one",
+            "seeds": "shared",
+            "training": TRAINING,
+        }
         return Ferret(**{**defaults, **settings})
 
     def federation(self, method, **settings):
         objective = Supervised(lambda out, y: cross_entropy(out.float(), y, reduction="none"))
-        defaults = {"rounds": 6, "per_round": 3, "seed": 3, "evaluation": {"": self.test}, "evaluate_every": 2}
+        defaults = {
+            "rounds": 6,
+            "per_round": 3,
+            "seed": 3,
+            "evaluation": {"": self.test},
+            "evaluate_every": 2,
+        }
         return Federation(self.model(), self.clients, method, objective, **{**defaults, **settings})

@@ -37,7 +37,9 @@ class Talk:
         self.base = self.reception.base
         return self
 
-    async def hello(self, names, party=True, attach=True, host=None, header=None, weights=None, **more):
+    async def hello(
+        self, names, party=True, attach=True, host=None, header=None, weights=None, **more
+    ):
         """A process of some clients comes; what it is told, once the start has looked at it."""
         host = host or names[0]
         for name in names if attach else ():

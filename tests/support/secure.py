@@ -27,7 +27,9 @@ def converse(asking, say):
         asks = next(asking)
         while True:
             answers = {client: say(client, ask) for client, ask in asks.items()}
-            asks = asking.send({client: answer for client, answer in answers.items() if answer is not None})
+            asks = asking.send(
+                {client: answer for client, answer in answers.items() if answer is not None}
+            )
     except StopIteration as done:
         return done.value
 
@@ -41,7 +43,9 @@ def in_the_clear():
 
 
 class Room:
-    """Args: how many clients; how many open; gone: phase -> who is silent from there on; changed: what is done to what.
+    """Args: how many clients; how many open; gone: phase -> who is silent from there on.
+
+    Changed: what is done to what.
 
     `changed` is called with (client, phase, answer) and returns what the coordinator gets.
     """
@@ -61,7 +65,9 @@ class Room:
         phase = unframed(ask)[0]
         if client in self.gone.get(phase, ()):
             return None
-        answer = self.changed(client, phase, self.clients[client].answer(self.asked(client, phase, ask)))
+        answer = self.changed(
+            client, phase, self.clients[client].answer(self.asked(client, phase, ask))
+        )
         if answer is not None:
             self.heard.append((client, phase, answer))
         return answer
@@ -69,7 +75,9 @@ class Room:
     def lies(self, client, lie):
         """A client lies from now on."""
         honest = self.clients[client]
-        self.clients[client] = Liar(client, honest.threshold, self.form, honest.identity, self.known, lie=lie)
+        self.clients[client] = Liar(
+            client, honest.threshold, self.form, honest.identity, self.known, lie=lie
+        )
 
     def round(self, values, round=1):
         """A round, as often as it takes: the sum, who is in it, and the attempts."""
@@ -84,7 +92,11 @@ class Room:
 
         self.say = quietly
         for attempt in range(20):
-            there = [client for client in self.clients if client not in self.summing.barred and client not in out]
+            there = [
+                client
+                for client in self.clients
+                if client not in self.summing.barred and client not in out
+            ]
             try:
                 self.prepare(round, attempt, there)
                 asking = self.summing.open(round, attempt, self.vectors(values, round, attempt))
@@ -95,7 +107,9 @@ class Room:
                 self.summing.doubted.clear()
 
     def prepare(self, round=1, attempt=0, clients=None):
-        return converse(self.summing.prepare(round, attempt, clients or sorted(self.clients)), self.say)
+        return converse(
+            self.summing.prepare(round, attempt, clients or sorted(self.clients)), self.say
+        )
 
     def vectors(self, values, round=1, attempt=0):
         """Masked words of the members who do not go before they send them."""
@@ -119,17 +133,35 @@ class Room:
 
 
 LIES = (
-    "weak keys", "no keys", "unreadable", "unreadable to one", "unreadable, and shows nothing", "other hashes",
-    "wrong shares", "wrong shares to one", "another secret", "too few parts", "accuses one", "accuses all",
-    "accuses with another part", "signs rubbish", "another share", "shares of nothing", "nobody's signature",
-    "wrong shares, and is silent", "accuses all, and deals wrongly",
-)  # fmt: skip
+    "weak keys",
+    "no keys",
+    "unreadable",
+    "unreadable to one",
+    "unreadable, and shows nothing",
+    "other hashes",
+    "wrong shares",
+    "wrong shares to one",
+    "another secret",
+    "too few parts",
+    "accuses one",
+    "accuses all",
+    "accuses with another part",
+    "signs rubbish",
+    "another share",
+    "shares of nothing",
+    "nobody's signature",
+    "wrong shares, and is silent",
+    "accuses all, and deals wrongly",
+)
 ABSURD = "a sum that can't be"  # 1,000 votes, or a weight of 2^40: its other messages are right
-UNPROVEN = {"nobody's signature", "unreadable, and shows nothing"}  # nothing that they have signed shows it
+# nothing that they have signed shows it
+UNPROVEN = {"nobody's signature", "unreadable, and shows nothing"}
 
 
 class Liar(SecureClient):
-    """A client that breaks the rules in one way of `LIES`, as often as it can, and signs what it says."""
+    """A client that breaks the rules in one way of `LIES`, as often as it can, and signs what it
+    says.
+    """
 
     def __init__(self, *arguments, lie, silent=(), **more):
         super().__init__(*arguments, **more)
@@ -144,7 +176,10 @@ class Liar(SecureClient):
 
     def answer(self, ask):
         phase = unframed(ask)[0]
-        hides = {"unreadable, and shows nothing": Phase.REVEAL, "wrong shares, and is silent": Phase.OPEN}
+        hides = {
+            "unreadable, and shows nothing": Phase.REVEAL,
+            "wrong shares, and is silent": Phase.OPEN,
+        }
         if phase in self.silent or hides.get(self.lie) is phase:
             raise MessageError("silent")
         try:
@@ -155,7 +190,9 @@ class Liar(SecureClient):
 
     def _keys(self, setup, body):
         found = super()._keys(setup, body)
-        return {"weak keys": found[:64] + bytes(32) + found[96:], "no keys": found[:-5]}.get(self.lie, found)
+        return {"weak keys": found[:64] + bytes(32) + found[96:], "no keys": found[:-5]}.get(
+            self.lie, found
+        )
 
     def _shares(self, setup, body):
         found = super()._shares(setup, body)
@@ -165,12 +202,16 @@ class Liar(SecureClient):
             return found[: len(found) // 2]
         if self.lie == "another secret":
             secrets = [token_bytes(16) for _ in range(2 * setup.terms.count)]
-            setup.dealt = deal(secrets, setup.terms.setup, self.number, setup.bundles, setup.terms.threshold)
+            setup.dealt = deal(
+                secrets, setup.terms.setup, self.number, setup.bundles, setup.terms.threshold
+            )
         for holder in victims:
             key, part = setup.dealt[holder]
             shares = [randbelow(PRIME).to_bytes(SHARE_BYTES, "little") for _ in part.hashes]
             use = about(setup.terms.setup, self.number, holder)
-            text = keys.seal(keys.agreed(key, setup.bundles[holder].sealing, use), b"".join(shares), use)
+            text = keys.seal(
+                keys.agreed(key, setup.bundles[holder].sealing, use), b"".join(shares), use
+            )
             if "unreadable" in self.lie:
                 part = replace(part, text=token_bytes(len(part.text)))
             elif self.lie == "other hashes":
@@ -186,7 +227,11 @@ class Liar(SecureClient):
             setup.members = read_numbers(body)[0]  # it goes on whatever it got
             return found
         members, rest = read_numbers(body)
-        others = [(m, data) for m, data in zip(members, pieces(rest, len(members)), strict=True) if m != self.number]
+        others = [
+            (m, data)
+            for m, data in zip(members, pieces(rest, len(members)), strict=True)
+            if m != self.number
+        ]
         whom = others if "all" in self.lie else others[-1:]
         digests = [sha256(data + b"!" * ("another" in self.lie)).digest() for _, data in whom]
         return numbers([member for member, _ in whom]) + b"".join(digests)

@@ -7,7 +7,8 @@ import torch
 from fedseed.federation.network_client import NetworkClient
 from fedseed.runs.network import coordinate
 
-LOADING = threading.Lock()  # models are drawn by torch's global generator, and loaded by transformers one at a time
+# models are drawn by torch's global generator, and loaded by transformers one at a time
+LOADING = threading.Lock()
 
 
 class Together:
@@ -43,7 +44,9 @@ class Together:
         """A process of clients; `load` makes its part of the federation."""
 
         def live():
-            self.clients[name] = NetworkClient(self.way(), self.run, load, self.checked.rounds, progress)
+            self.clients[name] = NetworkClient(
+                self.way(), self.run, load, self.checked.rounds, progress
+            )
             return self.clients[name].run()
 
         self.begin(name, live)

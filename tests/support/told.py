@@ -12,7 +12,9 @@ CLIENTS = 4
 
 
 def data(kind):
-    """Clients' examples: of one kind all alike, of the other none, few, many, and one whose losses are no numbers."""
+    """Clients' examples: of one kind all alike, of the other none, few, many, and one whose losses
+    are no numbers.
+    """
     g = torch.Generator().manual_seed({"plain": 1, "odd": 2}[kind])
     sizes = {"plain": [40] * CLIENTS, "odd": [40, 0, 9, 130]}[kind]
     made = []
@@ -29,7 +31,9 @@ def fields(value, prefix=""):
     if isinstance(value, dict):
         for key, inner in value.items():
             name = f"{prefix}{'NAME' if re.fullmatch('client-[0-9]+', key) else key}"
-            yield from fields(inner, f"{name}.") if isinstance(inner, dict | list) and inner else [name]
+            yield from (
+                fields(inner, f"{name}.") if isinstance(inner, dict | list) and inner else [name]
+            )
     elif isinstance(value, list):
         for inner in value:
             yield from fields(inner, prefix) if isinstance(inner, dict) else [prefix.rstrip(".")]
@@ -38,9 +42,20 @@ def fields(value, prefix=""):
 
 
 CHANCE = {
-    "epoch", "at", "seconds", "seconds_per_client", "began", "started", "ended", "peak_memory_bytes", "waits",
-    "memory_bytes", "command", "refused", "refusals",  # a plan goes out once more where all is slow
-}  # fmt: skip
+    "epoch",
+    "at",
+    "seconds",
+    "seconds_per_client",
+    "began",
+    "started",
+    "ended",
+    "peak_memory_bytes",
+    "waits",
+    "memory_bytes",
+    "command",
+    "refused",
+    "refusals",  # a plan goes out once more where all is slow
+}
 
 
 def still(value):
@@ -52,7 +67,11 @@ def still(value):
 
 def listed(page=PAGE):
     """The tables of a page: fields by place."""
-    part = page.read_text(encoding="utf-8").split("<!-- told: begin -->")[1].split("<!-- told: end -->")[0]
+    part = (
+        page.read_text(encoding="utf-8")
+        .split("<!-- told: begin -->")[1]
+        .split("<!-- told: end -->")[0]
+    )
     found = defaultdict(set)
     for line in part.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:]]
@@ -68,14 +87,19 @@ def in_files(folder):
         text = file.read_text(encoding="utf-8") if file.suffix in (".jsonl", ".json") else ""
         found[file.name] = set()
         if file.suffix == ".jsonl":
-            found[file.name] = {field for line in text.splitlines() for field in fields(json.loads(line))}
+            found[file.name] = {
+                field for line in text.splitlines() for field in fields(json.loads(line))
+            }
         elif file.name == "summary.json":
             found[file.name] = set(fields(json.loads(text)))
     return found
 
 
 def contents(folder):
-    """The files of a run, without what time and chance alone decide; report.html shows the others."""
+    """The files of a run, without what time and chance alone decide.
+
+    Report.html shows the others.
+    """
     found = {}
     for file in sorted(folder.iterdir()):
         if file.suffix == ".jsonl":

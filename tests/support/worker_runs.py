@@ -36,7 +36,10 @@ RUNS = {
     "fedmezo": (FedMeZO(**FAST, steps=4, personal="loss-5"), {}),
     "fedmezo-tensors": (FedMeZO(**FAST, steps=4, personal="update", travel="tensors"), {}),
     "topk": (TopK(share=0.1, training=TRAINING), {}),
-    "attacked": (ZOFedSGD(**FAST), {**STEPS, "joint": False, "attack": "random", "attackers": [1, 4], "per_round": 5}),
+    "attacked": (
+        ZOFedSGD(**FAST),
+        {**STEPS, "joint": False, "attack": "random", "attackers": [1, 4], "per_round": 5},
+    ),
 }
 
 
@@ -88,7 +91,9 @@ def federation(name, act=None, **settings):
         return problem.federation(method, **own)
     problem.clients[2] = [(torch.full_like(x, SPOILT), y) for x, y in problem.clients[2]]
     defaults = {"rounds": 6, "seed": 3, "evaluation": {"": problem.test}, "evaluate_every": 2}
-    return Federation(problem.model(), problem.clients, method, Spoilt(ACTS[act]), **{**defaults, **own})
+    return Federation(
+        problem.model(), problem.clients, method, Spoilt(ACTS[act]), **{**defaults, **own}
+    )
 
 
 def hosted(name, act=None, **settings):
@@ -112,7 +117,8 @@ def endless(out, errors):
     run = federation("ferret", "stay", workers=workers("ferret", 2, "stay"))
 
     def tell():
-        while not all(seat.start is not None for seat in run.team.seats):  # loaded: one works for client 2
+        # loaded: one works for client 2
+        while not all(seat.start is not None for seat in run.team.seats):
             time.sleep(0.02)
         print(*(seat.process.pid for seat in run.team.seats), flush=True)
 

@@ -1,4 +1,6 @@
-"""The zeroth-order methods on a small real problem: three classes by a linear teacher, five clients."""
+"""The zeroth-order methods on a small real problem: three classes by a linear teacher, five
+clients.
+"""
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -15,7 +17,9 @@ QUICK = {"learning_rate": 0.02, "scale": 1e-3, "batch": 8}
 
 def model(dtype=torch.float32):
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).to(dtype)
+    return torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).to(
+        dtype
+    )
 
 
 def data(clients=5, dtype=torch.float32):

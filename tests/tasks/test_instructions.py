@@ -10,14 +10,17 @@ from fedseed.errors import RecipeError
 from fedseed.tasks.families import families, instances
 from fedseed.tasks.instructions import InstructionsTask
 
-# Changes whenever a family, a wording or a word of the world does; the committed base was made from this corpus.
+# Changes whenever a family, a wording or a word of the world does; the committed base was made from
+# this corpus.
 KNOWN_DIGEST = "342aebd8670411511715073847b0737f085e923d7c41c0261cdddc6eda6315b6"
 
 
 def test_the_corpus_is_the_same_on_any_machine():
     drawn = [one for family in families() for one in instances(family, 60, seed=0)]
     text = "\n".join(f"{one.instruction}|{one.input}|{one.output}" for one in drawn)
-    statements = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "make_base.py"))["statements"]
+    statements = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "make_base.py"))[
+        "statements"
+    ]
     text += "\n".join(statements(0, 1000))
     assert hashlib.sha256(text.encode()).hexdigest() == KNOWN_DIGEST
 
@@ -45,15 +48,24 @@ def test_choosing_settings_never_sees_the_test_instances():
 
 def test_families_are_named_and_asked_in_another_form():
     names = ["count_items", "sort_down", "home_of"]  # of all three groups
-    task = InstructionsTask(clients=3, families_per_client=1, families=names, examples=4, evaluation=2, unseen=0)
+    task = InstructionsTask(
+        clients=3, families_per_client=1, families=names, examples=4, evaluation=2, unseen=0
+    )
     data = task.load()
     assert {label for client in data.clients for label in client.labels} == set(names)
     asked = task.model_copy(update={"prompt": "question"}).load()
     for plain, other in zip(data.evaluation[""], asked.evaluation[""], strict=True):
         assert plain.response == other.response and plain.prompt.startswith("### Instruction:\n")
-        words = plain.prompt.replace("### Instruction:\n", "").replace("\n\n### Input:", "").removesuffix("\n")
+        words = (
+            plain.prompt.replace("### Instruction:\n", "")
+            .replace("\n\n### Input:", "")
+            .removesuffix("\n")
+        )
         assert other.prompt == f"Question: {words.removesuffix('### Response:').rstrip()}\nAnswer:"
-    for wrong, problem in ((["sort_dwn"], "did you mean sort_down"), (["home_of"] * 2, "'home_of': twice")):
+    for wrong, problem in (
+        (["sort_dwn"], "did you mean sort_down"),
+        (["home_of"] * 2, "'home_of': twice"),
+    ):
         with pytest.raises(RecipeError, match=problem):
             InstructionsTask(families=wrong).load()
     with pytest.raises(RecipeError, match="60 families are needed, there are 3"):

@@ -9,9 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from fedseed.tasks.metrics import SCORES, RougeTokens, exact_match, f1, final_number, last_number, normalised, rouge_l
+from fedseed.tasks.metrics import (
+    SCORES,
+    RougeTokens,
+    exact_match,
+    f1,
+    final_number,
+    last_number,
+    normalised,
+    rouge_l,
+)
 
-# Latin letters with and without accents, digits, punctuation, symbols: all that text in Latin letters is made of
+# Latin letters with and without accents, digits, punctuation, symbols: all that text in Latin
+# letters is made of
 LATIN = st.text(
     st.one_of(
         st.characters(min_codepoint=9, max_codepoint=0x24F),
@@ -33,7 +43,10 @@ def test_rouge_l_of_latin_text_is_rouge_scores_own(said, right):
     [
         ("Привет, мир! 42", ["привет", "мир", "42"]),
         ("Θα πάω αύριο", ["θα", "πάω", "αύριο"]),
-        ("東京タワー。", ["東", "京", "タ", "ワー"]),  # the long vowel's sign belongs to its syllable
+        (
+            "東京タワー。",
+            ["東", "京", "タ", "ワー"],
+        ),  # the long vowel's sign belongs to its syllable
         ("नमस्ते दुनिया", ["नमस्ते", "दुनिया"]),  # vowel signs stay in their words
         ("مرحبا بالعالم ٤٢", ["مرحبا", "بالعالم", "٤٢"]),
         ("the Москва2 café", ["the", "москва", "2", "caf"]),
@@ -54,7 +67,8 @@ def test_tokens_of_other_scripts(text, tokens):
     ],
 )
 def test_rouge_l_by_hand(said, right, expected):
-    assert SCORES["rouge_l"]([said], [[right, said]]) == pytest.approx(expected)  # the first answer counts
+    # the first answer counts
+    assert SCORES["rouge_l"]([said], [[right, said]]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -23,17 +23,27 @@ def test_each_train_task_is_a_client_and_test_tasks_are_evaluated_on(natural_ins
         test={"task003_c": rows(40, "c"), "task004_d": rows(7, "d"), "task005_e": rows(1500, "e")},
     )
     data = load(folder)
-    assert [(c.name, len(c.examples)) for c in data.clients] == [("task001_a", 20), ("task002_b", 10)]  # 20%, floor
-    counts = {letter: sum(f"\n{letter} " in e.prompt for e in data.evaluation[""]) for letter in "cde"}
+    # 20%, floor
+    assert [(c.name, len(c.examples)) for c in data.clients] == [
+        ("task001_a", 20),
+        ("task002_b", 10),
+    ]
+    counts = {
+        letter: sum(f"\n{letter} " in e.prompt for e in data.evaluation[""]) for letter in "cde"
+    }
     assert counts == {"c": 20, "d": 7, "e": 30}  # max(20, 2%), as far as there are so many
     example = data.clients[0].examples[0]
     number = example.response.removeprefix("answer ")  # the first output
     assert example.prompt == (
-        "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
-        "response that appropriately completes the request.\n\n"
+        "Below is an instruction that describes a task, paired with an input that provides further "
+        "context. Write a response that appropriately completes the request.\n\n"
         f"### Instruction:\nDo what task001_a says.\n\n### Input:\na {number}\n\n### Response:"
     )
-    texts = [e.prompt for part in (*(c.examples for c in data.clients), data.evaluation[""]) for e in part]
+    texts = [
+        e.prompt
+        for part in (*(c.examples for c in data.clients), data.evaluation[""])
+        for e in part
+    ]
     assert len(set(texts)) == len(texts)  # nothing is drawn twice
 
 
@@ -49,9 +59,14 @@ def test_what_is_left_out_is_counted(natural_instructions):
     )
     data = load(folder)
     assert [c.name for c in data.clients] == ["task001_a"]
-    assert len(data.clients[0].examples) == 4 and all("y" * 1023 in e.prompt for e in data.clients[0].examples)
+    assert len(data.clients[0].examples) == 4 and all(
+        "y" * 1023 in e.prompt for e in data.clients[0].examples
+    )
     train, test = data.notes
-    assert "2 of 3 tasks left out (fewer than 20 usable instances)" in train and "1 task gives 4 examples" in train
+    assert (
+        "2 of 3 tasks left out (fewer than 20 usable instances)" in train
+        and "1 task gives 4 examples" in train
+    )
     assert "12 of 70 instances left out (input of 1,024 characters or more)" in train
     assert "1 of 2 tasks left out" in test and "7 of 10 instances left out" in test
     refused("nothing is left of the data .*3 of 3 tasks left out", folder, max_input_chars=1)
@@ -61,8 +76,13 @@ def test_some_clients_and_a_validation_set(natural_instructions):
     train = {f"task{i:03d}_t": rows(100, f"t{i}") for i in range(8)}
     folder = natural_instructions(train=train, test={"task900_u": rows(30, "u")})
     everybody, some = load(folder), load(folder, clients=3)
-    assert len(everybody.clients) == 8 and len(some.clients) == 3 and some.notes[-1] == "3 clients of 8 train tasks"
-    assert all(client in everybody.clients for client in some.clients)  # what is drawn of a task stays
+    assert (
+        len(everybody.clients) == 8
+        and len(some.clients) == 3
+        and some.notes[-1] == "3 clients of 8 train tasks"
+    )
+    # what is drawn of a task stays
+    assert all(client in everybody.clients for client in some.clients)
     assert some.clients != load(folder, clients=3, seed=1).clients and not everybody.validation
     kept = load(folder, clients=3, validation=0.25)
     assert [len(c.examples) for c in kept.clients] == [15] * 3 and len(kept.validation) == 15
@@ -82,5 +102,7 @@ def test_missing_and_unreadable_files_are_named(natural_instructions, tmp_path):
     (folder / "splits" / "default" / "test_tasks.txt").write_text("task900_test\ntask901_gone\n")
     refused(r"task901_gone.json: there is no such file; splits/default lists this task", folder)
     task = folder / "tasks" / "task001_copy.json"
-    task.write_text(task.read_text().replace('"input"', '"put in"', 4).replace('"put in"', '"input"', 3))
+    task.write_text(
+        task.read_text().replace('"input"', '"put in"', 4).replace('"put in"', '"input"', 3)
+    )
     refused(r'task001_copy.json: Instances\[2\]: no "input"', folder)

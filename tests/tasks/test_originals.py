@@ -41,7 +41,8 @@ def test_loads_splits_and_deals(name, original):
     assert tuning.evaluation == {"": data.validation} and tuning.clients == data.clients
 
 
-# -- what a row becomes --------------------------------------------------------------------------------------------
+# -- what a row becomes
+# --------------------------------------------------------------------------------------------
 
 
 def first(name, folder, text=None, file=None):
@@ -55,30 +56,70 @@ def first(name, folder, text=None, file=None):
 NLI = (" Yes", " Maybe", " No")
 PROMPTS = {
     "sst2": Choice("train film 0 is so-so It was", (" terrible", " great"), 0),
-    "rte": Choice('train text 0 says so.\nDoes this mean that "It is 0." is true? Yes or No?\n', ("Yes", "No"), 0),
-    "cb": Choice('Suppose train text 0 says so. Can we infer that "it is 0"? Yes, No, or Maybe?\n',
-                 ("Yes", "No", "Maybe"), 0),
+    "rte": Choice(
+        'train text 0 says so.\nDoes this mean that "It is 0." is true? Yes or No?\n',
+        ("Yes", "No"),
+        0,
+    ),
+    "cb": Choice(
+        'Suppose train text 0 says so. Can we infer that "it is 0"? Yes, No, or Maybe?\n',
+        ("Yes", "No", "Maybe"),
+        0,
+    ),
     "boolq": Choice("train text 0 says so. Is it number 0?\n", ("Yes", "No"), 0),
-    "wsc": Choice("train text 0 says so. Mark told Pete lies.\nIn the previous sentence, does the pronoun "
-                  '"He" refer to Mark? Yes or No?\n', ("No", "Yes"), 1),
-    "wic": Choice('Does the word "place" have the same meaning in these two sentences? Yes, No?\nA place 0.\n'
-                  "train text 0 says so.\n", ("No", "Yes"), 1),
-    "multirc": Choice('train text 0 says so.\nQuestion: What is number 0?\nI found this answer "so". Is that correct? '
-                      "Yes or No?\n", ("No", "Yes"), 1),
-    "copa": Choice("train text 0 says so because", (" it rained 0 times.", " I was out."), 0, teacher_forcing=True),
-    "record": Choice("Ann met Bob in Rome 0.\n- Bob is train text 0 says so.\n- Ann left\n-",
-                     (" Ann was seen 0 times", " Bob was seen 0 times", " Rome was seen 0 times"), 1, (1, 2), True),
-    "squad": Example("Title: Article_0\nContext: the train 0 is here\nQuestion: What is number 0?\nAnswer:",
-                     " the train 0", ("the train 0",), "\n"),
-    "drop": Example("Passage: train passage 0\nQuestion: How many in 0, 0?\nAnswer:", " 3", ("3",), "\n"),
+    "wsc": Choice(
+        "train text 0 says so. Mark told Pete lies.\nIn the previous sentence, does the pronoun "
+        '"He" refer to Mark? Yes or No?\n',
+        ("No", "Yes"),
+        1,
+    ),
+    "wic": Choice(
+        'Does the word "place" have the same meaning in these two sentences? Yes, No?\nA place 0.\n'
+        "train text 0 says so.\n",
+        ("No", "Yes"),
+        1,
+    ),
+    "multirc": Choice(
+        'train text 0 says so.\nQuestion: What is number 0?\nI found this answer "so". Is that '
+        "correct? Yes or No?\n",
+        ("No", "Yes"),
+        1,
+    ),
+    "copa": Choice(
+        "train text 0 says so because",
+        (" it rained 0 times.", " I was out."),
+        0,
+        teacher_forcing=True,
+    ),
+    "record": Choice(
+        "Ann met Bob in Rome 0.\n- Bob is train text 0 says so.\n- Ann left\n-",
+        (" Ann was seen 0 times", " Bob was seen 0 times", " Rome was seen 0 times"),
+        1,
+        (1, 2),
+        True,
+    ),
+    "squad": Example(
+        "Title: Article_0\nContext: the train 0 is here\nQuestion: What is number 0?\nAnswer:",
+        " the train 0",
+        ("the train 0",),
+        "\n",
+    ),
+    "drop": Example(
+        "Passage: train passage 0\nQuestion: How many in 0, 0?\nAnswer:", " 3", ("3",), "\n"
+    ),
     "sst2-mask": Cloze(f"train film 0 is so-so It was {MASK}.", (" terrible", " great"), 0),
-    "sst5": Cloze(f"It ( train0 ) It was {MASK}.", (" terrible", " bad", " okay", " good", " great"), 0),
+    "sst5": Cloze(
+        f"It ( train0 ) It was {MASK}.", (" terrible", " bad", " okay", " good", " great"), 0
+    ),
     "snli": Cloze(f"A man is number 0.? {MASK}, Somebody counts to 0.", NLI, 0),
     "mnli": Cloze(f"A man is number 0.? {MASK}, Somebody counts to 0.", NLI, 2),
     "rte-mask": Cloze(f'No "weapons" 0.? {MASK}, Weapons train found.', (" Yes", " No"), 0),
-    "trec": Cloze(f"{MASK}: What is the café number 0 ?",
-                  (" Description", " Entity", " Expression", " Human", " Location", " Number"), 0),
-}  # fmt: skip
+    "trec": Cloze(
+        f"{MASK}: What is the café number 0 ?",
+        (" Description", " Entity", " Expression", " Human", " Location", " Number"),
+        0,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -88,7 +129,8 @@ def test_prompts_options_and_right_answers(name, original):
 
 def test_every_class_is_the_right_one(original):
     expected = {
-        **dict.fromkeys(("rte", "rte-mask", "boolq", "copa"), [0, 1] * 3),  # entailment, true: Yes, the first option
+        # entailment, true: Yes, the first option
+        **dict.fromkeys(("rte", "rte-mask", "boolq", "copa"), [0, 1] * 3),
         **dict.fromkeys(("wsc", "wic"), [1, 0] * 3),  # true: Yes, the second one
         **dict.fromkeys(("cb", "snli"), [0, 1, 2] * 2),  # of snli: Yes, Maybe, No
         "multirc": [1, 0] * 6,
@@ -97,14 +139,20 @@ def test_every_class_is_the_right_one(original):
         "trec": [0, 1, 2, 3, 4, 5],
     }
     found = {name: first(name, original(name, train=6)) for name in expected}
-    assert {name: [example.gold for example in examples] for name, examples in found.items()} == expected
+    assert {
+        name: [example.gold for example in examples] for name, examples in found.items()
+    } == expected
 
 
 def test_answers_of_drop_and_squad(original):
     squad = task("squad", original("squad")).load().evaluation[""][0]
     assert squad.response == f" {squad.answers[0]}" and len(squad.answers) == 2
     drop = task("drop", original("drop", train=90, dev=90), evaluation=90).load().evaluation[""]
-    assert {e.answers for e in drop} == {("3", "about 0"), ("4 May 1901", "about 1"), ("Ann, Bob", "about 2")}
+    assert {e.answers for e in drop} == {
+        ("3", "about 0"),
+        ("4 May 1901", "about 1"),
+        ("Ann, Bob", "about 2"),
+    }
 
 
 def test_a_class_with_few_rows_gives_what_it_has(original):
@@ -123,34 +171,85 @@ def test_a_class_with_few_rows_gives_what_it_has(original):
 @pytest.mark.parametrize("name", ["sst5", "trec"])
 def test_csv_files_without_a_header(name, tmp_path):
     for file in ("train.csv", "test.csv"):
-        (tmp_path / file).write_text("".join(f'{i % 5},"text {i}, ""quoted"""\n' for i in range(30)))
+        (tmp_path / file).write_text(
+            "".join(f'{i % 5},"text {i}, ""quoted"""\n' for i in range(30))
+        )
     found = first(name, tmp_path)
     assert 'text 1, "quoted"' in found[1].text and found[1].gold == 1
     with pytest.raises(RecipeError, match=r"train.csv line 2: \"label\" = '7': "):
         first(name, tmp_path, "0,a\n7,b\n", "train.csv")
-    with pytest.raises(RecipeError, match=r"train.csv line 1: 3 columns, where 2 are expected: label, text"):
+    with pytest.raises(
+        RecipeError, match=r"train.csv line 1: 3 columns, where 2 are expected: label, text"
+    ):
         first(name, tmp_path, "0,a,b\n", "train.csv")
 
 
 WRONG = [
-    ("rte", '{"premise": "a", "hypothesis": "b", "label": "maybe"}', "line 1: \"label\" = 'maybe': entailment, not_e"),
-    ("boolq", '{"passage": "a", "question": "b", "label": "perhaps"}', "false, true, 0 or 1 is expected"),
-    ("wsc", '{"text": "a", "target": "He", "label": true}', "\"target\" = 'He': a JSON object is expected"),
-    ("wsc", '{"text": "a", "target": {"span1_text": "b"}, "label": true}', 'line 1: target: no "span2_text"'),
-    ("multirc", '{"passage": {"text": "a", "questions": [{"question": "b", "answers": [3]}]}}',
-     r"passage: questions\[0\]: answers\[0\]: a JSON object is expected, not 3"),
-    ("copa", '{"premise": "a", "choice1": "b", "choice2": "c", "question": "why", "label": 0}', "cause or effect"),
-    ("copa", '{"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": true}', "label"),
-    ("record", '{"passage": {"text": "abc", "entities": [{"start": 0, "end": 3}]}, "qas": [{}]}', "0 to 3 is no part"),
-    ("record", '{"passage": {"text": "abc", "entities": []}, "qas": [{"query": "", "answers": []}]}', "no row that"),
+    (
+        "rte",
+        '{"premise": "a", "hypothesis": "b", "label": "maybe"}',
+        "line 1: \"label\" = 'maybe': entailment, not_e",
+    ),
+    (
+        "boolq",
+        '{"passage": "a", "question": "b", "label": "perhaps"}',
+        "false, true, 0 or 1 is expected",
+    ),
+    (
+        "wsc",
+        '{"text": "a", "target": "He", "label": true}',
+        "\"target\" = 'He': a JSON object is expected",
+    ),
+    (
+        "wsc",
+        '{"text": "a", "target": {"span1_text": "b"}, "label": true}',
+        'line 1: target: no "span2_text"',
+    ),
+    (
+        "multirc",
+        '{"passage": {"text": "a", "questions": [{"question": "b", "answers": [3]}]}}',
+        r"passage: questions\[0\]: answers\[0\]: a JSON object is expected, not 3",
+    ),
+    (
+        "copa",
+        '{"premise": "a", "choice1": "b", "choice2": "c", "question": "why", "label": 0}',
+        "cause or effect",
+    ),
+    (
+        "copa",
+        '{"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": true}',
+        "label",
+    ),
+    (
+        "record",
+        '{"passage": {"text": "abc", "entities": [{"start": 0, "end": 3}]}, "qas": [{}]}',
+        "0 to 3 is no part",
+    ),
+    (
+        "record",
+        '{"passage": {"text": "abc", "entities": []}, "qas": [{"query": "", "answers": []}]}',
+        "no row that",
+    ),
     ("squad", "[]", "train-v1.1.json: a JSON object is expected"),
-    ("squad", '{"data": [{"title": "a", "paragraphs": [{"qas": [{}]}]}]}', r'paragraphs\[0\]: qas\[0\]: no "context"'),
-    ("drop", '{"nfl_1": {"passage": "a", "qa_pairs": [{"question": "b"}]}}', r'nfl_1: qa_pairs\[0\]: no "answer"'),
-    ("sst5", "3 It works", r"train.txt line 1: a tree is expected, such as \(3 \(2 It\) \(4 works\)\)"),
+    (
+        "squad",
+        '{"data": [{"title": "a", "paragraphs": [{"qas": [{}]}]}]}',
+        r'paragraphs\[0\]: qas\[0\]: no "context"',
+    ),
+    (
+        "drop",
+        '{"nfl_1": {"passage": "a", "qa_pairs": [{"question": "b"}]}}',
+        r'nfl_1: qa_pairs\[0\]: no "answer"',
+    ),
+    (
+        "sst5",
+        "3 It works",
+        r"train.txt line 1: a tree is expected, such as \(3 \(2 It\) \(4 works\)\)",
+    ),
     ("trec", "DESC How", "line 1: class, colon, finer class and a question are expected"),
     ("trec", "ODD:x How", "\"label\" = 'ODD': DESC, ENTY"),
     ("sst2-mask", f"sentence\tlabel\na {MASK} b\t1", "line 2: its text has <mask> in it"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "text", "message"), WRONG)
@@ -167,11 +266,14 @@ def test_a_missing_file_is_named_with_what_to_do(original):
         found.load()
 
 
-# -- SST-2, and what all have of it ----------------------------------------------------------------------------------
+# -- SST-2, and what all have of it
+# ----------------------------------------------------------------------------------
 
 
 def test_mezos_prompt_and_words(original):
     folder = original("sst2")
-    (folder / "dev.tsv").write_text('sentence\tlabel\n"quoted" , \u2028and odd \t1\nbad . \t0\n', encoding="utf-8")
+    (folder / "dev.tsv").write_text(
+        'sentence\tlabel\n"quoted" , \u2028and odd \t1\nbad . \t0\n', encoding="utf-8"
+    )
     found = {choice.gold: choice.prompt for choice in task("sst2", folder).load().evaluation[""]}
     assert found == {0: "bad . It was", 1: '"quoted" , \u2028and odd It was'}

@@ -14,7 +14,10 @@ from fedseed.tasks.own import FilesTask
 from fedseed.tasks.partition import IID, ByField, Dirichlet
 from support.instruction_files import write_clients, write_lines
 
-ROWS = [{"prompt": f"q {i}", "completion": f' "a", {i}\nand more', "town": ("Bonn", "Ulm")[i % 2]} for i in range(20)]
+ROWS = [
+    {"prompt": f"q {i}", "completion": f' "a", {i}\nand more', "town": ("Bonn", "Ulm")[i % 2]}
+    for i in range(20)
+]
 
 
 def load(path, **settings):
@@ -31,19 +34,29 @@ def refused(message):
 
 def example(tmp_path, row, **settings):
     """What a row becomes, of a file with that row only and another to hold out."""
-    data = load(write_lines(tmp_path / "data.jsonl", [row, row]), evaluation=0.5, clients=1, **settings)
+    data = load(
+        write_lines(tmp_path / "data.jsonl", [row, row]), evaluation=0.5, clients=1, **settings
+    )
     assert data.clients[0].examples == list(data.evaluation[""])
     return data.clients[0].examples[0]
 
 
 def test_each_file_of_a_folder_is_a_client(tmp_path):
-    folder = write_clients(tmp_path / "own", anna=pairs(30, "anna"), bert=pairs(7, "bert"), cem=pairs(1, "cem"))
+    folder = write_clients(
+        tmp_path / "own", anna=pairs(30, "anna"), bert=pairs(7, "bert"), cem=pairs(1, "cem")
+    )
     (folder / "notes.txt").write_text("no data")
     data = load(folder)
-    assert [(c.name, len(c.examples)) for c in data.clients] == [("anna", 27), ("bert", 6), ("cem", 1)]
+    assert [(c.name, len(c.examples)) for c in data.clients] == [
+        ("anna", 27),
+        ("bert", 6),
+        ("cem", 1),
+    ]
     assert all(e.prompt.startswith(c.name) for c in data.clients for e in c.examples)
     assert len(data.evaluation[""]) == 4  # a tenth of each, one at least, but nobody's only example
-    prompts = [e.prompt for c in data.clients for e in c.examples] + [e.prompt for e in data.evaluation[""]]
+    prompts = [e.prompt for c in data.clients for e in c.examples] + [
+        e.prompt for e in data.evaluation[""]
+    ]
     assert len(set(prompts)) == len(prompts) == 38
     assert data == load(folder) and data.evaluation != load(folder, seed=1).evaluation
     assert data.notes == (
@@ -65,7 +78,11 @@ def test_one_file_is_dealt(tmp_path):
     assert all(towns[e.prompt] == c.name for c in by_town.clients for e in c.examples)
     skewed = load(path, clients=4, label_field="town", partition=Dirichlet(alpha=0.3, minimum=5))
     assert len(skewed.clients) == 4 and min(len(c.examples) for c in skewed.clients) >= 5
-    assert all(towns[e.prompt] == label for c in skewed.clients for e, label in zip(c.examples, c.labels, strict=True))
+    assert all(
+        towns[e.prompt] == label
+        for c in skewed.clients
+        for e, label in zip(c.examples, c.labels, strict=True)
+    )
     with refused(r"dirichlet.*name its field with task.label_field"):
         load(path, partition=Dirichlet())
     with refused(r'line \d+: no "city"'):
@@ -74,12 +91,20 @@ def test_one_file_is_dealt(tmp_path):
 
 def test_the_forms(tmp_path):
     assert example(tmp_path, {"prompt": "P", "response": "R"}) == Example("P", "R")
-    assert example(tmp_path, {"prompt": "P", "options": [" a", " b"], "gold": 1}) == Choice("P", (" a", " b"), 1)
+    assert example(tmp_path, {"prompt": "P", "options": [" a", " b"], "gold": 1}) == Choice(
+        "P", (" a", " b"), 1
+    )
     assert example(tmp_path, {"text": "All of it."}) == Example("", "All of it.")
     assert load(tmp_path / "data.jsonl", clients=1).scores == ()
     made = example(tmp_path, {"instruction": "Do.", "input": "this", "output": "Done."})
-    assert made.response == "Done." and made.prompt.startswith("Below is") and "### Input:\nthis\n" in made.prompt
-    short = example(tmp_path, {"instruction": "Do.", "context": "this", "response": "Done."}, template="short")
+    assert (
+        made.response == "Done."
+        and made.prompt.startswith("Below is")
+        and "### Input:\nthis\n" in made.prompt
+    )
+    short = example(
+        tmp_path, {"instruction": "Do.", "context": "this", "response": "Done."}, template="short"
+    )
     assert short == Example("### Instruction:\nDo.\n\n### Input:\nthis\n\n### Response:\n", "Done.")
     without = example(tmp_path, {"instruction": "Do.", "output": "Done."}, template="short")
     assert without.prompt == "### Instruction:\nDo.\n\n### Response:\n"
@@ -87,12 +112,16 @@ def test_the_forms(tmp_path):
 
 def test_labels_are_chosen_among_all_of_them(tmp_path):
     anna = [{"text": f"t{i}", "label": "good"} for i in range(4)]
-    folder = write_clients(tmp_path / "own", anna=anna, bert=[{"text": f"u{i}", "label": "bad"} for i in range(4)])
+    folder = write_clients(
+        tmp_path / "own", anna=anna, bert=[{"text": f"u{i}", "label": "bad"} for i in range(4)]
+    )
     data = load(folder)
     number = data.clients[0].examples[0].prompt[1]
     assert data.clients[0].examples[0] == Choice(f"t{number}\nLabel:", (" bad", " good"), 1)
     given = load(folder, labels=["good", "fair", "bad"])
-    assert [(e.options, e.gold) for e in given.clients[1].examples] == [((" good", " fair", " bad"), 2)] * 3
+    assert [(e.options, e.gold) for e in given.clients[1].examples] == [
+        ((" good", " fair", " bad"), 2)
+    ] * 3
     with refused(r"bert.jsonl line 1, .*: \"label\" = 'bad': task.labels has good, fair"):
         load(folder, labels=["good", "fair"])
     (folder / "bert.jsonl").unlink()
@@ -103,21 +132,51 @@ def test_labels_are_chosen_among_all_of_them(tmp_path):
 GOOD = json.dumps({"prompt": "p", "completion": "c"})
 CHAT = '{"messages": %s}'
 WRONG = [
-    ([GOOD, "p"], r"anna.jsonl line 2: not valid JSON: Expecting value at column 1; each line must be one JSON object"),
+    (
+        [GOOD, "p"],
+        r"anna.jsonl line 2: not valid JSON: Expecting value at column 1; each line must be one "
+        r"JSON object",
+    ),
     ([GOOD, "", '["p"]'], r"anna.jsonl line 3: a JSON object is expected, not \['p'\]"),
     ([GOOD, '{"prompt": "p"}'], r'anna.jsonl line 2: no "completion"'),
     ([GOOD, '{"prompt": "p", "completion": 7}'], r'line 2: "completion" = 7: text is expected'),
-    (['{"question": "q", "reply": "r"}'], r"line 1: it has question, reply, which is none of the known forms: prom"),
-    ([GOOD, '{"text": "t", "label": "l"}'], r"line 2: it has text, label, but .*line 1 has prompt, completion; all"),
-    ([CHAT % '[{"role": "user", "content": "x"}]'], r'line 1: "messages" has no message of the assistant'),
-    ([CHAT % '[{"role": "bot", "content": "x"}]'], r"messages\[0\]: \"role\" = 'bot': one of system, user"),
-    ([CHAT % '[{"role": "user", "content": [{"type": "image_url"}]}]'], r"\"type\" = 'image_url': only parts"),
+    (
+        ['{"question": "q", "reply": "r"}'],
+        r"line 1: it has question, reply, which is none of the known forms: prom",
+    ),
+    (
+        [GOOD, '{"text": "t", "label": "l"}'],
+        r"line 2: it has text, label, but .*line 1 has prompt, completion; all",
+    ),
+    (
+        [CHAT % '[{"role": "user", "content": "x"}]'],
+        r'line 1: "messages" has no message of the assistant',
+    ),
+    (
+        [CHAT % '[{"role": "bot", "content": "x"}]'],
+        r"messages\[0\]: \"role\" = 'bot': one of system, user",
+    ),
+    (
+        [CHAT % '[{"role": "user", "content": [{"type": "image_url"}]}]'],
+        r"\"type\" = 'image_url': only parts",
+    ),
     ([CHAT % '"[{"'], r'"messages" is no valid JSON'),
-    ([CHAT % '[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]'],
-     r'tool_calls\[0\]: function: "arguments" is no JSON'),
-    (['{"conversations": [{"from": "cat", "value": "x"}]}'], r"\[0\]: \"from\" = 'cat': one of system, human"),
-    (['{"text": "t", "label": 0.5}'], r'line 1: "label" = 0.5: text or a whole number or true or false is expected'),
-]  # fmt: skip
+    (
+        [
+            CHAT % '[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '
+            '"{"}}]}]'
+        ],
+        r'tool_calls\[0\]: function: "arguments" is no JSON',
+    ),
+    (
+        ['{"conversations": [{"from": "cat", "value": "x"}]}'],
+        r"\[0\]: \"from\" = 'cat': one of system, human",
+    ),
+    (
+        ['{"text": "t", "label": 0.5}'],
+        r'line 1: "label" = 0.5: text or a whole number or true or false is expected',
+    ),
+]
 
 
 @pytest.mark.parametrize(("lines", "message"), WRONG)
@@ -132,13 +191,17 @@ def test_other_encodings_are_named_with_their_place_and_a_way_out(tmp_path):
     folder = write_clients(tmp_path / "own", anna=pairs(3))
     text = f"{GOOD}\n" + json.dumps({"prompt": "Größe?", "completion": "groß"}, ensure_ascii=False)
     (folder / "anna.jsonl").write_bytes(text.encode("latin-1"))
-    place = "anna.jsonl line 2: not UTF-8 text: byte 0xf6 at the line's byte 15; if it is Latin-1, convert it: "
+    place = (
+        "anna.jsonl line 2: not UTF-8 text: byte 0xf6 at the line's byte 15; if it is Latin-1, "
+        "convert it: "
+    )
     with refused(f"{place}iconv -f ISO-8859-1 -t UTF-8 anna.jsonl > anna.converted && mv "):
         load(folder)
     (folder / "anna.jsonl").write_bytes(text.encode("utf-16"))
     with pytest.raises(RecipeError, match=r"anna.jsonl line 1: not UTF-8.*iconv -f UTF-16 "):
         load(folder)
-    (folder / "anna.jsonl").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))  # as editors on Windows do
+    # as editors on Windows do
+    (folder / "anna.jsonl").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
     assert load(folder).evaluation[""][0].prompt in ("p", "Größe?")
 
 
@@ -150,12 +213,24 @@ def test_what_a_path_may_be(tmp_path):
     for path, settings, message in (
         (tmp_path / "empty", {}, r"has no file for a client \(it has nothing\)"),
         (tmp_path / "data.xlsx", {}, "data.xlsx: a file that ends in .jsonl, .csv, .* is expected"),
-        (tmp_path / "nowhere", {}, "task.path = .*: there is no such file or folder; give a folder"),
+        (
+            tmp_path / "nowhere",
+            {},
+            "task.path = .*: there is no such file or folder; give a folder",
+        ),
         (folder, {"clients": 3}, f"task.clients{alone}"),
         (folder, {"partition": IID()}, f"task.partition{alone}"),
         (folder, {"label_field": "x"}, f"task.label_field{alone}"),
-        (folder, {"evaluation_file": str(folder / "gone.jsonl")}, "gone.jsonl: there is no such file"),
-        (folder, {"evaluation": 0.0}, "nothing is held out to evaluate on; raise task.evaluation, or give"),
+        (
+            folder,
+            {"evaluation_file": str(folder / "gone.jsonl")},
+            "gone.jsonl: there is no such file",
+        ),
+        (
+            folder,
+            {"evaluation": 0.0},
+            "nothing is held out to evaluate on; raise task.evaluation, or give",
+        ),
     ):
         with refused(message):
             load(path, **settings)
@@ -163,11 +238,14 @@ def test_what_a_path_may_be(tmp_path):
 
 def everything(data):
     return sorted(
-        [e.prompt, e.response] for part in (*(c.examples for c in data.clients), data.evaluation[""]) for e in part
+        [e.prompt, e.response]
+        for part in (*(c.examples for c in data.clients), data.evaluation[""])
+        for e in part
     )
 
 
-# -- formats -----------------------------------------------------------------------------------------------------
+# -- formats
+# ------------------------------------------------------------------------------------------------
 
 
 def write_table(path, rows, between=","):
@@ -192,14 +270,19 @@ def test_the_same_rows_in_every_format_are_the_same_examples(tmp_path, name):
     FORMATS[name](tmp_path / name, ROWS)
     data = load(tmp_path / name, partition=ByField(field="town"))
     assert everything(data) == sorted([row["prompt"], row["completion"]] for row in ROWS)
-    assert data == load(write_lines(tmp_path / "lines.jsonl", ROWS), partition=ByField(field="town"))
+    assert data == load(
+        write_lines(tmp_path / "lines.jsonl", ROWS), partition=ByField(field="town")
+    )
     assert [client.name for client in data.clients] == ["Bonn", "Ulm"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prompt,completion\na,b\nc\n", r"t.csv line 3: 1 columns, where 2 are expected: prompt, completion"),
+        (
+            "prompt,completion\na,b\nc\n",
+            r"t.csv line 3: 1 columns, where 2 are expected: prompt, completion",
+        ),
         ('prompt,completion\na,"b\nc', r"t.csv line 2: not valid CSV: unexpected end of data"),
         ("prompt,completion\n", r"t.csv: none of its examples has anything to answer"),
     ],
@@ -223,8 +306,12 @@ def test_saved_data_sets_and_their_parts(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list(ROWS)
     rows.save_to_disk(str(tmp_path / "one"))
-    datasets.DatasetDict({"train": rows, "test": rows.select(range(3))}).save_to_disk(str(tmp_path / "parts"))
-    assert everything(load(tmp_path / "one")) == sorted([row["prompt"], row["completion"]] for row in ROWS)
+    datasets.DatasetDict({"train": rows, "test": rows.select(range(3))}).save_to_disk(
+        str(tmp_path / "parts")
+    )
+    assert everything(load(tmp_path / "one")) == sorted(
+        [row["prompt"], row["completion"]] for row in ROWS
+    )
     data = load(tmp_path / "parts", evaluation_split="test")
     assert len(data.evaluation[""]) == 3 and sum(len(c.examples) for c in data.clients) == 20
     assert data.notes[-1].startswith("3 of 3 held-out examples are in the training data, too: ")
@@ -239,12 +326,16 @@ def test_saved_data_sets_and_their_parts(tmp_path):
 def test_a_name_on_the_hub_that_can_not_be_had_says_so(monkeypatch):
     pytest.importorskip("datasets")
     monkeypatch.setattr("fedseed.tasks.files.getproxies", dict)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")  # a name that nobody has
-    with pytest.raises(RecipeError, match=r'task.path = "some/where": no such file or folder here, nor on the hub'):
+    # a name that nobody has
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")
+    with pytest.raises(
+        RecipeError, match=r'task.path = "some/where": no such file or folder here, nor on the hub'
+    ):
         load("some/where")
 
 
-# -- folders -------------------------------------------------------------------------------------------------------
+# -- folders
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_for_each_client(tmp_path):
@@ -264,7 +355,9 @@ def test_a_folder_for_each_client(tmp_path):
     assert task.client_names() == ["cem"]
     assert task.load().notes[0] == "left aside, for it is no client's: anna, bert, settings.json"
     write_table(tmp_path / "cem.csv", ROWS)
-    with pytest.raises(RecipeError, match=r'two files are for the client "cem": cem.csv, cem.jsonl'):
+    with pytest.raises(
+        RecipeError, match=r'two files are for the client "cem": cem.csv, cem.jsonl'
+    ):
         task.load()
 
 
@@ -277,14 +370,18 @@ def test_a_party_alone_does_not_know_all_labels(tmp_path):
     assert labelled.clients[0].examples[0].options == (" b", " a", " c")
 
 
-# -- forms -----------------------------------------------------------------------------------------------------------
+# -- forms
+# ------------------------------------------------------------------------------------------------
 
 
 def test_fields_may_be_called_otherwise_in_the_data(tmp_path):
     row = {"question": "P", "answer": "R", "prompt": "not this"}
     fields = {"prompt": "question", "completion": "answer"}
     assert example(tmp_path, row, fields=fields) == Example("P", "R")
-    with pytest.raises(RecipeError, match=r'line 1, .* line 2: no "reply", which task.fields takes for "completion"'):
+    with pytest.raises(
+        RecipeError,
+        match=r'line 1, .* line 2: no "reply", which task.fields takes for "completion"',
+    ):
         example(tmp_path, row, fields={"prompt": "question", "completion": "reply"})
 
 
@@ -293,8 +390,15 @@ def test_chats_of_both_forms_are_the_same(tmp_path):
     tools = [{"type": "function", "function": {"name": "weather"}}]
     openai = [
         {"role": "developer", "content": "Be short."},
-        {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "Bonn?"}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": call}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "Bonn?"}],
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": call}],
+        },
         {"role": "tool", "content": "sun", "tool_call_id": "1", "name": None},
         {"role": "assistant", "content": "Sunny."},
         {"role": "user", "content": "Thanks."},
@@ -306,43 +410,78 @@ def test_chats_of_both_forms_are_the_same(tmp_path):
         {"from": "gpt", "value": "Sunny."},
     ]
     first = example(tmp_path, {"messages": openai, "tools": tools})
-    other = example(tmp_path, {"conversations": shared, "system": "Be short.", "tools": json.dumps(tools)})
-    said = [("system", "Be short."), ("user", "And Bonn?"), ("assistant", ""), ("tool", "sun"), ("assistant", "Sunny.")]
+    other = example(
+        tmp_path, {"conversations": shared, "system": "Be short.", "tools": json.dumps(tools)}
+    )
+    said = [
+        ("system", "Be short."),
+        ("user", "And Bonn?"),
+        ("assistant", ""),
+        ("tool", "sun"),
+        ("assistant", "Sunny."),
+    ]
     for made in (first, other):
         assert [(m["role"], m["content"]) for m in made.messages] == said
-        assert made.messages[2]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Bonn"}}
+        assert made.messages[2]["tool_calls"][0]["function"] == {
+            "name": "weather",
+            "arguments": {"city": "Bonn"},
+        }
         assert made.tools == tuple(tools) and made.answers == ("Sunny.",)
         assert made.prompt.endswith(
-            'Assistant: {"name": "weather", "arguments": {"city": "Bonn"}}\n\nTool: sun\n\nAssistant:'
+            'Assistant: {"name": "weather", "arguments": {"city": "Bonn"}}\n\nTool: '
+            "sun\n\nAssistant:"
         )
     assert "name" not in first.messages[3]  # what is null is not there
-    write_table(tmp_path / "t.csv", [{"messages": json.dumps(openai), "tools": json.dumps(tools)}] * 2)
+    write_table(
+        tmp_path / "t.csv", [{"messages": json.dumps(openai), "tools": json.dumps(tools)}] * 2
+    )
     assert load(tmp_path / "t.csv", clients=1).clients[0].examples[0] == first
 
 
-# -- what is wrong, and what is there twice ----------------------------------------------------------------------------
+# -- what is wrong, and what is there twice
+# ----------------------------------------------------------------------------
 
 
 def test_all_bad_lines_are_in_one_report(tmp_path):
     good = [json.dumps(row) for row in ROWS]
-    lines = [*good, '{"prompt": "p"}', "no JSON", '{"prompt": "p", "completion": null}', "[]", '{"text": "t"}']
+    lines = [
+        *good,
+        '{"prompt": "p"}',
+        "no JSON",
+        '{"prompt": "p", "completion": null}',
+        "[]",
+        '{"text": "t"}',
+    ]
     (tmp_path / "anna.jsonl").write_text("\n".join(lines))
     (tmp_path / "bert.jsonl").write_text("\n".join([*good, '{"prompt": 3, "completion": "c"}']))
     with pytest.raises(RecipeError) as caught:
         load(tmp_path)
     text = str(caught.value)
     assert text.startswith('6 bad lines (task.on_bad_line = "skip" leaves them out): ')
-    for part in ('anna.jsonl line 21: no "completion"', "line 22: not valid JSON", 'line 23: "completion" = null',
-                 "line 24: a JSON object", "line 25: it has text, but", "; and 1 more"):  # fmt: skip
+    for part in (
+        'anna.jsonl line 21: no "completion"',
+        "line 22: not valid JSON",
+        'line 23: "completion" = null',
+        "line 24: a JSON object",
+        "line 25: it has text, but",
+        "; and 1 more",
+    ):
         assert part in text
     data = load(tmp_path, on_bad_line="skip")
-    assert data.notes[0].startswith("6 bad lines skipped, the first: ") and "anna.jsonl line 21" in data.notes[0]
+    assert (
+        data.notes[0].startswith("6 bad lines skipped, the first: ")
+        and "anna.jsonl line 21" in data.notes[0]
+    )
     assert [len(client.examples) for client in data.clients] == [18, 18]
 
 
 def test_held_out_examples_that_are_in_the_training_data_are_named(tmp_path):
     write_lines(tmp_path / "train.jsonl", ROWS)
-    test = [{"prompt": "new", "completion": "x"}, {"prompt": "q  3", "completion": '"a", 3 and more\n'}, ROWS[7]]
+    test = [
+        {"prompt": "new", "completion": "x"},
+        {"prompt": "q  3", "completion": '"a", 3 and more\n'},
+        ROWS[7],
+    ]
     write_lines(tmp_path / "test.jsonl", test)
     data = load(tmp_path / "train.jsonl", evaluation_file=str(tmp_path / "test.jsonl"))
     found = data.notes[-1]

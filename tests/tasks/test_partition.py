@@ -44,10 +44,14 @@ def test_pinned():
 
 @pytest.mark.parametrize("alpha", [0.5, 5.0])
 def test_proportions_follow_dirichlet(alpha):
-    """A share of Dirichlet(alpha, ..., alpha) over N clients has mean 1/N and variance (N-1) / (N^2 (N alpha + 1))."""
+    """A share of Dirichlet(alpha, ..., alpha) over N clients has mean 1/N and variance (N-1) / (N^2
+    (N alpha + 1)).
+    """
     clients, count, draws = 8, 1000, 400
     kind = Dirichlet(alpha=alpha, minimum=0)
-    shares = np.array([[len(m) / count for m in kind.deal([0] * count, clients, seed)] for seed in range(draws)])
+    shares = np.array(
+        [[len(m) / count for m in kind.deal([0] * count, clients, seed)] for seed in range(draws)]
+    )
     variance = (clients - 1) / clients**2 / (clients * alpha + 1)
     variance += (1 / clients * (1 - 1 / clients) - variance) / count  # a finite number of examples
     first = shares[:, 0]
@@ -61,19 +65,26 @@ def test_minimum_is_kept_or_explained():
     labels = [i % 7 for i in range(2000)]
     assert min(len(mine) for mine in Dirichlet(alpha=0.5, minimum=10).deal(labels, 40, 2)) >= 10
     with pytest.raises(
-        RecipeError, match=r"minimum = 40: in 1,000 draws with alpha = 0.1.*never had more than \d+; raise alpha"
+        RecipeError,
+        match=r"minimum = 40: in 1,000 draws with alpha = 0.1.*never had more than \d+; raise "
+        r"alpha",
     ):
         Dirichlet(alpha=0.1, minimum=40).deal(labels[:500], 12, 2)
-    with pytest.raises(RecipeError, match="clients = 30: 20 examples are not enough for at least 1 each"):
+    with pytest.raises(
+        RecipeError, match="clients = 30: 20 examples are not enough for at least 1 each"
+    ):
         IID().deal([0] * 20, 30, 1)
 
 
 def test_by_field_with_fewer_clients_merges_values():
     kind, labels = ByField(field="language"), list("aaaaaaaabbbbbcccdde")
     merged = ["".join(labels[i] for i in mine) for mine in kind.deal(labels, 3, 0)]
-    assert merged == ["aaaaaaaa", "bbbbbe", "cccdd"]  # from the most frequent on, to whoever has least
+    # from the most frequent on, to whoever has least
+    assert merged == ["aaaaaaaa", "bbbbbe", "cccdd"]
     assert kind.deal(labels, 1, 0) == [list(range(len(labels)))]
     labels = ["de", "en", "de", "en"]
     assert kind.deal(labels, None, 1) == [[0, 2], [1, 3]]
-    with pytest.raises(RecipeError, match=r'clients = 3: task.partition.field = "language" has 2 values \(de, en\)'):
+    with pytest.raises(
+        RecipeError, match=r'clients = 3: task.partition.field = "language" has 2 values \(de, en\)'
+    ):
         kind.deal(labels, 3, 1)

@@ -1,4 +1,6 @@
-"""Reward functions: the ones that come along, one of a user's, and what becomes of those that do not behave."""
+"""Reward functions: the ones that come along, one of a user's, and what becomes of those that do
+not behave.
+"""
 
 import pytest
 
@@ -42,11 +44,16 @@ def test_a_function_that_does_not_behave_is_named_with_its_example(function, pro
 
 
 def test_a_function_is_found_in_its_file_and_in_a_module(tmp_path):
-    (tmp_path / "mine.py").write_text("def score(prompt, answer, example):\n    return len(answer)\nTWO = 2\n")
+    (tmp_path / "mine.py").write_text(
+        "def score(prompt, answer, example):\n    return len(answer)\nTWO = 2\n"
+    )
     where = placed("mine.py:score", tmp_path)
     assert where == f"{tmp_path / 'mine.py'}:score"
     assert RewardSettings(function=where).load()("", "abc", None) == 3
-    assert RewardSettings(function="math:hypot").load()(3, 4) == 5 and placed("math:hypot", tmp_path) == "math:hypot"
+    assert (
+        RewardSettings(function="math:hypot").load()(3, 4) == 5
+        and placed("math:hypot", tmp_path) == "math:hypot"
+    )
     (tmp_path / "bad.py").write_text("1 / 0")
     for function, problem in (
         ("mine.py:other", "mine.py has no function other"),

@@ -1,4 +1,6 @@
-"""The task "words" and its base: what is right is known from how a review is written, and the base half knows it."""
+"""The task "words" and its base: what is right is known from how a review is written, and the base
+half knows it.
+"""
 
 from fedseed.tasks.words import BAD, GOOD, TOPICS, WordsTask, reviews
 
@@ -35,4 +37,6 @@ def test_training_validation_and_test_reviews_are_apart_and_those_of_the_test_st
     assert len(set(texts)) == len(texts)
     assert SMALL.model_copy(update={"examples": 90}).load().evaluation == data.evaluation
     assert SMALL.model_copy(update={"seed": 1}).load().evaluation != data.evaluation
-    assert SMALL.model_copy(update={"evaluate_on": "validation"}).load().evaluation[""] == list(data.validation)
+    assert SMALL.model_copy(update={"evaluate_on": "validation"}).load().evaluation[""] == list(
+        data.validation
+    )

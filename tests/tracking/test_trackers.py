@@ -16,8 +16,20 @@ from fedseed.tracking.wandb import FILE
 
 LINES = [
     {"round": 0, "seconds": {"evaluation": 1.5}, "loss": 4.0, "train_loss": None},
-    {"round": 1, "seconds": {"local": 2.0, "rebuild": 0.5}, "clients": ["a", "b"], "bytes_up": 8.0, "digest": "0f"},
-    {"round": 2, "seconds": {"local": 3.0, "rebuild": 0.5}, "clients": ["a"], "bytes_up": 8.0, "loss": 3.5},
+    {
+        "round": 1,
+        "seconds": {"local": 2.0, "rebuild": 0.5},
+        "clients": ["a", "b"],
+        "bytes_up": 8.0,
+        "digest": "0f",
+    },
+    {
+        "round": 2,
+        "seconds": {"local": 3.0, "rebuild": 0.5},
+        "clients": ["a"],
+        "bytes_up": 8.0,
+        "loss": 3.5,
+    },
 ]
 
 
@@ -60,7 +72,9 @@ def test_what_every_tracker_keeps_to(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     assert kind.about
     if kind.package is not None:
-        pytest.importorskip(kind.package, reason=f"the extra {kind.model_fields['name'].default} is not installed")
+        pytest.importorskip(
+            kind.package, reason=f"the extra {kind.model_fields['name'].default} is not installed"
+        )
     with pytest.raises(ValueError, match="extra"):
         kind(folders="x")
     for run in (start(tmp_path), start(tmp_path, LINES[:2])):
@@ -79,7 +93,8 @@ def test_what_every_tracker_keeps_to(kind, tmp_path, monkeypatch):
 def test_curves_on_a_board(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    # killed after round 2, of which metrics.jsonl has round 0 only; then before it was told of round 1
+    # killed after round 2, of which metrics.jsonl has round 0 only; then before it was told of
+    # round 1
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # a coordinator has none
     for known, told in ((0, 3), (1, 1), (2, 3)):
         tracker = TensorBoard()
@@ -105,7 +120,10 @@ def test_without_a_folder_it_is_said_and_the_run_goes_on():
 def test_the_extra_is_named_where_its_package_is_missing(kind, monkeypatch):
     monkeypatch.setattr("fedseed.tracking.base.find_spec", lambda name: None)
     name = kind.model_fields["name"].default
-    with pytest.raises(RecipeError, match=rf'tracking\.name = "{name}" needs the package {kind.package}: .*{name}\]'):
+    with pytest.raises(
+        RecipeError,
+        match=rf'tracking\.name = "{name}" needs the package {kind.package}: .*{name}\]',
+    ):
         kind().check()
 
 
@@ -161,11 +179,18 @@ def test_a_run_that_goes_on_is_the_same_one_with_every_round_once(known, told, t
     (run,) = service.values()
     assert [step for step, _ in run.told] == [0, 1, 2]
     assert json.loads((tmp_path / FILE).read_text()) == {"wandb:fedseed": {"id": run.id}}
-    assert run.told[1][1] == {"seconds/local": 2.0, "seconds/rebuild": 0.5, "clients": 2, "bytes_up": 8.0}
+    assert run.told[1][1] == {
+        "seconds/local": 2.0,
+        "seconds/rebuild": 0.5,
+        "clients": 2,
+        "bytes_up": 8.0,
+    }
 
 
 @pytest.mark.parametrize(("upload", "sent"), [(True, ["small"]), (False, [])])
-def test_files_are_sent_if_they_are_wanted_and_not_too_large(upload, sent, tmp_path, service, monkeypatch):
+def test_files_are_sent_if_they_are_wanted_and_not_too_large(
+    upload, sent, tmp_path, service, monkeypatch
+):
     monkeypatch.setattr("fedseed.tracking.wandb.LARGEST", 100)
     files = [tmp_path / "small", tmp_path / "large"]
     for file, size in zip(files, (10, 200), strict=True):
@@ -193,7 +218,9 @@ def test_one_that_fails_is_named_once_and_left_out(fails):
     if fails == "nowhere":
         assert said == [] and heard == good
     else:
-        assert said == [f'tracking.name = "noisy" is left out from here on: OSError: no {fails} today']
+        assert said == [
+            f'tracking.name = "noisy" is left out from here on: OSError: no {fails} today'
+        ]
         assert heard.count(fails) == (2 if fails == "close" else 1) and heard[-1] == "close"
     assert settings[1]._told == []  # a run has copies of its own
 
@@ -205,7 +232,9 @@ def test_a_run_hands_over_the_files_that_it_leaves(problem, tmp_path, without_pi
         def finish(self, summary):
             told.extend(self._told)
 
-    run = problem.federation(problem.ferret(), rounds=1, out=tmp_path / "run", trackers=[Keeping()], recipe_text="")
+    run = problem.federation(
+        problem.ferret(), rounds=1, out=tmp_path / "run", trackers=[Keeping()], recipe_text=""
+    )
     run.run()
     (files,) = [content for what, content in told if what == "artefacts"]
     assert files == ["recipe.toml", "metrics.jsonl", "model.orbit", "summary.json"]
@@ -231,7 +260,8 @@ class Killer(Tracker):
 Run.draw = lambda self, folder, metrics: None
 problem = Problem()
 run = problem.federation(
-    problem.ferret(), rounds=5, evaluate_every=1, out=folder, recipe_text="rounds = 5", trackers=[WandB(), Killer()]
+    problem.ferret(), rounds=5, evaluate_every=1, out=folder, recipe_text="rounds = 5",
+    trackers=[WandB(), Killer()],
 )
 run.run(resume=True)
 """
@@ -247,5 +277,6 @@ def test_wandb_itself_has_one_offline_run_of_three_sessions(tmp_path):
         done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == code, done.stderr
     known = json.loads((tmp_path / "run" / FILE).read_text())["wandb:fedseed"]["id"]
-    kept = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")  # W&B's own process may still write its log
+    # W&B's own process may still write its log
+    kept = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     assert [file.name for file in kept] == [f"run-{known}.wandb"]

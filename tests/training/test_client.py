@@ -26,7 +26,9 @@ def items(count=24):
 
 def model(dropout=0.0):
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(dropout), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.Dropout(dropout), torch.nn.Tanh(), torch.nn.Linear(8, 3)
+    )
 
 
 def train(training, net=None, seed=1, round=2, number=3, data=None):
@@ -51,7 +53,9 @@ def test_data_order_depends_on_seed_round_and_client(other):
     assert (change(train(training, **other)) != same[0]).any()
 
 
-@pytest.mark.parametrize(("dropout", "dtype"), [(0.0, "float32"), (0.5, "float32"), (0.5, "bfloat16")])
+@pytest.mark.parametrize(
+    ("dropout", "dtype"), [(0.0, "float32"), (0.5, "float32"), (0.5, "bfloat16")]
+)
 def test_global_generator_neither_matters_nor_is_touched(dropout, dtype):
     training = LocalTraining(learning_rate=0.1, steps=3, batch=2, small_steps="stochastic")
     net = model(dropout).to(getattr(torch, dtype))
@@ -72,7 +76,9 @@ def test_accumulation_is_one_large_batch():
     """Micro-batches of 1, 4 and 12 give the same update to float rounding."""
     deltas = []
     for batch in (1, 4, 12):
-        client = train(LocalTraining(learning_rate=0.5, steps=4, batch=batch, accumulation=12 // batch))
+        client = train(
+            LocalTraining(learning_rate=0.5, steps=4, batch=batch, accumulation=12 // batch)
+        )
         deltas.append(change(client))
         assert client.cost.backward_passes == 4 * 12 // batch
         np.testing.assert_allclose(deltas[0], deltas[-1], rtol=1e-4, atol=1e-6)
@@ -80,11 +86,15 @@ def test_accumulation_is_one_large_batch():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_local_training_is_the_torch_optimisers(name):
-    training = LocalTraining(optimizer=name, learning_rate=0.01, steps=5, batch=8, accumulation=1, weight_decay=0.01)
+    training = LocalTraining(
+        optimizer=name, learning_rate=0.01, steps=5, batch=8, accumulation=1, weight_decay=0.01
+    )
     net = model()
     client = train(training, net)
     plain, fresh = model(), model()
-    optimizer = getattr(torch.optim, OPTIMIZERS[name])(plain.parameters(), lr=0.01, weight_decay=0.01)
+    optimizer = getattr(torch.optim, OPTIMIZERS[name])(
+        plain.parameters(), lr=0.01, weight_decay=0.01
+    )
     for chosen in itertools.islice(client.batches(8), 5):
         optimizer.zero_grad()
         x, y = torch.stack([a for a, _ in chosen]), torch.stack([b for _, b in chosen])
@@ -116,7 +126,9 @@ ACTIONS = {
 @pytest.mark.parametrize("based", [False, True])
 @pytest.mark.parametrize("names", list(itertools.product(ACTIONS, repeat=2)), ids="-then-".join)
 def test_whatever_a_method_does_to_the_weights_is_undone(names, based):
-    """One after the other, from weights that were rebuilt from a base or not: weights and buffers of the beginning."""
+    """One after the other, from weights that were rebuilt from a base or not: weights and buffers
+    of the beginning.
+    """
     net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
     space = ParameterSpace(net)
     space.keep_base()
@@ -125,7 +137,8 @@ def test_whatever_a_method_does_to_the_weights_is_undone(names, based):
     client = LocalClient(space, OBJECTIVE, items(), 1, 2, 3)
     for name in names:
         ACTIONS[name](client)
-    if names[-1] == "first-order" == names[0]:  # what it changed since the beginning, not since the second time
+    # what it changed since the beginning, not since the second time
+    if names[-1] == "first-order" == names[0]:
         saved = [before[entry.name] for entry in space.layout.tensors]
         norms = client.change_norms()
         assert norms == pytest.approx(change_norms(space.vector, saved)) and norms[0] > 0
@@ -134,11 +147,20 @@ def test_whatever_a_method_does_to_the_weights_is_undone(names, based):
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-# -- `training.batch_tokens`: the same gradient, examples in the same order, less memory -------------------------------
+# -- `training.batch_tokens`: the same gradient, examples in the same order, less memory
+# -------------------------------
 
 
-SIZES = {"vocab_size": 499, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 64,
-         "word_embed_proj_dim": 32, "max_position_embeddings": 64, "dropout": 0.0}  # fmt: skip
+SIZES = {
+    "vocab_size": 499,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "ffn_dim": 64,
+    "word_embed_proj_dim": 32,
+    "max_position_embeddings": 64,
+    "dropout": 0.0,
+}
 LENGTHS = (40, 3, 12, 5, 33, 8, 3, 21, 4, 6, 17, 9)
 
 
@@ -157,7 +179,9 @@ class Noting(CausalLM):
 def trained(**settings):
     """A client after two steps: what it is now, what it has noted, its peak in bytes."""
     model = random_model("opt", **SIZES)
-    items = [Tokens(tuple(2 + (7 * i + j) % 490 for j in range(n)), 1) for i, n in enumerate(LENGTHS)]
+    items = [
+        Tokens(tuple(2 + (7 * i + j) % 490 for j in range(n)), 1) for i, n in enumerate(LENGTHS)
+    ]
     objective = Noting()
     client = LocalClient(ParameterSpace(model), objective, items, 1, 2, 0)
     live = LiveBytes([*model.parameters(), *model.buffers()])
@@ -171,11 +195,14 @@ def whole():
     return trained(batch=12, accumulation=1)
 
 
-@pytest.mark.parametrize("settings", [{"batch": 12, "accumulation": 1}, {"batch": 1, "accumulation": 12}])
+@pytest.mark.parametrize(
+    "settings", [{"batch": 12, "accumulation": 1}, {"batch": 1, "accumulation": 12}]
+)
 def test_the_gradient_is_that_of_one_batch(whole, settings):
     client, seen, peak = trained(batch_tokens=100, **settings)
     one, at_once, most = whole
-    assert [n for part in seen for n in part] == [n for part in at_once for n in part]  # in the same order
+    # in the same order
+    assert [n for part in seen for n in part] == [n for part in at_once for n in part]
     assert all(len(part) * max(part) <= 100 for part in seen)
     assert client.cost.backward_passes == len(seen) > 2 and one.cost.backward_passes == 2
     for a, b in zip(client.space.parameters, one.space.parameters, strict=True):
@@ -186,4 +213,8 @@ def test_the_gradient_is_that_of_one_batch(whole, settings):
 
 def test_what_it_does_not_go_with_is_named():
     with pytest.raises(ValueError, match=r"streaming needs no training\.batch_tokens"):
-        Ferret(streaming=True, allocation="size", training=LocalTraining(accumulation=1, batch_tokens=64))
+        Ferret(
+            streaming=True,
+            allocation="size",
+            training=LocalTraining(accumulation=1, batch_tokens=64),
+        )

@@ -1,4 +1,6 @@
-"""A model in the shards of two processes (FSDP2 over gloo): the rounds, digests and replays of one process."""
+"""A model in the shards of two processes (FSDP2 over gloo): the rounds, digests and replays of one
+process.
+"""
 
 import os
 import subprocess
@@ -29,11 +31,14 @@ SAME = {  # those whose runs have the same bits
 }
 CLOSE = {  # those that add numbers up over the processes
     "ferret": Ferret(**FERRET, training=LocalTraining(**SGD)),
-    "streaming": Ferret(**FERRET, streaming=True, allocation="size", training=LocalTraining(**SGD, accumulation=1)),
+    "streaming": Ferret(
+        **FERRET, streaming=True, allocation="size", training=LocalTraining(**SGD, accumulation=1)
+    ),
     "clipped": Ferret(**FERRET, training=LocalTraining(**SGD, clip=0.1, small_steps="master")),
 }
 METHODS = SAME | CLOSE
-NOISE = 1e-5  # of the largest coefficient; 6e-7 were measured where gradients are clipped, 0 elsewhere
+# of the largest coefficient; 6e-7 were measured where gradients are clipped, 0 elsewhere
+NOISE = 1e-5
 
 
 class Given(CausalLM):
@@ -43,17 +48,27 @@ class Given(CausalLM):
 
 def model(name):
     sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-    made = random_model("llama", **sizes, intermediate_size=50, tie_word_embeddings=name == "feedsign")
+    made = random_model(
+        "llama", **sizes, intermediate_size=50, tie_word_embeddings=name == "feedsign"
+    )
     return made.to(torch.bfloat16 if name in ("fedavg-16", "clipped") else torch.float32)
 
 
 def federation(name, folder):
-    more = {"out": folder / name, "rounds": 2, "seed": 3, "evaluation": {"": ITEMS}, "progress": False}
+    more = {
+        "out": folder / name,
+        "rounds": 2,
+        "seed": 3,
+        "evaluation": {"": ITEMS},
+        "progress": False,
+    }
     return Federation(model(name), [ITEMS[:4], ITEMS[3:]], METHODS[name], Given(Ids()), **more)
 
 
 def one_of_two(folder):
-    """What a process of the group does: each run, and in the first orbits of whole weights replayed on shards."""
+    """What a process of the group does: each run, and in the first orbits of whole weights replayed
+    on shards.
+    """
     for name in METHODS:
         group._led.clear()
         try:
@@ -67,7 +82,8 @@ def one_of_two(folder):
         if orbit.exists():
             group._led.clear()
             try:
-                federation(name, folder / "again").worker.catch_up(Orbit.open(orbit).records)  # it compares digests
+                # it compares digests
+                federation(name, folder / "again").worker.catch_up(Orbit.open(orbit).records)
             except SystemExit:
                 continue
             group._say()
@@ -79,9 +95,19 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name in METHODS:
         federation(name, folder / "one").run()
-    words = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__, str(folder)
+    words = (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        __file__,
+        str(folder),
+    )
     places = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, *words], env=places, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, *words], env=places, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -1,4 +1,7 @@
-"""Small steps in 16-bit weights: kept in a float32 copy, or on average, or lost; and said how much was lost."""
+"""Small steps in 16-bit weights: kept in a float32 copy, or on average, or lost.
+
+And said how much was lost.
+"""
 
 import json
 
@@ -23,7 +26,8 @@ from support.tiers import mark
 
 OBJECTIVE = Supervised(lambda out, y: cross_entropy(out.float(), y, reduction="none"))
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-# what "nearest" stands still at: steps below half a unit in the last place of weights from 0.15 to 0.3
+# what "nearest" stands still at: steps below half a unit in the last place of weights from 0.15 to
+# 0.3
 RATES = {"bfloat16": 2e-3, "float16": 2e-4}
 STEPS = 200
 
@@ -31,7 +35,9 @@ STEPS = 200
 def model(dtype=torch.float32, width=48):
     """Weights that bfloat16 holds exactly, so that all dtypes start from the same."""
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(20, width), torch.nn.Tanh(), torch.nn.Linear(width, 4))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(20, width), torch.nn.Tanh(), torch.nn.Linear(width, 4)
+    )
     with torch.no_grad():
         for p in net.parameters():
             p.copy_(torch.sign(p) * (0.15 + 0.15 * torch.rand(p.shape)))
@@ -47,7 +53,15 @@ def items(dtype=torch.float32, client=0, count=32):
 
 
 def training(dtype="bfloat16", **settings):
-    return LocalTraining(**{"learning_rate": RATES[dtype], "steps": STEPS, "batch": 32, "accumulation": 1, **settings})
+    return LocalTraining(
+        **{
+            "learning_rate": RATES[dtype],
+            "steps": STEPS,
+            "batch": 32,
+            "accumulation": 1,
+            **settings,
+        }
+    )
 
 
 def client_of(dtype=torch.float32, factor=1.0, count=32):
@@ -61,7 +75,10 @@ def vector(tensors):
 
 
 def change(client, settings):
-    """w_start - w_end of local training, from where the small steps are; the client is left trained."""
+    """w_start - w_end of local training, from where the small steps are.
+
+    The client is left trained.
+    """
     start = vector(client.space.parameters)
     client.first_order(settings)
     return start - vector(client._finer or client.space.parameters)
@@ -85,30 +102,44 @@ def exact():
 @pytest.mark.long
 @pytest.mark.parametrize("name", DTYPES)
 def test_two_hundred_steps_follow_float32_where_nearest_stands_still(name, exact):
-    """At the same rate nearest moves not a single weight; master is within 0.5%, stochastic within 30%."""
+    """At the same rate nearest moves not a single weight.
+
+    Master is within 0.5%, stochastic within 30%.
+    """
     dtype, wanted = DTYPES[name], exact[name]
     assert not change(client_of(dtype), training(name)).any()
     master = change(client_of(dtype), training(name, small_steps="master"))
     assert cosine(master, wanted) > 0.9999 and distance(master, wanted) < 0.005
     drawn = change(client_of(dtype), training(name, small_steps="stochastic"))
     assert cosine(drawn, wanted) > 0.96 and distance(drawn, wanted) < 0.3
-    assert drawn @ wanted / (wanted @ wanted) == pytest.approx(1, abs=0.05)  # as far along float32's change
+    # as far along float32's change
+    assert drawn @ wanted / (wanted @ wanted) == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("streaming", mark([False, True], bool))
 def test_ferrets_coefficients_follow_float32s(name, streaming):
-    """From the copy, or from weights that were rounded stochastically; streaming sums gradients up in any case."""
+    """From the copy, or from weights that were rounded stochastically.
+
+    Streaming sums gradients up in any case.
+    """
 
     def gammas(dtype, small_steps):
         method = Ferret(
-            directions=64, basis="hadamard", blocks="one", allocation="size", seeds="shared", streaming=streaming,
+            directions=64,
+            basis="hadamard",
+            blocks="one",
+            allocation="size",
+            seeds="shared",
+            streaming=streaming,
             training=training(name, small_steps=small_steps),
-        )  # fmt: skip
+        )
         client = client_of(dtype)
         state, before = method.start(client.space.layout, 1), client.space.digest()
-        found = np.concatenate(method.train(state, plan(method, state, 2), client).gammas).astype(float)
+        found = np.concatenate(method.train(state, plan(method, state, 2), client).gammas).astype(
+            float
+        )
         assert client.space.digest() != before or small_steps == "nearest"
         client.put_back()
         assert client.space.digest() == before
@@ -127,13 +158,19 @@ def test_ferrets_coefficients_follow_float32s(name, streaming):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("small_steps", ["master", "stochastic"])
 def test_every_optimiser_steps_in_float32(small_steps, name, piece, monkeypatch):
-    """Torch's own in float32 on the same gradients, rounded after each step by the stream or never: to the bit."""
+    """Torch's own in float32 on the same gradients, rounded after each step by the stream or never:
+    to the bit.
+    """
     monkeypatch.setattr(steps, "PIECE", piece)
     g = torch.Generator().manual_seed(3)
     p = torch.nn.Parameter((torch.randn(1000, generator=g) / 8).half())
     space = ParameterSpace(torch.nn.ParameterList([p]))
-    settings = training(optimizer=name, learning_rate=1e-3, weight_decay=0.01, small_steps=small_steps)
-    made = steps.steps_of(settings, space.vector, steps.Rounder(space.vector, 5), None, adapts=False)
+    settings = training(
+        optimizer=name, learning_rate=1e-3, weight_decay=0.01, small_steps=small_steps
+    )
+    made = steps.steps_of(
+        settings, space.vector, steps.Rounder(space.vector, 5), None, adapts=False
+    )
     own = torch.nn.Parameter(p.detach().float())
     optimizer = getattr(torch.optim, OPTIMIZERS[name])([own], lr=1e-3, weight_decay=0.01)
     for number in range(1, 5):
@@ -159,7 +196,9 @@ def test_the_same_numbers_give_the_same_bits(small_steps, name):
     settings = training(name, steps=5, small_steps=small_steps)
 
     def sent(space, **numbers):
-        client = LocalClient(space, OBJECTIVE, items(dtype), **{"seed": 1, "round": 2, "number": 0, **numbers})
+        client = LocalClient(
+            space, OBJECTIVE, items(dtype), **{"seed": 1, "round": 2, "number": 0, **numbers}
+        )
         client.first_order(settings)
         found = client.weights()
         assert client.weights() == found  # rounded alike
@@ -172,7 +211,8 @@ def test_the_same_numbers_give_the_same_bits(small_steps, name):
     assert sent(space) == first and len({first, *others}) == 4
 
 
-# -- what clients send, averaged ---------------------------------------------------------------------------------------
+# -- what clients send, averaged
+# ---------------------------------------------------------------------------------------
 
 
 def averaged(method, dtype, clients=5, rounds=3):
@@ -207,24 +247,33 @@ CASES = {
 @pytest.mark.parametrize("case", mark(CASES, lambda case: case != "average"))
 @pytest.mark.long
 def test_an_average_of_clients_follows_float32(case):
-    """Three rounds of five clients, 40 steps each: as far along float32's change within 10%; nearest not a tenth."""
+    """Three rounds of five clients, 40 steps each: as far along float32's change within 10%.
+
+    Nearest not a tenth.
+    """
     name, server = CASES[case]
     settings = {"steps": 40, "batch": 16}
     wanted = averaged(FedAvg(training=training(name, **settings), **server), torch.float32)
     lost = averaged(FedAvg(training=training(name, **settings), **server), DTYPES[name])
     assert lost @ wanted / (wanted @ wanted) < 0.1
     for small_steps in ("master", "stochastic"):
-        found = averaged(FedAvg(training=training(name, **settings, small_steps=small_steps), **server), DTYPES[name])
+        found = averaged(
+            FedAvg(training=training(name, **settings, small_steps=small_steps), **server),
+            DTYPES[name],
+        )
         assert found @ wanted / (wanted @ wanted) == pytest.approx(1, abs=0.1)
         assert cosine(found, wanted) > 0.8
 
 
-# -- gradients that underflow or overflow ------------------------------------------------------------------------------
+# -- gradients that underflow or overflow
+# ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("small_steps", ["master", "stochastic"])
 def test_gradients_below_float16_are_kept_by_the_loss_scale(small_steps):
-    """Adam does not care how long gradients are, unless they are zero: within 10% of the steps of longer ones."""
+    """Adam does not care how long gradients are, unless they are zero: within 10% of the steps of
+    longer ones.
+    """
 
     def moved(factor, loss_scale):
         adam = {"optimizer": "adam", "learning_rate": 1e-3, "steps": 10, "small_steps": small_steps}
@@ -273,7 +322,8 @@ def test_a_gradient_that_overflows_changes_nothing_and_is_counted(small_steps):
     assert all(p.isfinite().all() for p in weights)
 
 
-# -- autocast --------------------------------------------------------------------------------------------------------
+# -- autocast
+# ------------------------------------------------------------------------------------------------
 
 
 def test_autocast_trains_float32_weights_by_16_bit_passes(exact):
@@ -281,29 +331,44 @@ def test_autocast_trains_float32_weights_by_16_bit_passes(exact):
     wanted, client, autocast = exact["bfloat16"], client_of(), "float16"
     found = change(client, training(autocast=autocast))
     assert 0 < distance(found, wanted) < 0.05
-    assert client.cost.skipped_steps == 0 and all(p.dtype == torch.float32 for p in client.space.parameters)
+    assert client.cost.skipped_steps == 0 and all(
+        p.dtype == torch.float32 for p in client.space.parameters
+    )
     scaled = change(client_of(), training(autocast=autocast, loss_scale=1024.0))
     assert distance(scaled, found) < 0.05
 
 
-# -- in whole runs: what is lost is said and written down, what is kept is the same anywhere ---------------------------
+# -- in whole runs: what is lost is said and written down, what is kept is the same anywhere
+# ---------------------------
 
 SLOW_STEPS = {"learning_rate": 2e-3, "batch": 8, "accumulation": 2, "steps": 10}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ferret"])
 def test_a_run_says_once_how_many_weights_moved(name, make_problem, tmp_path, without_pictures):
-    problem, training = make_problem(torch.bfloat16), LocalTraining(**SLOW_STEPS, small_steps="nearest")
+    problem, training = (
+        make_problem(torch.bfloat16),
+        LocalTraining(**SLOW_STEPS, small_steps="nearest"),
+    )
     method = FedAvg(training=training)
     if name == "ferret":
         method = problem.ferret(training=training, allocation="previous")
     heard = Heard()
     result = problem.federation(method, rounds=3, out=tmp_path / "run", progress=heard).run()
     share = result.metrics[1]["weights_moved"]
-    assert 0 < share < 0.5 and not any("weights_moved" in line for line in (result.metrics[0], *result.metrics[2:]))
-    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1])["weights_moved"] == share
+    assert 0 < share < 0.5 and not any(
+        "weights_moved" in line for line in (result.metrics[0], *result.metrics[2:])
+    )
+    assert (
+        json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1])[
+            "weights_moved"
+        ]
+        == share
+    )
     [text] = [text for text in heard.warnings if "16-bit weights moved" in text]
-    assert text.startswith(f"round 1: {share:.2%} of the 16-bit weights moved in a client's local training")
+    assert text.startswith(
+        f"round 1: {share:.2%} of the 16-bit weights moved in a client's local training"
+    )
     assert all(word in text for word in ("method.training.small_steps", '"master"', '"stochastic"'))
     heard = Heard()  # it is said of the first round only, not again after an interruption
     problem.federation(method, rounds=3, out=tmp_path / "run", progress=heard).run(True)
@@ -312,7 +377,9 @@ def test_a_run_says_once_how_many_weights_moved(name, make_problem, tmp_path, wi
 
 @pytest.mark.parametrize("kind", ["fedzo", "fedmezo"])
 def test_averages_of_zeroth_order_clients_keep_small_steps_too(kind, make_problem):
-    """Rounded to nearest at the coordinator, an average of few clients that moved would be what it was."""
+    """Rounded to nearest at the coordinator, an average of few clients that moved would be what it
+    was.
+    """
 
     def moved(small_steps):
         problem = make_problem(torch.bfloat16)
@@ -322,16 +389,29 @@ def test_averages_of_zeroth_order_clients_keep_small_steps_too(kind, make_proble
         before = federation.worker.space.snapshot()
         federation.run()
         after = federation.worker.space.parameters
-        return sum(int((a != b).sum()) for a, b in zip(before, after, strict=True)) / federation.worker.space.size
+        return (
+            sum(int((a != b).sum()) for a, b in zip(before, after, strict=True))
+            / federation.worker.space.size
+        )
 
     assert moved("stochastic") > 3 * moved("nearest") > 0
 
 
 def test_autocast_needs_float32_weights():
     few = ["rounds=1", "task.clients=2", "task.families_per_client=1", "federation.per_round=2"]
-    for name, dtype, key in (("fedavg", "float16", "method.training"), ("feedsign", "bfloat16", "method")):
+    for name, dtype, key in (
+        ("fedavg", "float16", "method.training"),
+        ("feedsign", "bfloat16", "method"),
+    ):
         with pytest.raises(RecipeError, match=rf"{key}\.autocast .*{dtype} already"):
-            Federation.from_file(f"small-{name}", [*few, f"model.dtype={dtype}", f"{key}.autocast=bfloat16"])
+            Federation.from_file(
+                f"small-{name}", [*few, f"model.dtype={dtype}", f"{key}.autocast=bfloat16"]
+            )
     with pytest.raises(RecipeError, match=r"method\.training.*loss_scale = 4 needs small_steps"):
         read_recipe("small-fedavg", ["method.training.loss_scale=4"])
-    assert read_recipe("small-fedavg", ["method.training.small_steps=master"]).method.training.small_steps == "master"
+    assert (
+        read_recipe(
+            "small-fedavg", ["method.training.small_steps=master"]
+        ).method.training.small_steps
+        == "master"
+    )

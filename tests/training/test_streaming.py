@@ -1,4 +1,7 @@
-"""Gradients as backward makes them: rows of embeddings as rows; losses and gradients without sums in any order."""
+"""Gradients as backward makes them: rows of embeddings as rows.
+
+Losses and gradients without sums in any order.
+"""
 
 import pytest
 import torch
@@ -18,9 +21,13 @@ IDS = torch.tensor([[3, 1, 3, PADDING], [3, PADDING, 0, 1]])
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_looked_up_rows_come_as_rows(dtype):
-    """With what the output layer gives they are torch's own gradient; the padding's row does not learn by them."""
+    """With what the output layer gives they are torch's own gradient.
+
+    The padding's row does not learn by them.
+    """
     torch.manual_seed(0)
-    embedding = torch.nn.Embedding(7, 5, padding_idx=PADDING, dtype=dtype)  # which is the output layer, too
+    # which is the output layer, too
+    embedding = torch.nn.Embedding(7, 5, padding_idx=PADDING, dtype=dtype)
     weight, upstream = embedding.weight, torch.randn(2, 4, 7).to(dtype)
     (embedding(IDS) @ weight.t()).backward(upstream)
     expected, weight.grad = weight.grad, None
@@ -37,21 +44,38 @@ def test_looked_up_rows_come_as_rows(dtype):
 
 
 class InAnyOrder(TorchDispatchMode):
-    """Notes operations that add up by atomic operations on a GPU, in an order that differs from run to run."""
+    """Notes operations that add up by atomic operations on a GPU, in an order that differs from run
+    to run.
+    """
 
     found: set[str]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__.strip("_")
-        if name in ("index_add", "scatter_add", "scatter_reduce", "bincount", "put", "embedding_bag"):
+        if name in (
+            "index_add",
+            "scatter_add",
+            "scatter_reduce",
+            "bincount",
+            "put",
+            "embedding_bag",
+        ):
             self.found.add(name)
         return func(*args, **(kwargs or {}))
 
 
 CHOICE = ("the film was", (" good", " bad"), 1)
 LOSSES = {
-    "language": ("llama", CausalLM, [Example("the film was", " very very good"), Example("", "so bad")]),
-    "encoder-decoder": ("t5", Seq2SeqLM, [Example("the film was", "very very good"), Example("so", "bad")]),
+    "language": (
+        "llama",
+        CausalLM,
+        [Example("the film was", " very very good"), Example("", "so bad")],
+    ),
+    "encoder-decoder": (
+        "t5",
+        Seq2SeqLM,
+        [Example("the film was", "very very good"), Example("so", "bad")],
+    ),
     "choices": ("llama", Choices, [Choice(*CHOICE), Choice("so", *CHOICE[1:])]),
     "next-words": ("llama", NextWords, [NextWord(*CHOICE), NextWord("so", *CHOICE[1:])]),
 }

@@ -1,8 +1,9 @@
-"""What every transport must do: the same tests for the one in memory, for Flower, and for NATS on a real server.
+"""What every transport must do: the same tests for the one in memory, for Flower, and for NATS on a
+real server.
 
-A server elsewhere is tested by `FEDSEED_CONTRACT=nats://... pytest tests/transport/test_contract.py`.
-Everything waits for what it expects, and for nothing else; `SECONDS` only bounds how long a failure takes.
-"""
+A server elsewhere is tested by `FEDSEED_CONTRACT=nats://... pytest
+tests/transport/test_contract.py`. Everything waits for what it expects, and for nothing else;
+`SECONDS` only bounds how long a failure takes."""
 
 import asyncio
 import itertools
@@ -40,7 +41,10 @@ class InMemory(Hub):
 
 
 class AtAddress:
-    """What an address asks for; `interrupt` breaks an end's connection, which comes back by itself."""
+    """What an address asks for.
+
+    `interrupt` breaks an end's connection, which comes back by itself.
+    """
 
     def __init__(self, url, interrupt=None, key=None):
         self._access, self._interrupt = Access(url, key), interrupt
@@ -59,7 +63,22 @@ def abort(end):
     end.connection._transport._io_writer.transport.abort()
 
 
-NAMES = ("north", "a b.c*>", "ä=41", "a", "a b", "b", "c", "one", "other", "left", "there", "early", "late", "stranger")
+NAMES = (
+    "north",
+    "a b.c*>",
+    "ä=41",
+    "a",
+    "a b",
+    "b",
+    "c",
+    "one",
+    "other",
+    "left",
+    "there",
+    "early",
+    "late",
+    "stranger",
+)
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +92,9 @@ def one_key(tmp_path_factory):
 
 
 def signed(request):
-    return AtAddress(request.getfixturevalue("shared_server").url, abort, request.getfixturevalue("one_key"))
+    return AtAddress(
+        request.getfixturevalue("shared_server").url, abort, request.getfixturevalue("one_key")
+    )
 
 
 KINDS = {
@@ -87,7 +108,11 @@ else:
     KINDS["signed"] = signed
 
 
-@pytest.fixture(params=[pytest.param(k, marks=pytest.mark.long) if k in ("nats", "signed") else k for k in KINDS])
+@pytest.fixture(
+    params=[
+        pytest.param(k, marks=pytest.mark.long) if k in ("nats", "signed") else k for k in KINDS
+    ]
+)
 def kind(request):
     return KINDS[request.param](request)
 
@@ -142,7 +167,8 @@ class Room:
             await end.close()
 
 
-# -- messages that are not kept ------------------------------------------------------------------------------------
+# -- messages that are not kept
+# ------------------------------------------------------------------------------------
 
 
 @contract
@@ -185,9 +211,12 @@ async def test_a_question_is_answered(room):
     await room.coordinator(receive)
     one, other = await room.client("one"), await room.client("other")
     answers = await asyncio.gather(
-        *(end.ask(name, "hello", b"%d" % number, SECONDS)
-          for number in range(20) for name, end in (("one", one), ("other", other)))
-    )  # fmt: skip
+        *(
+            end.ask(name, "hello", b"%d" % number, SECONDS)
+            for number in range(20)
+            for name, end in (("one", one), ("other", other))
+        )
+    )
     assert answers == [f"{name} hello {n}".encode() for n in range(20) for name in ("one", "other")]
     assert await one.ask("one", "other", b"", 0.05) is None  # nobody answers this
 
@@ -241,7 +270,8 @@ async def test_an_end_that_is_closed_hears_nothing(room):
     assert await second.log() is None
 
 
-# -- the log -------------------------------------------------------------------------------------------------------
+# -- the log
+# ------------------------------------------------------------------------------------------------
 
 
 @contract
@@ -317,17 +347,28 @@ async def test_of_two_writers_one_is_fenced_off(room):
 
 @contract
 async def test_who_only_waits_learns_that_another_coordinator_goes_on(room):
-    """It was taken for dead; its clients answer another one, and it would wait for them until its deadline."""
+    """It was taken for dead.
+
+    Its clients answer another one, and it would wait for them until its deadline.
+    """
     layout = Layout((TensorEntry("w", (2,), "float32"),), (0, 2))
     begun = Header("base", "ab" * 16, "float32", layout, FeedSign(), 0)
-    talk = NetworkCoordinator(await room.coordinator(), "run", FeedSign(), 0, 9, CoordinatorSettings(), Progress())
+    talk = NetworkCoordinator(
+        await room.coordinator(), "run", FeedSign(), 0, 9, CoordinatorSettings(), Progress()
+    )
     await talk.log.create(begun, ["a"], 9, 1)
     await talk.log.begin_session()
-    await talk.log.publish(1, Message(MessageKind.STEP, FeedSign.code, 1, EVERYBODY, b"\1").encode())
+    await talk.log.publish(
+        1, Message(MessageKind.STEP, FeedSign.code, 1, EVERYBODY, b"\1").encode()
+    )
     watching = asyncio.create_task(talk._watch_log(between=0.01))
     heir = StepLog(await room.coordinator(), replacing=False)
     await heir.read(3, "run")
-    assert not await heir.is_taken_over(3) and not await talk.log.is_taken_over(3) and talk.session.failure is None
+    assert (
+        not await heir.is_taken_over(3)
+        and not await talk.log.is_taken_over(3)
+        and talk.session.failure is None
+    )
     await heir.begin_session()
     await asyncio.wait_for(watching, SECONDS)
     assert "another coordinator has written to run" in str(talk.session.failure)
@@ -385,7 +426,8 @@ async def entries(room):
     return found
 
 
-# -- blobs ---------------------------------------------------------------------------------------------------------
+# -- blobs
+# ------------------------------------------------------------------------------------------------
 
 
 @contract

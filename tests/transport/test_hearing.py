@@ -1,4 +1,7 @@
-"""Messages that wait in lines, which take turns; and the clock that stands still while a server is silent."""
+"""Messages that wait in lines, which take turns.
+
+And the clock that stands still while a server is silent.
+"""
 
 import asyncio
 from types import SimpleNamespace
@@ -6,7 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from fedseed.transport import nats_hearing
-from fedseed.transport.nats_hearing import BEAT_SECONDS, DEAF_SECONDS, EACH, RETURN_SECONDS, Pulse, Turns
+from fedseed.transport.nats_hearing import (
+    BEAT_SECONDS,
+    DEAF_SECONDS,
+    EACH,
+    RETURN_SECONDS,
+    Pulse,
+    Turns,
+)
 
 
 def taken(turns, count):
@@ -18,7 +28,15 @@ def taken(turns, count):
 
 def test_lines_take_turns_and_each_stays_in_order():
     turns = Turns(1 << 20, print)
-    for whose, message in [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("a", "a4"), ("c", "c1"), ("b", "b2")]:
+    for whose, message in [
+        ("a", "a1"),
+        ("a", "a2"),
+        ("a", "a3"),
+        ("b", "b1"),
+        ("a", "a4"),
+        ("c", "c1"),
+        ("b", "b2"),
+    ]:
         turns.put(whose, message, 10)
     assert turns.bytes == 7 * (EACH + 10)
     assert taken(turns, 7) == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]

@@ -1,4 +1,7 @@
-"""What `fedseed keys` takes: names that are names, everywhere, also on a server; else nothing reaches a file."""
+"""What `fedseed keys` takes: names that are names, everywhere, also on a server.
+
+Else nothing reaches a file.
+"""
 
 import re
 import tempfile
@@ -16,12 +19,43 @@ from support.command import fedseed
 
 NAMES = ["north", "a.b-c_d", "größe", "东京", "क्षेत्र", "c d", "x@y+z", "1"]
 NO_NAMES = [
-    "a\n    { nkey: UEVIL }\n#", "../a", "/a", "a/b", "..", ".a", "-a", "--out", 'a"b', "a'b", "a*", "a>b", "a;b",
-    "a{b", "a\tb", "a\0b", "a\x1b[2J", "a\u202eb", "a\u2028b", " a", "a ", "a  b", "", " ", "a" * 200, "coordinator",
-    "watcher", "a`b", "a|b", "a\\b", "\ud800", "a#b", "a$b",
-]  # fmt: skip
+    "a\n    { nkey: UEVIL }\n#",
+    "../a",
+    "/a",
+    "a/b",
+    "..",
+    ".a",
+    "-a",
+    "--out",
+    'a"b',
+    "a'b",
+    "a*",
+    "a>b",
+    "a;b",
+    "a{b",
+    "a\tb",
+    "a\0b",
+    "a\x1b[2J",
+    "a\u202eb",
+    "a\u2028b",
+    " a",
+    "a ",
+    "a  b",
+    "",
+    " ",
+    "a" * 200,
+    "coordinator",
+    "watcher",
+    "a`b",
+    "a|b",
+    "a\\b",
+    "\ud800",
+    "a#b",
+    "a$b",
+]
 USER = re.compile(
-    r"    # \S.*\n    \{ nkey: U[A-Z2-7]{55}\n      permissions: \{\n        publish: .*\n        subscribe: .* \} \}\n"
+    r"    # \S.*\n    \{ nkey: U[A-Z2-7]{55}\n      permissions: \{\n        publish: .*\n        "
+    r"subscribe: .* \} \}\n"
 )
 
 
@@ -40,11 +74,21 @@ def test_what_is_no_name_is_refused_everywhere(name, tmp_path):
 
 def test_names_are_names_everywhere(tmp_path):
     make("run", tmp_path / "keys", NAMES, ["localhost", "::1"], 4222)
-    assert {path.stem for path in (tmp_path / "keys").glob("*.nk")} == {"coordinator", "watcher", *NAMES}
+    assert {path.stem for path in (tmp_path / "keys").glob("*.nk")} == {
+        "coordinator",
+        "watcher",
+        *NAMES,
+    }
     assert FederationSettings(clients=NAMES).clients == NAMES
 
 
-@given(st.lists(st.text(st.characters() | st.sampled_from('./-=," \n{}#'), max_size=12), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.text(st.characters() | st.sampled_from('./-=," \n{}#'), max_size=12),
+        min_size=1,
+        max_size=3,
+    )
+)
 @settings(deadline=None, max_examples=80)
 def test_a_configuration_has_the_users_that_were_asked_for_and_no_others(clients):
     with tempfile.TemporaryDirectory() as made:
@@ -54,10 +98,16 @@ def test_a_configuration_has_the_users_that_were_asked_for_and_no_others(clients
         except RecipeError:
             assert not out.exists() and list(Path(made).iterdir()) == []
             return
-        assert list(Path(made).iterdir()) == [out] and len(list(out.glob("*.nk"))) == len(clients) + 2
+        assert (
+            list(Path(made).iterdir()) == [out] and len(list(out.glob("*.nk"))) == len(clients) + 2
+        )
         text = (out / "nats-server.conf").read_text()
         users = text.partition("  users: [\n")[2].partition("  ]\n}\n")
-        assert not users[2] and not USER.sub("", users[0]) and len(USER.findall(users[0])) == len(clients) + 2
+        assert (
+            not users[2]
+            and not USER.sub("", users[0])
+            and len(USER.findall(users[0])) == len(clients) + 2
+        )
 
 
 def test_a_server_for_this_machine_listens_here_alone(tmp_path):
@@ -86,7 +136,8 @@ def test_runs_hosts_ports_and_folders_stay_out_of_the_configuration(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "long"]
 
 
-# -- on a server ----------------------------------------------------------------------------------------------------
+# -- on a server
+# ------------------------------------------------------------------------------------------------
 
 
 @given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
@@ -111,5 +162,8 @@ def test_the_names_on_a_server_stay_what_they_are():
     assert names == {name: f"fedseed.run-1.{name}" for name in names}
     assert subjects.up("a b", "update") == "fedseed.run-1.up.a=20b.update"
     assert (subjects.inbox("a b"), subjects.stream) == ("fedseed.run-1.in.a=20b", "fedseed--run-1")
-    assert (subjects.bucket(), subjects.bucket("c_1")) == ("fedseed--run-1--down", "fedseed--run-1--up--c_1")
+    assert (subjects.bucket(), subjects.bucket("c_1")) == (
+        "fedseed--run-1--down",
+        "fedseed--run-1--up--c_1",
+    )
     assert subjects.bucket("a b") == "fedseed--run-1--up--f8ead3ec60da789524652385"

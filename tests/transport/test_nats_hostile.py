@@ -1,7 +1,7 @@
 """What the server's own answers, sent to where a question names, can do to others: nothing.
 
-A real nats-server with the keys and permissions of `fedseed keys`. Everything here is allowed by it.
-"""
+A real nats-server with the keys and permissions of `fedseed keys`. Everything here is allowed by
+it."""
 
 import asyncio
 import gc
@@ -36,7 +36,9 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    made = keyed_server(tmp_path_factory.mktemp("keyed"), RUN, ["honest", "mallory", "ward=bed1,bed 2"])
+    made = keyed_server(
+        tmp_path_factory.mktemp("keyed"), RUN, ["honest", "mallory", "ward=bed1,bed 2"]
+    )
     yield made
     made.kill()
 
@@ -69,7 +71,9 @@ class Room:
         if await self.coordinator.log() is not None:
             await self.coordinator.delete()
         await self.coordinator.allow(None, None)
-        await self.coordinator.listen(receive, lambda: b"fine", lambda who, why: self.rejected.append((who, why)))
+        await self.coordinator.listen(
+            receive, lambda: b"fine", lambda who, why: self.rejected.append((who, why))
+        )
         self.writer = await self.coordinator.writer(None)
         for name in ("honest", "mallory"):
             await self.coordinator.allow(name, 1 << 20)
@@ -116,7 +120,8 @@ async def test_nobody_else_writes_into_the_log(room):
     log = SUBJECTS.log
     await room.reply_to(GET, log, b'{"seq": 1}')  # the server's answers
     await room.reply_to(f"$JS.API.STREAM.MSG.GET.{down}", log, b'{"seq": 1}')
-    await room.reply_to(f"$O.{own}.C.mine", log, b"T" + bytes(60))  # its receipt for something stored
+    # its receipt for something stored
+    await room.reply_to(f"$O.{own}.C.mine", log, b"T" + bytes(60))
     await room.reply_to(SUBJECTS.up("mallory", "hello"), log)  # the coordinator's answer
     await room.reply_to(GET, SUBJECTS.entries, b'{"seq": 1}')  # where the server repeats entries
     watcher = await room.bare("watcher")
@@ -127,7 +132,9 @@ async def test_nobody_else_writes_into_the_log(room):
     for entry in entries[1:]:
         await room.writer.append(entry)
     assert await room.honest.entries() == entries
-    assert any("a message in the log that is not the coordinator's" in why for _, why in room.rejected)
+    assert any(
+        "a message in the log that is not the coordinator's" in why for _, why in room.rejected
+    )
     assert len([text for text in room.noted if "that are not the coordinator's" in text]) == 1
     assert not any("signature" in why for _, why in room.rejected)
     # another coordinator takes it up, and fences this one off
@@ -144,16 +151,24 @@ async def test_nobody_else_writes_into_the_log(room):
 
 @hostile
 async def test_a_clients_key_makes_no_consumer(room):
-    """Ten that were delivered again each millisecond took nine tenths of a run's rounds a second."""
+    """Ten that were delivered again each millisecond took nine tenths of a run's rounds a
+    second.
+    """
     await room.writer.append(b"Hone")
     streams = [SUBJECTS.stream, *(f"OBJ_{SUBJECTS.bucket(owner)}" for owner in (None, "mallory"))]
-    config = {"ack_policy": "explicit", "ack_wait": 1_000_000, "deliver_subject": room.mallory.new_inbox()}
+    config = {
+        "ack_policy": "explicit",
+        "ack_wait": 1_000_000,
+        "deliver_subject": room.mallory.new_inbox(),
+    }
     for stream in streams:
         named = {"stream_name": stream, "config": {**config, "durable_name": "x", "name": "x"}}
         for subject, asked in (
-            (f"CREATE.{stream}", {"stream_name": stream, "config": config}), (f"CREATE.{stream}.x", named),
-            (f"CREATE.{stream}.x.{SUBJECTS.log}", named), (f"DURABLE.CREATE.{stream}.x", named),
-        ):  # fmt: skip
+            (f"CREATE.{stream}", {"stream_name": stream, "config": config}),
+            (f"CREATE.{stream}.x", named),
+            (f"CREATE.{stream}.x.{SUBJECTS.log}", named),
+            (f"DURABLE.CREATE.{stream}.x", named),
+        ):
             await room.mallory.publish(f"$JS.API.CONSUMER.{subject}", json.dumps(asked).encode())
     await room.mallory.flush()
     assert await room.honest.entries() == [b"Hone"]  # which takes none, either
@@ -194,7 +209,12 @@ async def test_answers_go_to_the_askers_inbox_only(room):
     room._ends.append(watcher)
     assert await watcher.status(SECONDS) == b"fine"
     hello = SUBJECTS.up("mallory", "hello")
-    for reply in (SUBJECTS.inbox("honest") + ".x", SUBJECTS.down, SUBJECTS.up("honest", "hello"), "else"):
+    for reply in (
+        SUBJECTS.inbox("honest") + ".x",
+        SUBJECTS.down,
+        SUBJECTS.up("honest", "hello"),
+        "else",
+    ):
         await room.reply_to(hello, reply)
     await until(lambda: len(room.rejected) == 4)
     assert {who for who, _ in room.rejected} == {"mallory"} and not room.came
@@ -213,12 +233,19 @@ async def test_objects_are_their_owners(room):
         await room.reply_to(GET, subject)
     await room.mallory.flush()
     signatures = Signatures.read(room.keys / "mallory.nk")
-    for name, place in (("bad", "x"), ("bad", "a.0.99999999999999999999"), ("bad", "a.0.-1"), ("other", "a.0.5")):
+    for name, place in (
+        ("bad", "x"),
+        ("bad", "a.0.99999999999999999999"),
+        ("bad", "a.0.-1"),
+        ("other", "a.0.5"),
+    ):
         subject = SUBJECTS.chunks("mallory", name)
         headers = {PLACE: place, **signatures.headers(subject, b"1234567890", place.encode())}
         await js.publish(subject, b"1234567890", headers=headers)
     unretrieved = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unretrieved.append(context))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: unretrieved.append(context)
+    )
     for name in ("bad", "other", "nothing"):
         with pytest.raises(MessageError, match=r"can't be had|were announced"):
             await room.coordinator.get("mallory", name, len(data))
@@ -235,7 +262,10 @@ async def test_objects_are_their_owners(room):
 
 @hostile
 async def test_nothing_is_left_of_an_object_that_was_fetched(room):
-    """The collector comes when it likes; several objects that wait for it would be what memory there is."""
+    """The collector comes when it likes.
+
+    Several objects that wait for it would be what memory there is.
+    """
     size = 600_000
     await room.honest.put("update", bytes(size))
     gc.collect()
@@ -259,8 +289,11 @@ async def test_what_others_write_into_a_store_takes_no_room_from_its_owner(room)
     await room.honest.put("kept", kept)
     await room.coordinator.put("large", bytes(CHUNK_BYTES))
     for _ in range(5):  # the server's answer is the large message
-        await room.reply_to(f"$JS.API.STREAM.MSG.GET.OBJ_{SUBJECTS.bucket()}", SUBJECTS.chunks("honest", "junk"),
-                            b'{"seq": 1}')  # fmt: skip
+        await room.reply_to(
+            f"$JS.API.STREAM.MSG.GET.OBJ_{SUBJECTS.bucket()}",
+            SUBJECTS.chunks("honest", "junk"),
+            b'{"seq": 1}',
+        )
     theirs = f"OBJ_{SUBJECTS.bucket('honest')}"
     while (await room.coordinator.connection.jetstream().stream_info(theirs)).state.bytes < 800_000:
         await asyncio.sleep(0.01)
@@ -274,11 +307,15 @@ async def test_what_others_write_into_a_store_takes_no_room_from_its_owner(room)
 
 @hostile
 async def test_a_flood_of_questions_is_answered_once_for_all(room):
-    """Two thousand answers of their own would keep others waiting; everybody has an answer all the same."""
+    """Two thousand answers of their own would keep others waiting.
+
+    Everybody has an answer all the same.
+    """
     watcher, calls = await room.bare("watcher"), []
     room.coordinator._questions.status = lambda: calls.append(1) or b"newest"
     for _ in range(2000):
-        await watcher.publish(SUBJECTS.status, b"{}", reply=SUBJECTS.up("honest", "hello"))  # which none goes to
+        # which none goes to
+        await watcher.publish(SUBJECTS.status, b"{}", reply=SUBJECTS.up("honest", "hello"))
     for _ in range(2):
         assert await (await room.way("watcher").watcher()).status(SECONDS) == b"newest"
     assert len(calls) < 1000 and not room.came
@@ -286,7 +323,9 @@ async def test_a_flood_of_questions_is_answered_once_for_all(room):
 
 @hostile
 async def test_answers_wait_for_the_server(room):
-    """Two hundred questions are two hundred answers: not all at once in the coordinator's memory."""
+    """Two hundred questions are two hundred answers: not all at once in the coordinator's
+    memory.
+    """
     connection, unsent = room.coordinator.connection, []
     publish, room.answer = connection.publish, bytes(100_000)
 
@@ -309,7 +348,9 @@ async def test_answers_wait_for_the_server(room):
 
 @hostile
 async def test_a_status_does_not_wait_behind_what_clients_send(room):
-    """However much a key sends: questions come over a connection of their own, and get their turn."""
+    """However much a key sends: questions come over a connection of their own, and get their
+    turn.
+    """
 
     async def look(said):
         time.sleep(0.01)  # as long as a large message takes
@@ -336,4 +377,6 @@ async def test_nobody_is_attached_to_anothers_process(room):
         await talk.receive(client, "attach", json.dumps(about).encode())
     host_of = talk.roster.host_of
     assert (host_of("mallory"), host_of("bed 2")) == ("mallory", "bed1")
-    assert talk.session.rejected.counts() == {"mallory": {"it names a process that has another key": 1}}
+    assert talk.session.rejected.counts() == {
+        "mallory": {"it names a process that has another key": 1}
+    }

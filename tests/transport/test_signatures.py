@@ -26,7 +26,9 @@ def read(keys, name):
 
 
 def test_each_side_knows_the_other(keys):
-    coordinator, a, ward, watcher = (read(keys, name) for name in ("coordinator", "a", "ward", "watcher"))
+    coordinator, a, ward, watcher = (
+        read(keys, name) for name in ("coordinator", "a", "ward", "watcher")
+    )
     said = coordinator.headers("s", b"data")
     for reader in (a, ward, watcher, coordinator):
         assert reader.of_coordinator("s", b"data", said)
@@ -39,7 +41,11 @@ def test_each_side_knows_the_other(keys):
         assert coordinator.of_client("a", "s", b"data", key.headers("s", b"data"))
     assert not coordinator.of_client("nobody", "s", b"data", a.headers("s", b"data"))
     first = min(bytes(key.own.verify_key) for key in (a, read(keys, "again")))
-    assert coordinator.line("a") == first and coordinator.line("nobody") is None and a.line("a") is None
+    assert (
+        coordinator.line("a") == first
+        and coordinator.line("nobody") is None
+        and a.line("a") is None
+    )
 
 
 def test_a_signature_is_for_one_message_at_one_place(keys):
@@ -47,13 +53,22 @@ def test_a_signature_is_for_one_message_at_one_place(keys):
     said = a.headers("subject", b"data", b"after")
     assert coordinator.of_client("a", "subject", b"data", said, b"after")
     for subject, data, after in (
-        ("subjecs", b"data", b"after"), ("subject", b"dat", b"after"), ("subject", b"data", b""),
-        ("rsubject", b"data", b"afte"), ("subject", b"dataafter", b""),
-    ):  # fmt: skip
+        ("subjecs", b"data", b"after"),
+        ("subject", b"dat", b"after"),
+        ("subject", b"data", b""),
+        ("rsubject", b"data", b"afte"),
+        ("subject", b"dataafter", b""),
+    ):
         assert not coordinator.of_client("a", subject, data, said, after)
     spaced = said[HEADER][:9] + "!\n" + said[HEADER][9:]  # one message, one text
-    for broken in ({}, *({HEADER: text} for text in ("", "x", "é" * 88, said[HEADER][:-4], spaced))):
-        assert not coordinator.of_client("a", "subject", b"data", broken, b"after") and signature_in(broken) is None
+    for broken in (
+        {},
+        *({HEADER: text} for text in ("", "x", "é" * 88, said[HEADER][:-4], spaced)),
+    ):
+        assert (
+            not coordinator.of_client("a", "subject", b"data", broken, b"after")
+            and signature_in(broken) is None
+        )
 
 
 def test_a_challenge_of_the_server_is_never_a_signature(keys):
@@ -67,7 +82,8 @@ def test_a_challenge_of_the_server_is_never_a_signature(keys):
     signed = signatures._digested("subject", b"data", b"")
     with pytest.raises(UnicodeDecodeError):
         signed.decode()
-    assert kept.sign(signed) == signature_in(a.headers("subject", b"data"))  # so it would fit, if it were a text
+    # so it would fit, if it were a text
+    assert kept.sign(signed) == signature_in(a.headers("subject", b"data"))
     assert coordinator.of_client("a", "subject", b"data", a.headers("subject", b"data"))
 
 
@@ -81,9 +97,19 @@ def test_a_chain_takes_each_entry_once_and_in_its_place(keys):
     other = Chain(coordinator, "log").sign(b"one more")[0]
     reading, found = Chain(a, "log"), []
     for data, headers in (
-        (b"x", None), written[1], written[0], written[0], (b"one more", other), written[3], written[1], written[1],
-        written[2], (b"forged", a.headers("log", b"forged", reading.head)), (b"thre", written[3][1]), written[3],
-    ):  # fmt: skip
+        (b"x", None),
+        written[1],
+        written[0],
+        written[0],
+        (b"one more", other),
+        written[3],
+        written[1],
+        written[1],
+        written[2],
+        (b"forged", a.headers("log", b"forged", reading.head)),
+        (b"thre", written[3][1]),
+        written[3],
+    ):
         if reading.take(data, headers):
             found.append(data)
     assert found == [b"one", b"two", b"two", b"three"] and reading.checks
@@ -94,8 +120,12 @@ def test_a_chain_knows_what_did_not_count_up_to_a_bound(keys, monkeypatch):
     writing, reading = Chain(read(keys, "coordinator"), "log"), Chain(read(keys, "a"), "log")
     first, writing.head = writing.sign(b"one")
     assert not any(reading.take(data, None) for data in (b"x", b"x", b"y", b"z", b"z", b"x"))
-    assert reading._others == {hashlib.blake2b(data, digest_size=16).digest() for data in (b"x", b"y")}
-    assert reading.take(b"one", first) and not reading.take(b"y", None) and len(reading._others) == 1
+    assert reading._others == {
+        hashlib.blake2b(data, digest_size=16).digest() for data in (b"x", b"y")
+    }
+    assert (
+        reading.take(b"one", first) and not reading.take(b"y", None) and len(reading._others) == 1
+    )
     assert reading.take(b"two", writing.sign(b"two")[0])
     plain = Chain(Signatures(), "log")
     assert plain.take(b"one", first) and plain.head == signature_in(first)
@@ -116,10 +146,15 @@ def test_without_keys_nothing_is_checked(tmp_path, keys):
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("", "there is no NKEY seed"), ("SUnothing", "not an NKEY seed"), ("{seed}\ncoordinator UABC", "line 2: not a"),
-     ("{seed}\nclient a {public}X", "line 2: not a"), ("\xc3\xa9", "not a key file"),
-     ("# mine\n\n{seed}\nclient a {other}", "line 4: not a public NKEY")],
-)  # fmt: skip
+    [
+        ("", "there is no NKEY seed"),
+        ("SUnothing", "not an NKEY seed"),
+        ("{seed}\ncoordinator UABC", "line 2: not a"),
+        ("{seed}\nclient a {public}X", "line 2: not a"),
+        ("\xc3\xa9", "not a key file"),
+        ("# mine\n\n{seed}\nclient a {other}", "line 4: not a public NKEY"),
+    ],
+)
 def test_what_is_no_key_file(text, problem, tmp_path, keys):
     seed = seed_of(keys / "a.nk")
     public = nkeys.from_seed(seed.encode()).public_key.decode()

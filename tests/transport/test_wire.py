@@ -1,4 +1,7 @@
-"""Which transport an address means; and a real connection: whoever may publish at all must not end another's."""
+"""Which transport an address means.
+
+And a real connection: whoever may publish at all must not end another's.
+"""
 
 import asyncio
 
@@ -33,13 +36,19 @@ async def test_a_message_of_any_bytes_is_one_message(subject, reply, headers, sh
     async def receive(sender, what, data):
         heard.append((sender, data))
 
-    await end.listen(receive, lambda: asked.append(1) or b"{}", lambda who, why: heard.append((who, b"odd")))
+    await end.listen(
+        receive, lambda: asked.append(1) or b"{}", lambda who, why: heard.append((who, b"odd"))
+    )
     bad = await way.client("client-1")
     size = b"3" if headers is None else b"%d %d" % (len(headers), len(headers) + 3)
-    command = b" ".join([b"PUB" if headers is None else b"HPUB", subject, *([reply] if reply else []), size])
+    command = b" ".join(
+        [b"PUB" if headers is None else b"HPUB", subject, *([reply] if reply else []), size]
+    )
     await bad.connection._send_command(command + b"\r\n" + (headers or b"") + b"odd\r\n")
     await bad.send("client-1", "beat", b"good")
-    await until_async(lambda: heard[-1:] == [("client-1", b"good")], SECONDS, f"it hears no more: {heard}")
+    await until_async(
+        lambda: heard[-1:] == [("client-1", b"good")], SECONDS, f"it hears no more: {heard}"
+    )
     assert heard[:-1] in ([], [("client-1", b"odd")]) and not asked
     assert end.connection.stats["reconnects"] == 0
     await bad.close()
@@ -52,7 +61,11 @@ async def test_an_answer_that_nobody_waits_for_any_more_ends_no_connection(share
     given_up.cancel()
     await connection._send_ping(given_up)
     await connection.flush(SECONDS)
-    assert connection.is_connected and connection.stats["reconnects"] == 0 and connection.stats["errors_received"] == 0
+    assert (
+        connection.is_connected
+        and connection.stats["reconnects"] == 0
+        and connection.stats["errors_received"] == 0
+    )
     await end.close()
 
 
@@ -64,7 +77,9 @@ def test_what_there_is_not(url):
 
 @pytest.mark.long
 async def test_a_coordinator_that_comes_back_meanwhile_is_heard(shared_server, monkeypatch):
-    """The server says at once that nobody listens: also while a coordinator's connection is being made again."""
+    """The server says at once that nobody listens: also while a coordinator's connection is being
+    made again.
+    """
     monkeypatch.setattr(nats, "AGAIN_SECONDS", 0.05)
     monkeypatch.setattr(nats.NatsEnd, "silences", 10**9)
     way = transport(Access(shared_server.url), "away")

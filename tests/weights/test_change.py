@@ -24,7 +24,8 @@ def space(dtype=torch.float32):
     return made
 
 
-# -- how far ---------------------------------------------------------------------------------------------------------
+# -- how far
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["normal", "truncated_normal", "rademacher", "hadamard"])
@@ -37,20 +38,27 @@ def test_the_expected_norm_is_how_far_the_weights_go(name):
         one, other = Basis(name, seed, size=16), Basis(name, seed + 99, size=16)
         change = Add([Term(one, coefficients), Term(other, [0.1])], 0.7)
         where.apply(change)
-        squares.append((expected_norm(change, where.layout) ** 2, float(np.square(where.difference(start)).sum())))
+        squares.append(
+            (
+                expected_norm(change, where.layout) ** 2,
+                float(np.square(where.difference(start)).sum()),
+            )
+        )
         where.restore(start)
     expected, measured = np.sqrt(np.mean(squares, axis=0))
     assert expected == pytest.approx(measured, rel=0.03)
 
 
 @pytest.mark.parametrize(
-    "change", [Rebuild(ONE), Optimize(ONE, Rule("adam", 1e-3)), Average([(1.0, [Add(ONE)])]), Replace(b"")]
+    "change",
+    [Rebuild(ONE), Optimize(ONE, Rule("adam", 1e-3)), Average([(1.0, [Add(ONE)])]), Replace(b"")],
 )
 def test_what_is_no_plain_sum_has_no_expected_norm(change):
     assert expected_norm(change, LAYOUT) is None
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
+# -- what is refused
+# ------------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_change_is_refused():
@@ -65,12 +73,21 @@ REFUSED = {
     "add-large": (Add([Term(Basis("normal"), [1e39])]), "NaN or infinite"),
     "add-scale": (Add(ONE, float("inf")), "scale"),
     "add-rounded": (Add(BAD, 1.0, (7, 1)), "NaN or infinite"),
-    "bases": (Add([*ONE, Term(Basis("rademacher"), [0.5])]), "a sum of normal and rademacher directions"),
-    "blocks": (Add([Term(Basis("normal"), [[1.0], [1.0]])]), "2 arrays of coefficients for 1 blocks"),
+    "bases": (
+        Add([*ONE, Term(Basis("rademacher"), [0.5])]),
+        "a sum of normal and rademacher directions",
+    ),
+    "blocks": (
+        Add([Term(Basis("normal"), [[1.0], [1.0]])]),
+        "2 arrays of coefficients for 1 blocks",
+    ),
     "optimize": (Optimize(BAD, Rule("momentum", 0.1)), "NaN or infinite"),
     "optimize-past": (Optimize(ONE, Rule("adam", 0.1), None, [BAD]), "NaN or infinite"),
     "no-base": (Rebuild(ONE), "needs keep_base first"),
-    "average": (Average([(0.5, [Add(ONE), Add(ONE)]), (0.5, [Add(ONE), Add(BAD)])]), "NaN or infinite"),
+    "average": (
+        Average([(0.5, [Add(ONE), Add(ONE)]), (0.5, [Add(ONE), Add(BAD)])]),
+        "NaN or infinite",
+    ),
     "average-rounded": (Average([(0.5, [Add(ONE)]), (0.5, [Add(ONE, 1.0, (7, 1))])]), "one by one"),
     "replace": (Replace(b"\0" * 4), "4 bytes for a space of"),
     "replace-nothing": (Replace(b""), "0 bytes for a space of"),
@@ -102,10 +119,16 @@ def test_a_step_that_is_refused_does_not_count():
 
 
 def test_an_average_is_that_of_the_weights_of_its_branches():
-    """Each branch from the same start, each change rounded in its turn; summed in double precision, rounded once."""
+    """Each branch from the same start, each change rounded in its turn.
+
+    Summed in double precision, rounded once.
+    """
     where, basis = space(torch.bfloat16), Basis("rademacher", 3)
     start = where.snapshot()
-    branches = [(w, [Add([Term(basis, [0.03 * i], t)], -0.1) for t in range(4)]) for i, w in ((1, 0.2), (5, 0.8))]
+    branches = [
+        (w, [Add([Term(basis, [0.03 * i], t)], -0.1) for t in range(4)])
+        for i, w in ((1, 0.2), (5, 0.8))
+    ]
     ends = []
     for _, changes in branches:
         where.restore(start)
@@ -121,16 +144,25 @@ def test_an_average_is_that_of_the_weights_of_its_branches():
     assert where.digest() == before
 
 
-# -- the way back ----------------------------------------------------------------------------------------------------
+# -- the way back
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_from_the_base_the_way_back_needs_no_copy(dtype):
-    """Whatever happens to the weights meanwhile. A sum of zeros, too, may leave other bits than the base's: of -0.0."""
+    """Whatever happens to the weights meanwhile.
+
+    A sum of zeros, too, may leave other bits than the base's: of -0.0.
+    """
     where = space(dtype)
     assert where.way_back() is None  # no base
     where.keep_base()
-    for rebuilt in (None, Rebuild([Term(Basis("hadamard", 2), [0.0, 0.0])]), Rebuild(ONE, -0.1), Rebuild(ONE, 0.2)):
+    for rebuilt in (
+        None,
+        Rebuild([Term(Basis("hadamard", 2), [0.0, 0.0])]),
+        Rebuild(ONE, -0.1),
+        Rebuild(ONE, 0.2),
+    ):
         if rebuilt is not None:
             where.apply(rebuilt)
         before = where.digest()
@@ -143,7 +175,12 @@ def test_from_the_base_the_way_back_needs_no_copy(dtype):
         assert where.digest() == before
         go_back()  # once more: still there
         assert where.digest() == before and where.way_back() is not None
-    for change in (Add(ONE), Add(ONE, 1.0, (7, 1)), Average([(1.0, [Add(ONE)])]), Replace(where.dense())):
+    for change in (
+        Add(ONE),
+        Add(ONE, 1.0, (7, 1)),
+        Average([(1.0, [Add(ONE)])]),
+        Replace(where.dense()),
+    ):
         where.apply(change)  # after any other change only a copy leads back
         assert where.way_back() is None
         where.restore_base()

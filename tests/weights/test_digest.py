@@ -15,7 +15,10 @@ def numbered(dtype, *shape):
 
 
 def awkward():
-    """Tensors that end in a leaf, at its end, beyond a piece; of one element, of none, with elements out of order."""
+    """Tensors that end in a leaf, at its end, beyond a piece.
+
+    Of one element, of none, with elements out of order.
+    """
     leaf, piece = LEAF_BYTES // 2, PIECE_BYTES // 2  # elements of two bytes
     half = torch.float16
     return [
@@ -31,9 +34,9 @@ def awkward():
         ("every other", numbered(torch.int64, 40_000)[::2]),
         ("expanded", numbered(torch.float32, 1, 5).expand(4, 5)),
         ("a part", numbered(torch.bfloat16, 1000)[3:700]),
-        ("n\u00e4me \"quoted\"|", numbered(torch.float32, 2)),
+        ('n\u00e4me "quoted"|', numbered(torch.float32, 2)),
         ("empty too", numbered(half, 0)),
-    ]  # fmt: skip
+    ]
 
 
 GOLDEN = {

@@ -1,4 +1,6 @@
-"""Values for single entries: across tensors, in every dtype, to the bits of one addition and one rounding."""
+"""Values for single entries: across tensors, in every dtype, to the bits of one addition and one
+rounding.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,10 @@ def test_each_entry_is_added_and_rounded_once(dtype):
     rng = np.random.default_rng(1)
     values = rng.normal(size=30).astype(np.float32)
     chosen = np.sort(rng.choice(np.arange(20, made.size), 9, replace=False)).astype(np.uint32)
-    change = Entries([Patch(0, values[:20]), Patch(5, values[20:29], chosen - 5), Patch(made.size, values[:0])], -0.3)
+    change = Entries(
+        [Patch(0, values[:20]), Patch(5, values[20:29], chosen - 5), Patch(made.size, values[:0])],
+        -0.3,
+    )
     expected = flat(made).float()
     where = torch.from_numpy(np.r_[np.arange(20), chosen].astype(np.int64))
     expected[where] += torch.from_numpy(values[:29] * np.float32(-0.3))
@@ -34,7 +39,10 @@ def test_what_can_not_be_changes_nothing():
         ([Patch(made.size - 1, one)], "entries 79 to 80: from 0 to 79"),
         ([Patch(0, one, np.array([3, 3]))], "ascending"),
         ([Patch(0, np.float32([1, np.inf]))], "NaN or infinite"),
-        ([Patch(70, np.ones(3, dtype=np.float32), np.array([3, 5, 10]))], "entries 73 to 80: from 0 to 79"),
+        (
+            [Patch(70, np.ones(3, dtype=np.float32), np.array([3, 5, 10]))],
+            "entries 73 to 80: from 0 to 79",
+        ),
         ([Patch(10, one), Patch(2, one, np.array([1, 30]))], "entries 3 to 32: from 12"),
         ([Patch(0, one, np.array([3]))], "one ascending offset for each"),
         ([Patch(4, one), Patch(5, one)], "entries 5 to 6: from 6"),

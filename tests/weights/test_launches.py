@@ -1,4 +1,5 @@
-"""How many kernels a GPU is asked for, and how often it is waited for: the same, however many tensors there are.
+"""How many kernels a GPU is asked for, and how often it is waited for: the same, however many
+tensors there are.
 
 benchmarks/launches.py counts, on tensors without memory; what is kept there is what the code does.
 """
@@ -41,7 +42,8 @@ def test_launches_are_few_and_those_that_the_table_has():
     for shape, rows in KEPT.items():
         assert all(rows[name][0] <= most for name, most in MOST.items())
         assert all(waits <= 1 for _, waits, _ in rows.values())
-        assert rows["a look, layers"][0] <= LAYERS[shape] + 4  # embeddings, the last norm and the output layer besides
+        # embeddings, the last norm and the output layer besides
+        assert rows["a look, layers"][0] <= LAYERS[shape] + 4
         assert rows["a look, lowrank"][0] <= 3
 
 
@@ -58,7 +60,9 @@ def test_a_launch_for_each_tensor_and_a_number_waited_for_are_noticed(monkeypatc
 
 
 @pytest.mark.parametrize("free, all_at_once", [(7999, False), (8000, True)])
-def test_copies_of_all_tensors_are_there_at_once_where_twice_their_memory_is_free(free, all_at_once, monkeypatch):
+def test_copies_of_all_tensors_are_there_at_once_where_twice_their_memory_is_free(
+    free, all_at_once, monkeypatch
+):
     monkeypatch.setattr(vector, "free_on", lambda device: free)
     model = torch.nn.Linear(999, 1, device="meta")
     with torch.no_grad():
@@ -67,7 +71,8 @@ def test_copies_of_all_tensors_are_there_at_once_where_twice_their_memory_is_fre
 
 
 class Waits(TorchFunctionMode):
-    """Notes where fedseed would wait for a GPU: values that come to the host, and copies that are not made in passing.
+    """Notes where fedseed would wait for a GPU: values that come to the host, and copies that are
+    not made in passing.
 
     Whole numbers (tokens, labels) are on the host before the model is called.
     """
@@ -82,21 +87,33 @@ class Waits(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         mask = args[1] if name == "__getitem__" and args[0].is_floating_point() else None
         masked = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
-        copied = name == "to" and isinstance([*args, None][1], torch.device) and not kwargs.get("non_blocking")
+        copied = (
+            name == "to"
+            and isinstance([*args, None][1], torch.device)
+            and not kwargs.get("non_blocking")
+        )
         made = name == "tensor" and kwargs.get("device") not in (None, "cpu")
-        if (name in self.NAMES or masked or copied or made) and sys._getframe(1).f_code.co_filename.startswith(OURS):
+        if (name in self.NAMES or masked or copied or made) and sys._getframe(
+            1
+        ).f_code.co_filename.startswith(OURS):
             self.found.append(name)
         return func(*args, **kwargs)
 
 
 @pytest.mark.parametrize("kind", ["language", "choices"])
 def test_a_loss_is_waited_for_once(kind, tmp_path, monkeypatch):
-    """At weights that are moved and at those that are not; what is made of tokens is on the host before."""
+    """At weights that are moved and at those that are not.
+
+    What is made of tokens is on the host before.
+    """
     monkeypatch.setenv("FEDSEED_KERNELS", "triton")
     model, tokenizer = load_model(str(write(tmp_path / "llama", "llama")))
     space = ParameterSpace(model)
     if kind == "language":
-        objective, examples = CausalLM(tokenizer), [Example("the film was", " very very good"), Example("", "so bad")]
+        objective, examples = (
+            CausalLM(tokenizer),
+            [Example("the film was", " very very good"), Example("", "so bad")],
+        )
     else:
         objective, examples = Choices(tokenizer), [Choice("the film was", (" good", " bad"), 1)]
     items, waits = objective.prepare(examples), Waits()
@@ -131,12 +148,24 @@ def moved_in_every_way(name, kernels, monkeypatch):
     term, found = Term(basis, per_block, 2), []
     space.keep_base()
     before = space.snapshot()
-    for change in (Add([term], 0.3), Add([term], -0.1, rounding=(5, 6)), Rebuild([term, term], 0.7)):
+    for change in (
+        Add([term], 0.3),
+        Add([term], -0.1, rounding=(5, 6)),
+        Rebuild([term, term], 0.7),
+    ):
         space.apply(change)
         found.append(space.digest())
-    space.apply_adds([Add([Term(basis, per_block)], 0.1), Add([Term(basis, [0.0]), term], -0.2), Add([term], 0.3)])
+    space.apply_adds(
+        [
+            Add([Term(basis, per_block)], 0.1),
+            Add([Term(basis, [0.0]), term], -0.2),
+            Add([term], 0.3),
+        ]
+    )
     found.append(space.digest())
-    found += [products.tobytes() for products in project_change(space.vector, before, basis, [3, 4, 0])]
+    found += [
+        products.tobytes() for products in project_change(space.vector, before, basis, [3, 4, 0])
+    ]
     perturbation = Perturbation(space.vector, Term(basis, np.ones(1, np.float32)), 1e-2)
     together = perturbation.copies(space.parameters)
     found += [tensor_bytes(together[id(p)]).tobytes() for p in space.parameters]

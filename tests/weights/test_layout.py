@@ -35,7 +35,9 @@ def test_packed_rule_gives_the_published_number_of_blocks():
     assert len(cut(sizes, "packed")) - 1 == 194
 
 
-@pytest.mark.parametrize(("bounds", "blocks"), [((0, 5, 9, 12), [0, None, 2]), ((0, 4, 11, 12), [0, 1, None])])
+@pytest.mark.parametrize(
+    ("bounds", "blocks"), [((0, 5, 9, 12), [0, None, 2]), ((0, 4, 11, 12), [0, 1, None])]
+)
 def test_the_only_block_of_a_tensor(bounds, blocks):
     """What reaches into a second block, with one element even, is of no single one."""
     parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (4, 6, 2)]
@@ -62,7 +64,11 @@ def test_what_is_kept_for_the_next_time_is_what_it_was_kept_for():
     assert vector.operand(cpu, tensor).tolist() == [1] * 4
     assert torch.is_tensor(vector.operand(gpu, tensor))
     room = vector.scratch(5)
-    assert vector.scratch(5) is vector.scratch(3) is room and len(room) == 5 and len(vector.scratch(6)) == 6
+    assert (
+        vector.scratch(5) is vector.scratch(3) is room
+        and len(room) == 5
+        and len(vector.scratch(6)) == 6
+    )
 
 
 @pytest.mark.parametrize("rule", [0, 11, "layers", True])
@@ -72,7 +78,9 @@ def test_wrong_rules_are_named(rule):
 
 
 def test_layout_survives_json_and_refuses_wrong_boundaries():
-    layout = Layout((TensorEntry("a", (2, 3), "float32"), TensorEntry("b", (4,), "bfloat16")), (0, 7, 10))
+    layout = Layout(
+        (TensorEntry("a", (2, 3), "float32"), TensorEntry("b", (4,), "bfloat16")), (0, 7, 10)
+    )
     data = json.loads(json.dumps(layout.to_json()))
     assert Layout.from_json(data) == layout
     assert layout.block_sizes == (7, 3) and layout.dense_bytes == 6 * 4 + 4 * 2

@@ -18,7 +18,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def net(dtype):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(70, 90), torch.nn.Linear(90, 3)).to(dtype)
-    model[1].weight = torch.nn.Parameter(model[1].weight.detach().t().contiguous().t())  # not contiguous
+    # not contiguous
+    model[1].weight = torch.nn.Parameter(model[1].weight.detach().t().contiguous().t())
     return model
 
 

@@ -1,4 +1,6 @@
-"""Perturbed evaluations: the weights keep their bits, the loss is that of weights really changed."""
+"""Perturbed evaluations: the weights keep their bits, the loss is that of weights really
+changed.
+"""
 
 import pytest
 import torch
@@ -15,17 +17,34 @@ TEXT = {"vocab_size": 61, "num_hidden_layers": 1, "num_attention_heads": 2, "hid
 WIDE = {**TEXT, "intermediate_size": 32}
 NARROW = {**WIDE, "num_key_value_heads": 1}
 MODELS = {
-    "opt": {**TEXT, "ffn_dim": 32, "max_position_embeddings": 32, "word_embed_proj_dim": 16, "dropout": 0.0},
+    "opt": {
+        **TEXT,
+        "ffn_dim": 32,
+        "max_position_embeddings": 32,
+        "word_embed_proj_dim": 16,
+        "dropout": 0.0,
+    },
     "llama": {**WIDE, "tie_word_embeddings": True},
     "gpt2": {"vocab_size": 61, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32},
     "gemma": {**NARROW, "head_dim": 8},
     "mistral": {**NARROW, "sliding_window": 4},
     "roberta": {**WIDE, "max_position_embeddings": 40},
     "vit": {**WIDE, "image_size": 16, "patch_size": 8, "num_labels": 3},
-    "resnet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": 3},
+    "resnet": {
+        "embedding_size": 8,
+        "hidden_sizes": [8, 16],
+        "depths": [1, 1],
+        "layer_type": "basic",
+        "num_labels": 3,
+    },
     "t5": {"vocab_size": 61, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
 }
-KINDS = {"roberta": "MaskedLM", "vit": "ImageClassification", "resnet": "ImageClassification", "t5": "Seq2SeqLM"}
+KINDS = {
+    "roberta": "MaskedLM",
+    "vit": "ImageClassification",
+    "resnet": "ImageClassification",
+    "t5": "Seq2SeqLM",
+}
 SIDES = {"vit": 16, "resnet": 32}  # of their images
 
 
@@ -37,7 +56,9 @@ def by_functions(request, monkeypatch):
 
 
 class Shared(torch.nn.Module):
-    """One parameter used by two modules, another reached for by a sibling, attention that bypasses its projection."""
+    """One parameter used by two modules, another reached for by a sibling, attention that bypasses
+    its projection.
+    """
 
     def __init__(self):
         super().__init__()
@@ -92,7 +113,9 @@ def test_outputs_are_those_of_weights_really_changed(name, dtype):
         space.add(basis, [1.0], 0.05, first=3)
         changed = forward(model)
         space.restore(saved)
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype] * float(changed.abs().max())
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype] * float(
+        changed.abs().max()
+    )
     torch.testing.assert_close(inside, changed, rtol=0, atol=tolerance)
     assert float((inside - plain).abs().max()) > 5 * tolerance  # the perturbation bites
 
@@ -116,7 +139,9 @@ def test_scripted_models_fall_back_to_a_copy():
 
 
 class Wide(torch.nn.Module):
-    """Large matrices that share a weight, used with and without a bias, and one whose width is no multiple of 16."""
+    """Large matrices that share a weight, used with and without a bias, and one whose width is no
+    multiple of 16.
+    """
 
     def __init__(self):
         super().__init__()
@@ -144,9 +169,14 @@ def products_counted(monkeypatch):
     return inside
 
 
-@pytest.mark.parametrize(("blocks", "expected"), [("one", [24, 24]), (2, [24, 24]), (7, []), ("tensor", [24, 24])])
+@pytest.mark.parametrize(
+    ("blocks", "expected"), [("one", [24, 24]), (2, [24, 24]), (7, []), ("tensor", [24, 24])]
+)
 def test_products_with_large_matrices_make_no_copy(blocks, expected, monkeypatch):
-    """Unless the width is no multiple of 16, or the matrix lies in two blocks; the outcome is the same."""
+    """Unless the width is no multiple of 16, or the matrix lies in two blocks.
+
+    The outcome is the same.
+    """
     inside = products_counted(monkeypatch)
     torch.manual_seed(0)
     model = Wide().eval()
@@ -180,8 +210,10 @@ def places(model):
     return [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("opt", torch.float32), ("llama", torch.bfloat16),
-                                             ("resnet", torch.float32)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("opt", torch.float32), ("llama", torch.bfloat16), ("resnet", torch.float32)],
+)
 def test_copies_in_place_of_a_tiny_models_weights_give_the_same_bits(name, dtype, monkeypatch):
     model, forward = build(name)
     model.to(dtype).eval()
@@ -193,7 +225,8 @@ def test_copies_in_place_of_a_tiny_models_weights_give_the_same_bits(name, dtype
             for kind in ("normal", "lowrank"):
                 with space.perturbed(Basis(kind, 5), 3, 0.05):
                     outputs.append(forward(model))
-                    assert (places(model)[0][0] != before[0][0]) is alone  # what is tested, is what happens
+                    # what is tested, is what happens
+                    assert (places(model)[0][0] != before[0][0]) is alone
         outputs.append(forward(model))
     assert torch.equal(outputs[0], outputs[2]) and torch.equal(outputs[1], outputs[3])
     assert not torch.equal(outputs[0], outputs[4])
@@ -205,11 +238,15 @@ def test_weights_are_their_own_again_when_a_tiny_model_fails():
     model, _ = build("opt")
     space = ParameterSpace(model)
     before = places(model)
-    perturbation = Perturbation(space.vector, Term(Basis("rademacher", 5), torch.ones(1).numpy(), 0), 0.1)
+    perturbation = Perturbation(
+        space.vector, Term(Basis("rademacher", 5), torch.ones(1).numpy(), 0), 0.1
+    )
     with torch.no_grad(), pytest.raises(ZeroDivisionError), in_place_of(perturbation):
         assert all(a != b for (a, _), (b, _) in zip(before, places(model), strict=True))
         raise ZeroDivisionError
-    assert all(a == b and torch.equal(v, w) for (a, v), (b, w) in zip(before, places(model), strict=True))
+    assert all(
+        a == b and torch.equal(v, w) for (a, v), (b, w) in zip(before, places(model), strict=True)
+    )
 
 
 def test_copies_stand_in_for_a_tiny_models_weights_only_where_nothing_remembers_them():

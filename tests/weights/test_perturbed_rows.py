@@ -1,4 +1,6 @@
-"""Rows of a batch at weights of their own: each row's loss is that of the whole model moved along its direction."""
+"""Rows of a batch at weights of their own: each row's loss is that of the whole model moved along
+its direction.
+"""
 
 from contextlib import nullcontext as nothing
 
@@ -24,7 +26,11 @@ def inputs_of(name, rows):
     ids = torch.randint(2, 61, (rows, 9), generator=g)
     mask = (torch.arange(9)[None] < torch.tensor([9, 4, 7, 9, 2])[:rows, None]).long()
     ids = ids * mask + (1 - mask)
-    return {"input_ids": ids, "attention_mask": mask, **({"decoder_input_ids": ids[:, :5]} if name == "t5" else {})}
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        **({"decoder_input_ids": ids[:, :5]} if name == "t5" else {}),
+    }
 
 
 def losses_of(model):
@@ -84,12 +90,16 @@ def test_what_cant_be_mapped_takes_a_pass_for_each_direction(basis):
             with space.perturbed(basis, k, 0.1):
                 alone.append(model(x[i : i + 1]).mean())
     losses = lambda items: model(torch.stack(list(items))).mean(dim=(1, 2))  # noqa: E731
-    for said in (pytest.warns(UserWarning) if basis.name == "lowrank" else nothing(), nothing()):  # known by then
+    # known by then
+    for said in (pytest.warns(UserWarning) if basis.name == "lowrank" else nothing(), nothing()):
         with said:
             found = row_losses(space, losses, list(x), basis, directions, 0.1)
         torch.testing.assert_close(found, torch.stack(alone))
     assert space.rows.problem(basis)
-    with pytest.raises(RowsError, match="weights of their own"), space.perturbed_rows(basis, directions, 0.1):
+    with (
+        pytest.raises(RowsError, match="weights of their own"),
+        space.perturbed_rows(basis, directions, 0.1),
+    ):
         pass
 
 
@@ -108,7 +118,9 @@ class Mixing(torch.nn.Module):
 
 @pytest.mark.parametrize(("rank", "short"), [(1, True), (2, True), (2, False)])
 def test_convolutions_in_groups_and_products_written_by_hand(rank, short, monkeypatch):
-    """`short`: without torch's own dispatch, and with it, as where another version has none of what that needs."""
+    """`short`: without torch's own dispatch, and with it, as where another version has none of what
+    that needs.
+    """
     monkeypatch.setattr(row_products, "SHORT", short)
     torch.manual_seed(0)
     model, x, basis = Mixing(), torch.randn(3, 4, 6, 6), Basis("lowrank", 3, rank=rank)

@@ -1,4 +1,6 @@
-"""Adam made anew from its last steps, and directions that steps have scaled: against plain copies."""
+"""Adam made anew from its last steps, and directions that steps have scaled: against plain
+copies.
+"""
 
 import numpy as np
 import pytest
@@ -43,7 +45,10 @@ def steps_of(basis, count):
     """The terms of steps: two directions of one term, and one of another."""
     rng = np.random.default_rng(0)
     return [
-        [Term(basis, rng.normal(size=2).astype(np.float32), 3 * i), Term(basis, [float(rng.normal())], 1000 + i)]
+        [
+            Term(basis, rng.normal(size=2).astype(np.float32), 3 * i),
+            Term(basis, [float(rng.normal())], 1000 + i),
+        ]
         for i in range(count)
     ]
 
@@ -52,8 +57,8 @@ def steps_of(basis, count):
 def test_rebuilt_averages_are_those_that_were_kept(basis, monkeypatch):
     """Adam with 8 bytes for each weight, and Adam of the last h sums: the same bits for h steps.
 
-    After them: those of an Adam that began h steps ago, at the weights that the rebuilt one has reached.
-    """
+    After them: those of an Adam that began h steps ago, at the weights that the rebuilt one has
+    reached."""
     horizon, rounding, blocks = 4, (9, 2), 3
     steps = steps_of(basis, 6)
     kept, rebuilt = space_of(torch.bfloat16, blocks), space_of(torch.bfloat16, blocks)
@@ -83,11 +88,17 @@ class Plain:
         self.space, self.h = space, torch.ones(space.size)
 
     def scaled(self, basis, k):
-        z = torch.from_numpy(basis.direction(k, 0, self.space.size, matrices=self.space.layout.matrices))
+        z = torch.from_numpy(
+            basis.direction(k, 0, self.space.size, matrices=self.space.layout.matrices)
+        )
         return z / (self.h.sqrt() + 1e-6)
 
     def step(self, terms):
-        g = sum(float(c) * self.scaled(t.basis, t.first + j) for t in terms for j, c in enumerate(t.coefficients))
+        g = sum(
+            float(c) * self.scaled(t.basis, t.first + j)
+            for t in terms
+            for j, c in enumerate(t.coefficients)
+        )
         self.h = 0.6 * self.h + 0.4 * g * g
         return -0.05 * g
 
@@ -96,9 +107,14 @@ class Plain:
 @pytest.mark.parametrize("basis", BASES, ids=lambda b: b.name)
 def test_steps_and_losses_are_along_scaled_directions(basis, dtype, monkeypatch):
     monkeypatch.setattr(moving, "PIECE", 100)
-    space, ids = space_of(dtype), torch.randint(40, (5, 7), generator=torch.Generator().manual_seed(1))
+    space, ids = (
+        space_of(dtype),
+        torch.randint(40, (5, 7), generator=torch.Generator().manual_seed(1)),
+    )
     plain = Plain(space)
-    tolerance = {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 4e-2, "atol": 4e-2}
+    tolerance = (
+        {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 4e-2, "atol": 4e-2}
+    )
     for number, terms in enumerate(steps_of(basis, 3)):
         before = flat(space).float()
         space.apply(Optimize(terms, HISO))

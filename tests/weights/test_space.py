@@ -14,7 +14,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 class Tied(torch.nn.Module):
-    """Embedding and output share a weight; one parameter is frozen; one lies transposed in memory."""
+    """Embedding and output share a weight; one parameter is frozen.
+
+    One lies transposed in memory.
+    """
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -33,11 +36,23 @@ def flat(space):
 
 def test_tied_weights_count_once_and_frozen_ones_not_at_all():
     space = ParameterSpace(Tied())
-    assert [e.name for e in space.layout.tensors] == ["embedding.weight", "hidden.weight", "hidden.bias"]
+    assert [e.name for e in space.layout.tensors] == [
+        "embedding.weight",
+        "hidden.weight",
+        "hidden.bias",
+    ]
     assert space.size == 37 * 16 + 16 * 16 + 16
 
 
-@tiered({"dtype": DTYPES, "name": BASES, "blocks": ["one", "tensor", 5], "kernels": ["reference", "cpu"]}, together=2)
+@tiered(
+    {
+        "dtype": DTYPES,
+        "name": BASES,
+        "blocks": ["one", "tensor", 5],
+        "kernels": ["reference", "cpu"],
+    },
+    together=2,
+)
 def test_add_is_the_reference_rounded_once(dtype, name, blocks, kernels, monkeypatch):
     monkeypatch.setenv("FEDSEED_KERNELS", kernels)
     space = ParameterSpace(Tied(dtype), blocks)
@@ -50,7 +65,9 @@ def test_add_is_the_reference_rounded_once(dtype, name, blocks, kernels, monkeyp
     bounds = space.layout.boundaries
     change = np.concatenate(
         [
-            reference.combine(reference.prepare([Part(basis.spec_on(space.layout.matrices), 0, c)], b - a), a, b)
+            reference.combine(
+                reference.prepare([Part(basis.spec_on(space.layout.matrices), 0, c)], b - a), a, b
+            )
             for c, a, b in zip(coefficients, bounds[:-1], bounds[1:], strict=True)
         ]
     ) * np.float32(-0.37)
@@ -69,12 +86,20 @@ def test_terms_are_added_up_before_they_are_rounded():
 
 
 def test_a_sum_is_rounded_up_or_down_by_the_words_of_its_elements():
-    rounded, exact = ParameterSpace(Tied(torch.bfloat16)), ParameterSpace(Tied(torch.bfloat16).float())
-    terms, expected = [Term(Basis("normal", 1), [0.3, -0.2])], torch.empty(rounded.size, dtype=torch.bfloat16)
+    rounded, exact = (
+        ParameterSpace(Tied(torch.bfloat16)),
+        ParameterSpace(Tied(torch.bfloat16).float()),
+    )
+    terms, expected = (
+        [Term(Basis("normal", 1), [0.3, -0.2])],
+        torch.empty(rounded.size, dtype=torch.bfloat16),
+    )
     exact.apply(Add(terms, 0.37))
     moving.write(expected, flat(exact), (5, 6), 0)
     rounded.apply(Add(terms, 0.37, (5, 6)))
-    assert torch.equal(flat(rounded), expected) and not torch.equal(expected, flat(exact).bfloat16())
+    assert torch.equal(flat(rounded), expected) and not torch.equal(
+        expected, flat(exact).bfloat16()
+    )
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -87,14 +112,20 @@ def test_project_over_blocks(name):
     bounds = space.layout.boundaries
     for part, a, b in zip(parts, bounds[:-1], bounds[1:], strict=True):
         matrices = space.layout.matrices
-        v = np.stack([basis.direction(k, a, b, b - a, matrices) for k in range(len(part))]).astype(np.float64)
-        np.testing.assert_allclose(part, v @ delta[a:b].numpy().astype(np.float64), rtol=1e-4, atol=1e-5)
+        v = np.stack([basis.direction(k, a, b, b - a, matrices) for k in range(len(part))]).astype(
+            np.float64
+        )
+        np.testing.assert_allclose(
+            part, v @ delta[a:b].numpy().astype(np.float64), rtol=1e-4, atol=1e-5
+        )
     whole = space.project(delta.numpy(), basis, 3)
     each = space.project(delta, basis, [3] * 4)
     np.testing.assert_allclose(whole, np.sum(each, axis=0), rtol=1e-5, atol=1e-6)
     assert ParameterSpace(Tied()).project(delta, basis, 3).shape == (3,)
     half = delta.bfloat16()  # in single precision, exactly
-    np.testing.assert_array_equal(space.project(half, basis, 3), space.project(half.float().numpy(), basis, 3))
+    np.testing.assert_array_equal(
+        space.project(half, basis, 3), space.project(half.float().numpy(), basis, 3)
+    )
     with pytest.raises(ValueError, match="shape"):
         space.project(delta[1:], basis, 3)
     with pytest.raises(ValueError, match="2 counts for 4 blocks"):
@@ -113,7 +144,9 @@ def test_lengths_differences_and_gradients_are_those_of_the_elements(dtype, monk
     space.add(Basis("normal", 1), [0.5], first=3)
     assert space.digest() == digest
     np.testing.assert_array_equal(space.difference(saved), (before - now).numpy())
-    np.testing.assert_array_equal(space.difference(saved, [s.float() * 0 + 0.1 for s in saved]), (before - 0.1).numpy())
+    np.testing.assert_array_equal(
+        space.difference(saved, [s.float() * 0 + 0.1 for s in saved]), (before - 0.1).numpy()
+    )
     assert space.norm() == pytest.approx(float(now.double().norm()), rel=1e-12)
     space.parameters[1].grad = torch.full((16, 16), 2.0, dtype=dtype)
     gradient = torch.frombuffer(bytearray(space.take_gradient()), dtype=dtype)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedseed.cli.common import Reading, ReadingForDevice, RecipeArgument, Telling, ThreadsOption, answer, grouped
+from fedseed.cli.common import (
+    Reading,
+    ReadingForDevice,
+    RecipeArgument,
+    Telling,
+    ThreadsOption,
+    answer,
+    grouped,
+)
 from fedseed.errors import FedseedError, RecipeError
 
 if TYPE_CHECKING:
@@ -16,12 +24,14 @@ if TYPE_CHECKING:
     from fedseed_papers.audits.page import Audit
 
 app = typer.Typer(
-    help="Attack a recipe's own runs: does the model remember an example, do messages give one away?",
+    help="Attack a recipe's own runs: does the model remember an example, do messages give one "
+    "away?",
     no_args_is_help=True,
     add_completion=False,
 )
 SeedOption = Annotated[
-    int, typer.Option(min=0, help="Draws what the audit plants or attacks; apart from the recipe's.")
+    int,
+    typer.Option(min=0, help="Draws what the audit plants or attacks; apart from the recipe's."),
 ]
 
 
@@ -31,8 +41,12 @@ class CanaryOptions:
 
     runs: Annotated[int, typer.Option(min=1, help="Runs with a canary; as many without one.")] = 10
     candidates: Annotated[int, typer.Option(min=2, help="Canaries of which one is planted.")] = 100
-    copies: Annotated[int, typer.Option(min=1, help="Examples of the client that are the canary.")] = 1
-    client: Annotated[str | None, typer.Option(help="Who has the canary. Default: the first client.")] = None
+    copies: Annotated[
+        int, typer.Option(min=1, help="Examples of the client that are the canary.")
+    ] = 1
+    client: Annotated[
+        str | None, typer.Option(help="Who has the canary. Default: the first client.")
+    ] = None
     by: Annotated[
         Literal["model", "orbit"],
         typer.Option(help="What the attack has: the last model, or every step (FeedSign)."),
@@ -45,18 +59,26 @@ class AttackOptions:
     """Which messages are attacked, and how hard."""
 
     methods: Annotated[
-        str, typer.Option("--methods", help="Whose messages, of ferret, fedkseed, feedsign, fedsgd, fedavg.")
+        str,
+        typer.Option(
+            "--methods", help="Whose messages, of ferret, fedkseed, feedsign, fedsgd, fedavg."
+        ),
     ] = "ferret,fedkseed,feedsign,fedsgd"
-    numbers: Annotated[str, typer.Option("--numbers", help="K, the numbers that a message has, such as 64,256.")] = (
-        "8,32,64,128,256,512,1024"
-    )
-    examples: Annotated[int, typer.Option(min=1, help="Pictures that are attacked, each alone.")] = 3
-    batches: Annotated[str, typer.Option("--batches", help="Pictures behind one message, in a second series.")] = (
-        "2,4,8"
-    )
+    numbers: Annotated[
+        str, typer.Option("--numbers", help="K, the numbers that a message has, such as 64,256.")
+    ] = "8,32,64,128,256,512,1024"
+    examples: Annotated[
+        int, typer.Option(min=1, help="Pictures that are attacked, each alone.")
+    ] = 3
+    batches: Annotated[
+        str, typer.Option("--batches", help="Pictures behind one message, in a second series.")
+    ] = "2,4,8"
     steps: Annotated[int, typer.Option(min=1, help="Of the search for a picture.")] = 300
     linear: Annotated[
-        bool, typer.Option("--linear", help="One softmax layer on the pixels in place of the recipe's model.")
+        bool,
+        typer.Option(
+            "--linear", help="One softmax layer on the pixels in place of the recipe's model."
+        ),
     ] = False
     seed: SeedOption = 1
 
@@ -66,7 +88,8 @@ class Keeping:
     """Where an audit's files go, and how it is computed."""
 
     out: Annotated[
-        Path | None, typer.Option(help="Folder for page, pictures and data. Default: runs/AUDIT/RECIPE.")
+        Path | None,
+        typer.Option(help="Folder for page, pictures and data. Default: runs/AUDIT/RECIPE."),
     ] = None
     threads: ThreadsOption = None
 
@@ -74,9 +97,17 @@ class Keeping:
 @app.command()
 @grouped
 def canary(
-    recipe: RecipeArgument, *, options: CanaryOptions, keeping: Keeping, reading: ReadingForDevice, telling: Telling
+    recipe: RecipeArgument,
+    *,
+    options: CanaryOptions,
+    keeping: Keeping,
+    reading: ReadingForDevice,
+    telling: Telling,
 ) -> None:
-    """Plant a canary in one client's data and guess from the model which it was; a lower bound on epsilon."""
+    """Plant a canary in one client's data and guess from the model which it was.
+
+    A lower bound on epsilon.
+    """
     audited = _Audited("canary", recipe, keeping, telling)
     checked = reading.read(recipe)
     from fedseed_papers.audits import canary_page  # torch from here on
@@ -84,24 +115,35 @@ def canary(
 
     planned = Planned(**vars(options))
     audited.say(
-        f"{audited.name}: {planned.runs} runs with one of {planned.candidates} canaries, {planned.runs} without"
+        f"{audited.name}: {planned.runs} runs with one of {planned.candidates} canaries, "
+        f"{planned.runs} without"
     )
     test = audited.computed(lambda: canary_test(checked, planned, audited.say))
     page = canary_page.audit(test, audited.name, audited.facts(checked, reading.changes))
     audited.write(page, canary_page.numbers(test))
     if test.contradicts:
         raise FedseedError(
-            f"epsilon is at least {test.epsilon_at_least:.2f}, and the account says {test.epsilon:.2f} for exchanging "
-            "these examples: the run is not as private as it says (or this is the one audit in twenty that errs)"
+            f"epsilon is at least {test.epsilon_at_least:.2f}, and the account says "
+            f"{test.epsilon:.2f} for exchanging "
+            "these examples: the run is not as private as it says (or this is the one audit in "
+            "twenty that errs)"
         )
 
 
 @app.command()
 @grouped
 def reconstruct(
-    recipe: RecipeArgument, *, options: AttackOptions, keeping: Keeping, reading: Reading, telling: Telling
+    recipe: RecipeArgument,
+    *,
+    options: AttackOptions,
+    keeping: Keeping,
+    reading: Reading,
+    telling: Telling,
 ) -> None:
-    """Reconstruct a picture from a client's message, over the numbers that it has; on the recipe's model and data."""
+    """Reconstruct a picture from a client's message, over the numbers that it has.
+
+    On the recipe's model and data.
+    """
     audited = _Audited("reconstruct", recipe, keeping, telling)
     counts, several = _whole("--numbers", options.numbers), _whole("--batches", options.batches)
     on_cpu = 'model.device="cpu"'
@@ -111,14 +153,18 @@ def reconstruct(
     from fedseed_papers.audits.reconstruct import Attacked, reconstruction
 
     chosen = [word.strip() for word in options.methods.split(",") if word.strip()]
-    attacked = Attacked(chosen, counts, options.examples, several, options.steps, options.seed, options.linear)
+    attacked = Attacked(
+        chosen, counts, options.examples, several, options.steps, options.seed, options.linear
+    )
     found = audited.computed(lambda: reconstruction(checked, attacked, audited.say))
     audited.folder.mkdir(parents=True, exist_ok=True)
     picture = audited.folder / "reconstructed.png"
     reconstruct_page.draw_pictures(found, picture)
     write_whole(audited.folder / "attempts.csv", reconstruct_page.attempts_csv(found).encode())
     name = f"{audited.name}{', one layer on the pixels' * options.linear}"
-    page = reconstruct_page.audit(found, name, audited.facts(checked, [*reading.changes, on_cpu]), picture)
+    page = reconstruct_page.audit(
+        found, name, audited.facts(checked, [*reading.changes, on_cpu]), picture
+    )
     audited.write(page, reconstruct_page.numbers(found))
 
 

@@ -1,4 +1,6 @@
-"""What the papers show: every figure and table, how it can be made here, what it needs (catalogue.toml). No torch."""
+"""What the papers show: every figure and table, how it can be made here, what it needs
+(catalogue.toml). No torch.
+"""
 
 import tomllib
 from collections.abc import Sequence
@@ -21,7 +23,9 @@ class _Table(BaseModel):
 
 
 class Form(_Table):
-    """What decides a claim; one of `order`, `alike`, `ratio` and `of`. A line is named LABEL, or LABEL @ SCENARIO.
+    """What decides a claim; one of `order`, `alike`, `ratio` and `of`.
+
+    A line is named LABEL, or LABEL @ SCENARIO.
 
     Args:
         metric: of the runs; the item's if it is left out.
@@ -45,7 +49,9 @@ class Form(_Table):
 
     @model_validator(mode="after")
     def _one_form(self) -> "Form":
-        if [bool(self.order), bool(self.alike), bool(self.ratio), self.of is not None].count(True) != 1:
+        if [bool(self.order), bool(self.alike), bool(self.ratio), self.of is not None].count(
+            True
+        ) != 1:
             raise ValueError("a claim is one of order, alike, ratio and of")
         if (self.least is not None) != bool(self.ratio or self.of):
             raise ValueError("least goes with ratio or of")
@@ -108,9 +114,14 @@ class Item(_Table):
         return self.published_metric or self.metric if scale == "published" else self.metric
 
     def claims_at(self, scale: Scale) -> list[tuple[str, Form]]:
-        """Returns what the paper says and what decides it, for each claim that can be judged at a scale."""
+        """Returns what the paper says and what decides it, for each claim that can be judged at a
+        scale.
+        """
         return [
-            (claim.says, claim.published if scale == "published" and claim.published is not None else claim)
+            (
+                claim.says,
+                claim.published if scale == "published" and claim.published is not None else claim,
+            )
             for claim in self.claims
             if scale in claim.scales
         ]
@@ -152,7 +163,8 @@ def chosen(what: str) -> Sequence[Item]:
         paper = named.partition("/")[0]
         near = [item.name for item in catalogue() if item.paper == paper] or list(TITLES)
         raise RecipeError(
-            f"reproduce {what}: there is no such item; there are {', '.join(near)} (fedseed reproduce list)"
+            f"reproduce {what}: there is no such item; there are {', '.join(near)} (fedseed "
+            "reproduce list)"
         )
     return found
 
@@ -168,5 +180,7 @@ def scale_of(item: Item, wanted: Scale | None) -> Scale:
     if wanted is None:
         return item.scales[0]
     if wanted not in item.scales:
-        raise RecipeError(f"--scale {wanted}: {item.name} can be made at scale {' or '.join(item.scales)}")
+        raise RecipeError(
+            f"--scale {wanted}: {item.name} can be made at scale {' or '.join(item.scales)}"
+        )
     return wanted

@@ -1,4 +1,5 @@
-"""FedKSeed's tables and figures that need no training: Table 3's bytes, Figure 5, Table 1's growth, the prompts.
+"""FedKSeed's tables and figures that need no training: Table 3's bytes, Figure 5, Table 1's growth,
+the prompts.
 
 Qin et al., ICML 2024: Sections 4.2 and 5.3, Appendices G.2 and I.
 """
@@ -23,12 +24,22 @@ POOLS = tuple(2**p for p in range(15))
 
 def table_3() -> Finding:
     """Bytes of a client's round, both ways."""
-    pool, small, large = payloads.fedkseed(4096), payloads.fedkseed(1024, True), payloads.fedkseed(2048, True)
+    pool, small, large = (
+        payloads.fedkseed(4096),
+        payloads.fedkseed(1024, True),
+        payloads.fedkseed(2048, True),
+    )
     whole = {d: payloads.fedavg(d).update.bytes for d in (1000, 2000)}
     each = whole[2000] // 2000  # bytes of a parameter, one way
     one_way = [each * d / GIB for d in (payloads.DATAJUICER, payloads.LLAMA_3B)]
     rows = [
-        ["FedAvg, one way", f"{one_way[0]:.2f} GiB", f"{one_way[1]:.2f} GiB", "5.01 GB", "12.76 GB"],
+        [
+            "FedAvg, one way",
+            f"{one_way[0]:.2f} GiB",
+            f"{one_way[1]:.2f} GiB",
+            "5.01 GB",
+            "12.76 GB",
+        ],
         ["FedAvg, both ways", f"{2 * one_way[0]:.2f} GiB", f"{2 * one_way[1]:.2f} GiB", "-", "-"],
         ["FedKSeed", f"{pool.bytes:,} B", f"{pool.bytes:,} B", "17,988 B", "17,988 B"],
         ["FedKSeed-Pro", f"{small.bytes:,} B", f"{large.bytes:,} B", "9,796 B", "17,988 B"],
@@ -36,23 +47,40 @@ def table_3() -> Finding:
     found = (pool.bytes, small.bytes, large.bytes)
     return Finding(
         [
-            Claim("FedKSeed: 17,988 B (K = 4096); FedKSeed-Pro: 9,796 B (K = 1024) and 17,988 B (K = 2048).",
-                  ", ".join(f"{n:,} B" for n in found) + ", as encoded.", judged(found == (17_988, 9_796, 17_988))),
-            Claim("FedAvg: 5.01 GB (DataJuicer-1.3B) and 12.76 GB (LLaMA-3B).",
-                  f"One way in float32: {one_way[0]:.2f} and {one_way[1]:.2f} GiB.",
-                  judged(abs(one_way[0] - 5.01) < 0.005 and abs(one_way[1] - 12.76) < 0.006)),
-            Claim("All methods' bytes are 32-bit and both ways (Appendix I).",
-                  f"FedAvg's are one way, or 16-bit: both ways it is {2 * one_way[0]:.2f} and "
-                  f"{2 * one_way[1]:.2f} GiB. "
-                  "The adapters' figures are both ways.", judged(abs(2 * one_way[0] - 5.01) < 0.01)),
+            Claim(
+                "FedKSeed: 17,988 B (K = 4096); FedKSeed-Pro: 9,796 B (K = 1024) and 17,988 B (K = "
+                "2048).",
+                ", ".join(f"{n:,} B" for n in found) + ", as encoded.",
+                judged(found == (17_988, 9_796, 17_988)),
+            ),
+            Claim(
+                "FedAvg: 5.01 GB (DataJuicer-1.3B) and 12.76 GB (LLaMA-3B).",
+                f"One way in float32: {one_way[0]:.2f} and {one_way[1]:.2f} GiB.",
+                judged(abs(one_way[0] - 5.01) < 0.005 and abs(one_way[1] - 12.76) < 0.006),
+            ),
+            Claim(
+                "All methods' bytes are 32-bit and both ways (Appendix I).",
+                f"FedAvg's are one way, or 16-bit: both ways it is {2 * one_way[0]:.2f} and "
+                f"{2 * one_way[1]:.2f} GiB. "
+                "The adapters' figures are both ways.",
+                judged(abs(2 * one_way[0] - 5.01) < 0.01),
+            ),
         ],
-        "Payloads of one client in one round, encoded by the methods' own codec; frames of 28 bytes are not in it, nor "
-        "in the paper. FedAvg's bytes of a parameter are measured, and the models' parameters counted from "
-        "their shapes.",
+        "Payloads of one client in one round, encoded by the methods' own codec; frames of 28 "
+        "bytes are not in it, nor "
+        "in the paper. FedAvg's bytes of a parameter are measured, and the models' parameters "
+        "counted from their shapes.",
         [],
-        [Sheet("A client's round", ("method", "DataJuicer-1.3B", "LLaMA-3B", "paper, 1.3B", "paper, 3B"), rows,
-               f"Parameters: {payloads.DATAJUICER:,} and {payloads.LLAMA_3B:,}. The paper's GB is 2^30 bytes.")],
-    )  # fmt: skip
+        [
+            Sheet(
+                "A client's round",
+                ("method", "DataJuicer-1.3B", "LLaMA-3B", "paper, 1.3B", "paper, 3B"),
+                rows,
+                f"Parameters: {payloads.DATAJUICER:,} and {payloads.LLAMA_3B:,}. The paper's GB is "
+                "2^30 bytes.",
+            )
+        ],
+    )
 
 
 def figure_5(
@@ -61,7 +89,8 @@ def figure_5(
     draws: Sequence[int] = (100, 1000, 10_000),
     repeats: int = 100,
 ) -> Finding:
-    """The mean of Gamma perturbations drawn from a pool of K: its entries' absolute values, on average.
+    """The mean of Gamma perturbations drawn from a pool of K: its entries' absolute values, on
+    average.
 
     A repeat generates one pool of the largest size; a smaller pool is its beginning.
     """
@@ -76,7 +105,8 @@ def figure_5(
             weights[row, :k] = random.multinomial(g, [1 / k] * k) / g
         means = np.zeros((len(plans), length), dtype=np.float32)
         basis = Basis("normal", repeat)
-        for first in range(0, pools[-1], 512):  # some directions at a time: the pool is never held whole
+        # some directions at a time: the pool is never held whole
+        for first in range(0, pools[-1], 512):
             upto = min(first + 512, pools[-1])
             chunk = np.stack([basis.direction(k, 0, length) for k in range(first, upto)])
             means += weights[:, first:upto] @ chunk
@@ -93,50 +123,79 @@ def figure_5(
         """Of |N(0, 1/K + 1/Gamma - 1/(K Gamma))|."""
         return sqrt(2 / pi * (1 / k + 1 / g - 1 / (k * g)))
 
-    worst = max(abs(y / expected(g, int(k)) - 1) for g, line in zip(draws, lines, strict=True) for k, y in line.points)
+    worst = max(
+        abs(y / expected(g, int(k)) - 1)
+        for g, line in zip(draws, lines, strict=True)
+        for k, y in line.points
+    )
     at, end = kept[0], pools[-1]
     tail = [line.points[-1][1] for line in lines]
     return Finding(
         [
-            Claim("The mean tends to zero as K grows.",
-                  f"Gamma = {draws[-1]:,}: {last[float(pools[0])]:.4f} at K = {pools[0]}, {last[float(end)]:.4f} at "
-                  f"K = {end:,}.", judged(last[float(end)] < 0.1 * last[float(pools[0])])),
-            Claim(f"Over K = {at:,} it is very similar to that without a restriction (the paper says 1,024).",
-                  f"Without one {level:.4f}; K = {at:,}: {last[float(at)]:.4f}. That is near on an axis up to "
-                  f"{last[float(pools[0])]:.1f}, and {last[float(at)] / level:.1f} times as much; K = {end:,}: "
-                  f"{last[float(end)] / level:.2f} times.",
-                  judged(last[float(at)] - level < 0.05 * last[float(pools[0])], kind=True)),
-            Claim("At a given K a larger Gamma makes it smaller.",
-                  ", ".join(f"{y:.4f}" for y in tail) + f" at K = {end:,}.",
-                  judged(all(a > b for a, b in pairwise(tail)))),
+            Claim(
+                "The mean tends to zero as K grows.",
+                f"Gamma = {draws[-1]:,}: {last[float(pools[0])]:.4f} at K = {pools[0]}, "
+                f"{last[float(end)]:.4f} at K = {end:,}.",
+                judged(last[float(end)] < 0.1 * last[float(pools[0])]),
+            ),
+            Claim(
+                f"Over K = {at:,} it is very similar to that without a restriction (the paper says "
+                "1,024).",
+                f"Without one {level:.4f}; K = {at:,}: {last[float(at)]:.4f}. That is near on an "
+                "axis up to "
+                f"{last[float(pools[0])]:.1f}, and {last[float(at)] / level:.1f} times as much; K "
+                f"= {end:,}: {last[float(end)] / level:.2f} times.",
+                judged(last[float(at)] - level < 0.05 * last[float(pools[0])], kind=True),
+            ),
+            Claim(
+                "At a given K a larger Gamma makes it smaller.",
+                ", ".join(f"{y:.4f}" for y in tail) + f" at K = {end:,}.",
+                judged(all(a > b for a, b in pairwise(tail))),
+            ),
         ],
-        "An entry of the mean is N(0, 1/K + 1/Gamma - 1/(K Gamma)), and what was measured is that within "
-        f"{worst:.1%}: with Gamma = 10,000 the pool's own mean dominates until K is far above 10,000, though "
-        "on the figure's axis the difference can hardly be seen.",
-        [Panel("Figure 5", [*lines, dotted], Axis("K", log=True), Axis("mean absolute value")),
-         Panel("The same, logarithmic", [*lines, dotted], Axis("K", log=True), Axis("mean absolute value", log=True))],
+        "An entry of the mean is N(0, 1/K + 1/Gamma - 1/(K Gamma)), and what was measured is that "
+        "within "
+        f"{worst:.1%}: with Gamma = 10,000 the pool's own mean dominates until K is far above "
+        "10,000, though on the figure's axis the difference can hardly be seen.",
+        [
+            Panel("Figure 5", [*lines, dotted], Axis("K", log=True), Axis("mean absolute value")),
+            Panel(
+                "The same, logarithmic",
+                [*lines, dotted],
+                Axis("K", log=True),
+                Axis("mean absolute value", log=True),
+            ),
+        ],
         [],
         f"0 to {repeats - 1}",
-        [f"{repeats} repeats; the pools of a repeat share their beginnings.",
-         "The paper does not say over what the mean goes: over the perturbations, then its absolute value "
-         "over entries."],
-    )  # fmt: skip
+        [
+            f"{repeats} repeats; the pools of a repeat share their beginnings.",
+            "The paper does not say over what the mean goes: over the perturbations, then its "
+            "absolute value over entries.",
+        ],
+    )
 
 
 def table_1(length: int = 10**6, count: int = 1024) -> Finding:
     """What a client's costs grow with."""
-    base, wider = payloads.fedkseed(count, length=length), payloads.fedkseed(count, length=2 * length)
+    base, wider = (
+        payloads.fedkseed(count, length=length),
+        payloads.fedkseed(count, length=2 * length),
+    )
     dense = payloads.fedavg(2 * length).bytes / payloads.fedavg(length).bytes
     return Finding(
         [
-            Claim("FedKSeed's communication is O(1) in d, that of full-parameter methods O(d).",
-                  f"Twice the parameters: {wider.bytes / base.bytes:.2f} and {dense:.2f} times the bytes.",
-                  judged(wider.bytes == base.bytes and abs(dense - 2) < 0.01)),
+            Claim(
+                "FedKSeed's communication is O(1) in d, that of full-parameter methods O(d).",
+                f"Twice the parameters: {wider.bytes / base.bytes:.2f} and {dense:.2f} times the "
+                "bytes.",
+                judged(wider.bytes == base.bytes and abs(dense - 2) < 0.01),
+            ),
         ],
-        "Bytes are encoded payloads of a round, both ways. The other columns are timed and measured "
-        "elsewhere: obtaining the "
+        "Bytes are encoded payloads of a round, both ways. The other columns are timed and "
+        "measured elsewhere: obtaining the "
         "newest model in fedkseed/figure-2, memory in fedkseed/table-3 at a small scale.",
-    )  # fmt: skip
+    )
 
 
 def prompts_finding(shown: str, rows: Sequence[tuple[str, str, str]], deviation: str) -> Finding:
@@ -148,10 +207,13 @@ def prompts_finding(shown: str, rows: Sequence[tuple[str, str, str]], deviation:
         deviation: what differs by intent.
     """
     claims = [
-        Claim(f"{case}: {' / '.join(paper.splitlines())}", "The same words." if _same(paper, ours) else ours,
-              judged(_same(paper, ours)))
+        Claim(
+            f"{case}: {' / '.join(paper.splitlines())}",
+            "The same words." if _same(paper, ours) else ours,
+            judged(_same(paper, ours)),
+        )
         for case, paper, ours in rows
-    ]  # fmt: skip
+    ]
     return Finding(claims, f"{shown} Compared word by word, white space apart: {deviation}")
 
 
@@ -160,12 +222,15 @@ def _same(paper: str, ours: str) -> bool:
 
 
 OPENING = (
-    "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
-    "response that appropriately completes the request."
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request."
 )
 WITH_INPUT = f"{OPENING}\n### Instruction: {{instruction}}\n### Input: {{input}}\n### Response:"
 WITHOUT = f"{OPENING}\n### Instruction: {{instruction}}\n### Response:"
-LINES = "the tables show a heading and its text on one line, Alpaca's template, which they cite, on two."
+LINES = (
+    "the tables show a heading and its text on one line, Alpaca's template, which they cite, "
+    "on two."
+)
 
 
 def table_5() -> Finding:
@@ -180,7 +245,9 @@ def table_6() -> Finding:
         ("with context", WITH_INPUT, alpaca_prompt("{instruction}", "{input}", True)),
         ("without context", WITHOUT, alpaca_prompt("{instruction}", context_said=True)),
     ]
-    return prompts_finding('The prompt templates for Dolly-15k (task.prompt = "paper").', rows, LINES)
+    return prompts_finding(
+        'The prompt templates for Dolly-15k (task.prompt = "paper").', rows, LINES
+    )
 
 
 EXACT: dict[str, Callable[..., Finding]] = {

@@ -1,4 +1,6 @@
-"""FeedSign's tables and statements that need no training: bits, orbits' bytes, sign reversal, Prop. D.5, Appendix J.
+"""FeedSign's tables and statements that need no training: bits, orbits' bytes, sign reversal, Prop.
+
+D.5, Appendix J.
 
 Cai et al., 2025: Section 3.2, Appendices D.1, D.4, E and J.
 """
@@ -26,26 +28,36 @@ Draws = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int], Draws]
 
 
-# -- Table 1, and what an orbit takes (Figure 5, Appendix D.1) ---------------------------------------------------------
+# -- Table 1, and what an orbit takes (Figure 5, Appendix D.1)
+# ---------------------------------------------------------
 
 
 def table_1() -> Finding:
     """Bits of a client's step."""
     sign, float32 = payloads.feedsign(), payloads.zofedsgd()
-    rows = [["ZO-FedSGD", f"{float32.bits_up}", f"{float32.update.bytes}", "64"],
-            ["FeedSign", f"{sign.bits_up}", f"{sign.update.bytes}", "1"]]  # fmt: skip
+    rows = [
+        ["ZO-FedSGD", f"{float32.bits_up}", f"{float32.update.bytes}", "64"],
+        ["FeedSign", f"{sign.bits_up}", f"{sign.update.bytes}", "1"],
+    ]
     return Finding(
         [
-            Claim("ZO-FedSGD: 64 bit a step.", f"{float32.bits_up} bit: a seed and a float of 32 each.",
-                  judged(float32.bits_up == 64)),
-            Claim("FeedSign: 1 bit a step.", f"{sign.bits_up} bit of content; a payload is whole bytes, so "
-                  f"{sign.update.bytes} byte with one vote a round, and v / 8 with votes_per_round = v.",
-                  judged(sign.bits_up == 1)),
+            Claim(
+                "ZO-FedSGD: 64 bit a step.",
+                f"{float32.bits_up} bit: a seed and a float of 32 each.",
+                judged(float32.bits_up == 64),
+            ),
+            Claim(
+                "FeedSign: 1 bit a step.",
+                f"{sign.bits_up} bit of content; a payload is whole bytes, so "
+                f"{sign.update.bytes} byte with one vote a round, and v / 8 with votes_per_round = "
+                "v.",
+                judged(sign.bits_up == 1),
+            ),
         ],
         "Counted from encoded updates. FO and MeZO in the table are not federated.",
         [],
         [Sheet("A client's update", ("method", "bits", "bytes of payload", "paper, bits"), rows)],
-    )  # fmt: skip
+    )
 
 
 def figure_5(steps: int = 10_000) -> Finding:
@@ -57,21 +69,29 @@ def figure_5(steps: int = 10_000) -> Finding:
     whole = sum(len(part.encode()) for part in parts)
     return Finding(
         [
-            Claim("The orbit of 10,000 steps occupies less than 200 bytes.",
-                  f"{payload:,} bytes: {steps:,} votes of a bit. With the records' frames {whole:,}, and a header.",
-                  judged(payload < 200)),
-            Claim("It is far smaller than the 24 GB of a tuned OPT-13B.",
-                  f"{24e9 / whole:.1e} times.", judged(whole < 24e9 / 10**6)),
+            Claim(
+                "The orbit of 10,000 steps occupies less than 200 bytes.",
+                f"{payload:,} bytes: {steps:,} votes of a bit. With the records' frames {whole:,}, "
+                "and a header.",
+                judged(payload < 200),
+            ),
+            Claim(
+                "It is far smaller than the 24 GB of a tuned OPT-13B.",
+                f"{24e9 / whole:.1e} times.",
+                judged(whole < 24e9 / 10**6),
+            ),
         ],
-        "A vote is one bit and has no pattern that could be packed further: 10,000 of them are 1,250 bytes.",
+        "A vote is one bit and has no pattern that could be packed further: 10,000 of them are "
+        "1,250 bytes.",
         [],
         [],
         (),
         ["The votes are random, as those of a run look."],
-    )  # fmt: skip
+    )
 
 
-# -- Appendix E: the sign of a batch's projection ----------------------------------------------------------------------
+# -- Appendix E: the sign of a batch's projection
+# ----------------------------------------------------------------------
 
 NOISES: dict[str, Noise] = {
     "normal": lambda random, n: random.normal(size=n),
@@ -82,8 +102,13 @@ NOISES: dict[str, Noise] = {
 }
 
 
-def appendix_e(draws: int = 200_000, projections: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0)) -> Finding:
-    """How often noise of a batch reverses a projection's sign, by the noise's shape; all have variance 1."""
+def appendix_e(
+    draws: int = 200_000, projections: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0)
+) -> Finding:
+    """How often noise of a batch reverses a projection's sign, by the noise's shape.
+
+    All have variance 1.
+    """
     random = np.random.default_rng(1)
     lines, reversal = [], {}
     for number, (name, noise) in enumerate(NOISES.items()):
@@ -92,28 +117,50 @@ def appendix_e(draws: int = 200_000, projections: Sequence[float] = (0.01, 0.03,
         lines.append(Series(name, list(found.items()), number=number))
     error = 0.5 / draws**0.5
     symmetric = [max(found.values()) for name, found in reversal.items() if name != "skewed"]
-    near = [found[projections[0]] for name, found in reversal.items() if name not in ("skewed", "two peaks")]
+    near = [
+        found[projections[0]]
+        for name, found in reversal.items()
+        if name not in ("skewed", "two peaks")
+    ]
     skewed = max(reversal["skewed"].values())
     return Finding(
         [
-            Claim("With noise that is symmetric the sign is reversed in at most half of the batches (Prop. E.2).",
-                  f"At most {max(symmetric):.4f} ± {error:.4f} over {len(symmetric)} shapes.",
-                  judged(max(symmetric) <= 0.5 + 4 * error)),
-            Claim("It is one half only where the projection is 0.", "Towards 0 it tends to one half: "
-                  + ", ".join(f"{p:.3f}" for p in near) + f" at {projections[0]:g} deviations.",
-                  judged(all(0.45 < p < 0.5 + 4 * error for p in near))),
-            Claim("The noise needs to be symmetric (Assumption E.1).",
-                  f"Skewed noise of mean 0 reverses up to {skewed:.3f} of the signs.", judged(skewed > 0.5)),
+            Claim(
+                "With noise that is symmetric the sign is reversed in at most half of the batches "
+                "(Prop. E.2).",
+                f"At most {max(symmetric):.4f} ± {error:.4f} over {len(symmetric)} shapes.",
+                judged(max(symmetric) <= 0.5 + 4 * error),
+            ),
+            Claim(
+                "It is one half only where the projection is 0.",
+                "Towards 0 it tends to one half: "
+                + ", ".join(f"{p:.3f}" for p in near)
+                + f" at {projections[0]:g} deviations.",
+                judged(all(0.45 < p < 0.5 + 4 * error for p in near)),
+            ),
+            Claim(
+                "The noise needs to be symmetric (Assumption E.1).",
+                f"Skewed noise of mean 0 reverses up to {skewed:.3f} of the signs.",
+                judged(skewed > 0.5),
+            ),
         ],
         "The paper measures that its batches' projections look symmetric (Figures 8 and 9).",
-        [Panel("Sign reversal", lines, Axis("projection, in deviations of the noise", log=True), Axis("probability"))],
+        [
+            Panel(
+                "Sign reversal",
+                lines,
+                Axis("projection, in deviations of the noise", log=True),
+                Axis("probability"),
+            )
+        ],
         [],
         (1,),
         [f"{draws:,} draws for each point."],
-    )  # fmt: skip
+    )
 
 
-# -- Proposition D.5: Byzantine voters ---------------------------------------------------------------------------------
+# -- Proposition D.5: Byzantine voters
+# ---------------------------------------------------------------------------------
 
 
 def printed(honest: float, byzantine: float) -> float:
@@ -127,21 +174,33 @@ def of_the_proof(honest: float, byzantine: float) -> float:
 
 
 def majority_errs(honest: float, clients: int, byzantine: int) -> float:
-    """Returns how often the majority errs, exactly: honest clients with probability p_e, Byzantine ones 1 - p_e.
+    """Returns how often the majority errs, exactly: honest clients with probability p_e, Byzantine
+    ones 1 - p_e.
 
     A tie is a coin toss.
     """
     total = 0.0
     for wrong, reversed_ in product(range(clients - byzantine + 1), range(byzantine + 1)):
-        p = float(binom.pmf(wrong, clients - byzantine, honest) * binom.pmf(reversed_, byzantine, 1 - honest))
-        total += p * (1.0 if 2 * (wrong + reversed_) > clients else 0.5 if 2 * (wrong + reversed_) == clients else 0.0)
+        p = float(
+            binom.pmf(wrong, clients - byzantine, honest)
+            * binom.pmf(reversed_, byzantine, 1 - honest)
+        )
+        total += p * (
+            1.0
+            if 2 * (wrong + reversed_) > clients
+            else 0.5
+            if 2 * (wrong + reversed_) == clients
+            else 0.0
+        )
     return total
 
 
 def simulated(
     honest: float, clients: int, byzantine: int, votes: int, random: np.random.Generator
 ) -> tuple[float, float]:
-    """Shares of wrong signs among clients and among majorities, by the method's own vote on `votes` directions."""
+    """Shares of wrong signs among clients and among majorities, by the method's own vote on `votes`
+    directions.
+    """
     method = FeedSign(votes_per_round=votes)
     right = random.random((clients, votes)) >= honest
     right[clients - byzantine :] ^= True  # always the reversed sign
@@ -157,7 +216,9 @@ def proposition_d5(
     honest: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.45),
     federations: Sequence[tuple[int, int]] = ((5, 1), (25, 5)),
 ) -> Finding:
-    """Wrong signs with Byzantine clients that always reverse theirs: formulas, the exact vote, and a simulation."""
+    """Wrong signs with Byzantine clients that always reverse theirs: formulas, the exact vote, and
+    a simulation.
+    """
     random = np.random.default_rng(1)
     rows, worst_mean, worst_vote, below = [], 0.0, 0.0, True
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -169,74 +230,131 @@ def proposition_d5(
             worst_mean = max(worst_mean, abs(single - of_the_proof(p, share)))
             worst_vote = max(worst_vote, abs(vote - exact))
             below &= exact < of_the_proof(p, share) < printed(p, share)
-            rows.append([f"{byzantine} of {clients}", f"{p:g}", f"{printed(p, share):.3f}",
-                         f"{of_the_proof(p, share):.3f}", f"{single:.3f}", f"{exact:.3f}", f"{vote:.3f}"])  # fmt: skip
-            for name, value in (("Eq. 24", printed(p, share)), ("Eq. 47", of_the_proof(p, share)),
-                                (f"vote of {clients}, exact", exact)):  # fmt: skip
+            rows.append(
+                [
+                    f"{byzantine} of {clients}",
+                    f"{p:g}",
+                    f"{printed(p, share):.3f}",
+                    f"{of_the_proof(p, share):.3f}",
+                    f"{single:.3f}",
+                    f"{exact:.3f}",
+                    f"{vote:.3f}",
+                ]
+            )
+            for name, value in (
+                ("Eq. 24", printed(p, share)),
+                ("Eq. 47", of_the_proof(p, share)),
+                (f"vote of {clients}, exact", exact),
+            ):
                 curves.setdefault(name, []).append((p, value))
     error = 4 * 0.5 / votes**0.5
-    lines = [Series(name, sorted(set(points)), number=i) for i, (name, points) in enumerate(curves.items())]
+    lines = [
+        Series(name, sorted(set(points)), number=i)
+        for i, (name, points) in enumerate(curves.items())
+    ]
     example = (printed(0.4, 0.2), of_the_proof(0.4, 0.2), majority_errs(0.4, 5, 1))
-    head = ("Byzantine", "p_e", "Eq. 24", "Eq. 47", "wrong signs", "majority, exact", "majority, simulated")
+    head = (
+        "Byzantine",
+        "p_e",
+        "Eq. 24",
+        "Eq. 47",
+        "wrong signs",
+        "majority, exact",
+        "majority, simulated",
+    )
     return Finding(
         [
-            Claim("The sign is reversed with probability p_e + p_b - p_e p_b (Eq. 24).",
-                  f"p_e = 0.4, p_b = 0.2: {example[0]:.2f} by Eq. 24; a client's sign is wrong in "
-                  f"{example[1]:.2f}, the "
-                  f"majority of five in {example[2]:.3f}.",
-                  judged(all(abs(float(row[2]) - float(row[4])) < error for row in rows))),
-            Claim("E[V] / K = 1/2 + (1/2 - p_e)(2 p_b - 1) of the signs are wrong (Eq. 47, the proof).",
-                  f"Simulated: within {worst_mean:.4f} everywhere.", judged(worst_mean < error)),
-            Claim("The adjusted error rate of the vote is E[V] / K.",
-                  f"It is that of one sign; the majority errs less: exact and simulated differ by {worst_vote:.4f} at "
-                  f"most, and are below Eq. 47 {'everywhere' if below else 'not everywhere'}.",
-                  judged(not below)),
+            Claim(
+                "The sign is reversed with probability p_e + p_b - p_e p_b (Eq. 24).",
+                f"p_e = 0.4, p_b = 0.2: {example[0]:.2f} by Eq. 24; a client's sign is wrong in "
+                f"{example[1]:.2f}, the majority of five in {example[2]:.3f}.",
+                judged(all(abs(float(row[2]) - float(row[4])) < error for row in rows)),
+            ),
+            Claim(
+                "E[V] / K = 1/2 + (1/2 - p_e)(2 p_b - 1) of the signs are wrong (Eq. 47, the "
+                "proof).",
+                f"Simulated: within {worst_mean:.4f} everywhere.",
+                judged(worst_mean < error),
+            ),
+            Claim(
+                "The adjusted error rate of the vote is E[V] / K.",
+                "It is that of one sign; the majority errs less: exact and simulated differ by "
+                f"{worst_vote:.4f} at "
+                f"most, and are below Eq. 47 {'everywhere' if below else 'not everywhere'}.",
+                judged(not below),
+            ),
         ],
-        "Eq. 24 is the probability of 'wrong or Byzantine', as if a reversed wrong sign stayed wrong. Eq. 47 "
-        "counts single "
-        "signs. What FeedSign applies is the majority, whose error is a binomial tail: voting helps, which neither "
-        "formula shows.",
+        "Eq. 24 is the probability of 'wrong or Byzantine', as if a reversed wrong sign stayed "
+        "wrong. Eq. 47 counts single "
+        "signs. What FeedSign applies is the majority, whose error is a binomial tail: voting "
+        "helps, which neither formula shows.",
         [Panel("Proposition D.5", lines, Axis("p_e"), Axis("probability of a wrong sign"))],
-        [Sheet("Wrong signs", head, rows, f"{votes:,} votes each, by the method's own majority; within "
-                                          f"{error:.4f} by chance.")],
+        [
+            Sheet(
+                "Wrong signs",
+                head,
+                rows,
+                f"{votes:,} votes each, by the method's own majority; within "
+                f"{error:.4f} by chance.",
+            )
+        ],
         (1,),
         ["p_b is the share of Byzantine clients, a fifth in both federations."],
-    )  # fmt: skip
+    )
 
 
-# -- Appendix J: when FeedSign is unbiased -----------------------------------------------------------------------------
+# -- Appendix J: when FeedSign is unbiased
+# -----------------------------------------------------------------------------
 
 
-def appendix_j(draws: int = 200_000, projections: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9)) -> Finding:
+def appendix_j(
+    draws: int = 200_000, projections: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9)
+) -> Finding:
     """Compares the mean of a sign with noise with the projection."""
     random = np.random.default_rng(1)
     noises: dict[str, Noise] = {
         "uniform on [-1, 1]": lambda r, n: r.uniform(-1, 1, n),
         "normal, deviation 0.58": lambda r, n: r.normal(scale=3**-0.5, size=n),
     }
-    means = {name: [(p, float(np.sign(p + noise(random, draws)).mean())) for p in projections]
-             for name, noise in noises.items()}  # fmt: skip
+    means = {
+        name: [(p, float(np.sign(p + noise(random, draws)).mean())) for p in projections]
+        for name, noise in noises.items()
+    }
     error = 4 / draws**0.5
     worst = [max(abs(y - p) for p, y in points) for points in means.values()]
     outside = float(np.sign(1.5 + random.uniform(-1, 1, draws)).mean())
     lines = [Series(name, points, number=i) for i, (name, points) in enumerate(means.items())]
     return Finding(
         [
-            Claim("FeedSign is unbiased where the noise is uniform on [-1, 1] and the projection within it (Eq. 52).",
-                  f"Mean sign minus projection: {worst[0]:.4f} at most ({error:.4f} by "
-                  "chance).", judged(worst[0] < error)),
-            Claim("Only there.", f"Normal noise of the same variance: off by up to {worst[1]:.3f}; a projection of 1.5 "
-                  f"gives {outside:.2f}.", judged(worst[1] > 2 * error and outside < 1.5)),
+            Claim(
+                "FeedSign is unbiased where the noise is uniform on [-1, 1] and the projection "
+                "within it (Eq. 52).",
+                f"Mean sign minus projection: {worst[0]:.4f} at most ({error:.4f} by chance).",
+                judged(worst[0] < error),
+            ),
+            Claim(
+                "Only there.",
+                f"Normal noise of the same variance: off by up to {worst[1]:.3f}; a projection of "
+                f"1.5 gives {outside:.2f}.",
+                judged(worst[1] > 2 * error and outside < 1.5),
+            ),
         ],
         "E = F(p) - F(-p), which is p for that one distribution.",
-        [Panel("Mean sign", [*lines, Series("projection", [(p, p) for p in projections], number=len(lines))],
-               Axis("projection"), Axis("mean sign"))],
+        [
+            Panel(
+                "Mean sign",
+                [*lines, Series("projection", [(p, p) for p in projections], number=len(lines))],
+                Axis("projection"),
+                Axis("mean sign"),
+            )
+        ],
         [],
         (1,),
-    )  # fmt: skip
+    )
 
 
-# -- Tables 11 and 12: settings ----------------------------------------------------------------------------------------
+# -- Tables 11 and 12: settings
+# ----------------------------------------------------------------------------------------
 
 # experiment, recipe, and what the table says: batch, steps, learning rate, clients, mu
 TABLE_11: tuple[tuple[str, str, tuple[float, ...]], ...] = (
@@ -248,7 +366,7 @@ TABLE_11: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("Table 8, ZO-FedSGD, K = 5", "published-zo-fedsgd", (16, 60_000, 1e-7, 5, 1e-3)),
     ("Figure 2, FeedSign", "published-feedsign-resnet18-cifar10", (64, 120_000, 1e-4, 25, 1e-5)),
     ("Figure 2, ZO-FedSGD", "published-zo-fedsgd-resnet18-cifar10", (64, 120_000, 1e-4, 25, 1e-5)),
-)  # fmt: skip
+)
 
 
 def table_11() -> Finding:
@@ -259,14 +377,25 @@ def table_11() -> Finding:
     for experiment, name, said in TABLE_11:
         recipe = read_recipe(name)
         method: Any = recipe.method  # zeroth-order, all of them
-        ours = (method.batch, recipe.rounds, method.learning_rate, recipe.federation.per_round or 0, method.scale)
+        ours = (
+            method.batch,
+            recipe.rounds,
+            method.learning_rate,
+            recipe.federation.per_round or 0,
+            method.scale,
+        )
         rows.append([experiment, name, *(f"{v:g}" for v in ours)])
-        claims.append(Claim(f"{experiment}: B, T, eta, K, mu = {', '.join(f'{v:g}' for v in said)}.",
-                            f"{name}: {', '.join(f'{v:g}' for v in ours)}.", judged(ours == said)))  # fmt: skip
+        claims.append(
+            Claim(
+                f"{experiment}: B, T, eta, K, mu = {', '.join(f'{v:g}' for v in said)}.",
+                f"{name}: {', '.join(f'{v:g}' for v in ours)}.",
+                judged(ours == said),
+            )
+        )
     return Finding(
         claims,
-        "Recipes that come along have the paper's numbers. Table 9 has batch 64 on Table 3's recipes, and Table 4 "
-        "Dirichlet 1.0 on Table 8's: the sweeps of these items set them.",
+        "Recipes that come along have the paper's numbers. Table 9 has batch 64 on Table 3's "
+        "recipes, and Table 4 Dirichlet 1.0 on Table 8's: the sweeps of these items set them.",
         [],
         [Sheet("Recipes", ("experiment", "recipe", "B", "T", "eta", "K", "mu"), rows)],
     )
@@ -277,12 +406,17 @@ def table_12() -> Finding:
     budgets = ((1, 60_000, 60_000), (5, 60_000, 300_000), (25, 12_000, 300_000))
     rows = [[f"{k}", f"{steps:,}", f"{k * steps:,}", f"{said:,}"] for k, steps, said in budgets]
     return Finding(
-        [Claim("MeZO 6e4 steps and perturbations; K = 5: 6e4 and 3e5; K = 25: 1.2e4 and 3e5.",
-               "K times the steps, in all three.", judged(all(k * s == said for k, s, said in budgets)))],
+        [
+            Claim(
+                "MeZO 6e4 steps and perturbations; K = 5: 6e4 and 3e5; K = 25: 1.2e4 and 3e5.",
+                "K times the steps, in all three.",
+                judged(all(k * s == said for k, s, said in budgets)),
+            )
+        ],
         "Each client looks along one direction a step.",
         [],
         [Sheet("Budgets", ("K", "steps", "K times steps", "paper, perturbations"), rows)],
-    )  # fmt: skip
+    )
 
 
 EXACT: dict[str, Callable[..., Finding]] = {

@@ -1,4 +1,5 @@
-"""Ferret's figures and statements that need no training: Figures 6 to 8, Theorems 1 and 3, Table 1's bytes.
+"""Ferret's figures and statements that need no training: Figures 6 to 8, Theorems 1 and 3, Table
+1's bytes.
 
 Shu et al., ICML 2025: Sections 4.1 and 4.3, Appendix C.5. "Truncated" directions are the paper's.
 """
@@ -49,21 +50,37 @@ def figure_6(sizes: Sequence[int] = SIZES) -> Finding:
     found = [(float(d), 1 / Basis("truncated_normal").variance(d)) for d in sizes]
     rate = slope([p for p in found if p[0] >= 100])
     worst = max(abs(y / (3 * x) - 1) for x, y in found if x >= 100)
-    shown = Sheet("1 / rho by d", ("d", "1 / rho", "1 / (rho d)"), [[f"{x:.0e}", f"{y:.6g}", f"{y / x:.6f}"]
-                  for x, y in found])  # fmt: skip
+    shown = Sheet(
+        "1 / rho by d",
+        ("d", "1 / rho", "1 / (rho d)"),
+        [[f"{x:.0e}", f"{y:.6g}", f"{y / x:.6f}"] for x, y in found],
+    )
     return Finding(
         [
-            Claim("1/rho follows a rate of O(d).", f"Slope {rate:.5f} in the logarithms.",
-                  judged(abs(rate - 1) < 0.005)),
-            Claim("The rate is 3.00 (the figure's label).",
-                  f"1/(rho d) = {found[-1][1] / found[-1][0]:.5f} at d = {found[-1][0]:.0e}; from d = 100 on within "
-                  f"{worst:.2%} of 3.", judged(worst < 0.02)),
+            Claim(
+                "1/rho follows a rate of O(d).",
+                f"Slope {rate:.5f} in the logarithms.",
+                judged(abs(rate - 1) < 0.005),
+            ),
+            Claim(
+                "The rate is 3.00 (the figure's label).",
+                f"1/(rho d) = {found[-1][1] / found[-1][0]:.5f} at d = {found[-1][0]:.0e}; from d "
+                f"= 100 on within {worst:.2%} of 3.",
+                judged(worst < 0.02),
+            ),
         ],
-        "A normal number cut to [-1/sqrt(d), 1/sqrt(d)] is nearly uniform there, and its variance is (1/d)/3.",
-        [Panel("Figure 6", [Series("1 / rho", found), Series("3 d", [(x, 3 * x) for x, _ in found], number=1)],
-               Axis("d", log=True), Axis("1 / rho", log=True))],
+        "A normal number cut to [-1/sqrt(d), 1/sqrt(d)] is nearly uniform there, and its variance "
+        "is (1/d)/3.",
+        [
+            Panel(
+                "Figure 6",
+                [Series("1 / rho", found), Series("3 d", [(x, 3 * x) for x, _ in found], number=1)],
+                Axis("d", log=True),
+                Axis("1 / rho", log=True),
+            )
+        ],
         [shown],
-    )  # fmt: skip
+    )
 
 
 def figure_7(
@@ -72,7 +89,8 @@ def figure_7(
     scales: Sequence[float] = (1e-4, 0.01, 0.1, 1.0, 10.0),
     seeds: Sequence[int] = (1, 2, 3),
 ) -> Finding:
-    """Cosine of the reconstructed gradient of sum x_i^2 over K: Ferret's, and forward differences at several epsilons.
+    """Cosine of the reconstructed gradient of sum x_i^2 over K: Ferret's, and forward differences
+    at several epsilons.
 
     The losses are rounded to single precision, as a model's are.
     """
@@ -96,34 +114,57 @@ def figure_7(
     ours, at = fmean(last["Ferret"]), single[0.1]
     gap = fmean(a - b for a, b in zip(last["Ferret"], last[at], strict=True))
     expected = (counts[-1] / (length + counts[-1])) ** 0.5
-    rates = {name: slope(line.points) for name, line in zip(names, lines, strict=True) if name in ("Ferret", at)}
+    rates = {
+        name: slope(line.points)
+        for name, line in zip(names, lines, strict=True)
+        if name in ("Ferret", at)
+    }
     worse = [single[scales[0]], single[scales[-1]]]
     return Finding(
         [
-            Claim("(a) Ferret's reconstruction is more accurate than the zeroth-order one, also at the best "
-                  "epsilon, 0.1.",
-                  f"K = {counts[-1]:,}: {ours:.4f} and {fmean(last[at]):.4f} at epsilon 0.1; the difference "
-                  f"is {gap:.1e}.",
-                  judged(gap > 0.01 * ours)),
-            Claim("(a) Of the epsilons tried 0.1 is the best: larger ones are biased, much smaller ones do not help.",
-                  ", ".join(f"{name.rpartition(' ')[2]}: {fmean(last[name]):.4f}" for name in single.values()),
-                  judged(all(fmean(last[at]) > 1.02 * fmean(last[w]) for w in worse))),
-            Claim("(b) Both grow at the same rate with K.",
-                  f"Slopes in the logarithms: {rates['Ferret']:.3f} and {rates[at]:.3f}.",
-                  judged(abs(rates["Ferret"] - rates[at]) < 0.01)),
-            Claim("(c) The rate is generally linear.",
-                  f"A straight line in the logarithms, but of slope {rates['Ferret']:.2f}: the cosine is "
-                  f"sqrt(K / (d + K)) ({expected:.4f} expected at K = {counts[-1]:,}); its square grows linearly.",
-                  judged(abs(rates["Ferret"] - 0.5) < 0.1 and abs(ours / expected - 1) < 0.1, kind=True)),
+            Claim(
+                "(a) Ferret's reconstruction is more accurate than the zeroth-order one, also at "
+                "the best epsilon, 0.1.",
+                f"K = {counts[-1]:,}: {ours:.4f} and {fmean(last[at]):.4f} at epsilon 0.1; the "
+                f"difference is {gap:.1e}.",
+                judged(gap > 0.01 * ours),
+            ),
+            Claim(
+                "(a) Of the epsilons tried 0.1 is the best: larger ones are biased, much smaller "
+                "ones do not help.",
+                ", ".join(
+                    f"{name.rpartition(' ')[2]}: {fmean(last[name]):.4f}"
+                    for name in single.values()
+                ),
+                judged(all(fmean(last[at]) > 1.02 * fmean(last[w]) for w in worse)),
+            ),
+            Claim(
+                "(b) Both grow at the same rate with K.",
+                f"Slopes in the logarithms: {rates['Ferret']:.3f} and {rates[at]:.3f}.",
+                judged(abs(rates["Ferret"] - rates[at]) < 0.01),
+            ),
+            Claim(
+                "(c) The rate is generally linear.",
+                f"A straight line in the logarithms, but of slope {rates['Ferret']:.2f}: the "
+                "cosine is "
+                f"sqrt(K / (d + K)) ({expected:.4f} expected at K = {counts[-1]:,}); its square "
+                "grows linearly.",
+                judged(
+                    abs(rates["Ferret"] - 0.5) < 0.1 and abs(ours / expected - 1) < 0.1, kind=True
+                ),
+            ),
         ],
-        "With epsilon 0.1 a forward difference of this function is the product of gradient and direction plus "
-        "epsilon |v|^2, which is a thirtieth of it: the two estimates are the same vector but for that. An epsilon so "
-        "small that the loss, a number near d in single precision, does not show the difference is noise.",
+        "With epsilon 0.1 a forward difference of this function is the product of gradient and "
+        "direction plus "
+        "epsilon |v|^2, which is a thirtieth of it: the two estimates are the same vector but for "
+        "that. An epsilon so "
+        "small that the loss, a number near d in single precision, does not show the difference is "
+        "noise.",
         [Panel("Figure 7", lines, Axis("K", log=True), Axis(COSINE))],
         [],
         seeds,
         [OWN_NUMBERS, "The paper does not name its epsilons but 0.1."],
-    )  # fmt: skip
+    )
 
 
 def figure_8a(
@@ -143,13 +184,19 @@ def figure_8a(
         w, path, printed = x.copy(), x.copy(), x.copy()
         for t in range(steps[-1]):
             w -= rate * sines_gradient(w)
-            # a fresh K directions each step, scaled to be unbiased: the noise of the steps moves the point
-            path -= rate / rho * zeroth_order(sines, path, basis, range(t * count, (t + 1) * count), epsilon)
+            # a fresh K directions each step, scaled to be unbiased: the noise of the steps moves
+            # the point
+            path -= (
+                rate
+                / rho
+                * zeroth_order(sines, path, basis, range(t * count, (t + 1) * count), epsilon)
+            )
             printed -= rate * zeroth_order(sines, printed, basis, range(count), epsilon)
             if t + 1 in steps:
                 delta, at = x - w, float(t + 1)
-                runs["Ferret"][number][at] = cosine(reconstructed(Basis("truncated_normal", seed + 1000), delta, count),
-                                                    delta)  # fmt: skip
+                runs["Ferret"][number][at] = cosine(
+                    reconstructed(Basis("truncated_normal", seed + 1000), delta, count), delta
+                )
                 runs[names[1]][number][at] = cosine(x - path, delta)
                 runs[names[2]][number][at] = cosine(x - printed, delta)
     lines = [over_seeds(name, runs[name], i) for i, name in enumerate(names)]
@@ -158,27 +205,39 @@ def figure_8a(
     fall = 1 - fixed[-1][1] / fixed[0][1]
     return Finding(
         [
-            Claim("Ferret's reconstruction stays as accurate as T grows.",
-                  f"From T = {steps[0]} to {steps[-1]}: {ours[0][1]:.4f} and {ours[-1][1]:.4f}; largest over smallest "
-                  f"{1 + spread:.2f}.", judged(spread < 0.15)),
-            Claim("The zeroth-order estimate loses accuracy as T grows.",
-                  f"As Theorem 3 prints it (V g / K, the same directions): {fixed[0][1]:.4f} to {fixed[-1][1]:.4f}, "
-                  f"{fall:.0%} less.", judged(fall > 0.1)),
-            Claim("The reason is an error that accumulates over the steps.",
-                  f"With fresh directions each step and the unbiased scale 1/rho: {own[0][1]:.4f} to {own[-1][1]:.4f}.",
-                  judged(own[-1][1] < 0.9 * own[0][1])),
+            Claim(
+                "Ferret's reconstruction stays as accurate as T grows.",
+                f"From T = {steps[0]} to {steps[-1]}: {ours[0][1]:.4f} and {ours[-1][1]:.4f}; "
+                f"largest over smallest {1 + spread:.2f}.",
+                judged(spread < 0.15),
+            ),
+            Claim(
+                "The zeroth-order estimate loses accuracy as T grows.",
+                f"As Theorem 3 prints it (V g / K, the same directions): {fixed[0][1]:.4f} to "
+                f"{fixed[-1][1]:.4f}, {fall:.0%} less.",
+                judged(fall > 0.1),
+            ),
+            Claim(
+                "The reason is an error that accumulates over the steps.",
+                f"With fresh directions each step and the unbiased scale 1/rho: {own[0][1]:.4f} to "
+                f"{own[-1][1]:.4f}.",
+                judged(own[-1][1] < 0.9 * own[0][1]),
+            ),
         ],
-        "As printed, V g / K is about 1/(3d) of a gradient: such steps hardly leave the start, so all of them "
-        "repeat its "
-        "gradient, while gradient descent's own path turns. Scaled to be unbiased, each step's noise is "
-        "sqrt(d/K) times "
+        "As printed, V g / K is about 1/(3d) of a gradient: such steps hardly leave the start, so "
+        "all of them repeat its "
+        "gradient, while gradient descent's own path turns. Scaled to be unbiased, each step's "
+        "noise is sqrt(d/K) times "
         "the gradient, and a step of that length leaves the region in which gradients agree.",
         [Panel("Figure 8 (a)", lines, Axis("T", whole=True), Axis(COSINE))],
         [],
         seeds,
-        [OWN_NUMBERS, "The paper does not say whether its zeroth-order steps share directions, nor their scale: both "
-         "readings are shown."],
-    )  # fmt: skip
+        [
+            OWN_NUMBERS,
+            "The paper does not say whether its zeroth-order steps share directions, nor their "
+            "scale: both readings are shown.",
+        ],
+    )
 
 
 def figure_8b(
@@ -195,24 +254,32 @@ def figure_8b(
             x, basis = start(d, seed), directions_of(seed)
             gradient = sines_gradient(x)
             ours[number][float(d)] = cosine(reconstructed(basis, gradient, count), gradient)
-            theirs[number][float(d)] = cosine(zeroth_order(sines, x, basis, range(count), epsilon), gradient)
+            theirs[number][float(d)] = cosine(
+                zeroth_order(sines, x, basis, range(count), epsilon), gradient
+            )
     lines = [over_seeds("Ferret", ours, 0), over_seeds("zeroth order, epsilon 0.1", theirs, 1)]
     large = [slope([p for p in line.points if p[0] >= 10 * count]) for line in lines]
     worst = max(abs(a[1] / b[1] - 1) for a, b in zip(lines[0].points, lines[1].points, strict=True))
     return Finding(
         [
-            Claim("Both have the same rate over d.", f"Slopes {large[0]:.3f} and {large[1]:.3f} where d is ten times K "
-                  f"or more; the cosines differ by {worst:.1%} at most.", judged(abs(large[0] - large[1]) < 0.05)),
-            Claim("For large d the rate is approximately linear.",
-                  f"A straight line in the logarithms, of slope {large[0]:.2f}: sqrt(K / (d + K)).",
-                  judged(abs(large[0] + 0.5) < 0.1, kind=True)),
+            Claim(
+                "Both have the same rate over d.",
+                f"Slopes {large[0]:.3f} and {large[1]:.3f} where d is ten times K "
+                f"or more; the cosines differ by {worst:.1%} at most.",
+                judged(abs(large[0] - large[1]) < 0.05),
+            ),
+            Claim(
+                "For large d the rate is approximately linear.",
+                f"A straight line in the logarithms, of slope {large[0]:.2f}: sqrt(K / (d + K)).",
+                judged(abs(large[0] + 0.5) < 0.1, kind=True),
+            ),
         ],
         "The squared cosine is K / (d + K).",
         [Panel("Figure 8 (b)", lines, Axis("d", log=True), Axis(COSINE, log=True))],
         [],
         seeds,
         [OWN_NUMBERS],
-    )  # fmt: skip
+    )
 
 
 def figure_8c(
@@ -247,21 +314,42 @@ def figure_8c(
     cheaper = lines[1].points[0][1] / lines[1].points[-1][1]
     return Finding(
         [
-            Claim("The accuracy stays as L grows.", f"Cosines from {small:.4f} to {large:.4f}.",
-                  judged(large / small < 1.15)),
-            Claim("The time falls as 1/L (Proposition 1).",
-                  f"{cheaper:.0f} times less time at L = {blocks[-1]}; slope {rate:.2f} in the logarithms."
-                  if timed else "Not timed.",
-                  judged(timed and rate < -0.8, "does not hold here" if timed else "can't be judged at this scale")),
+            Claim(
+                "The accuracy stays as L grows.",
+                f"Cosines from {small:.4f} to {large:.4f}.",
+                judged(large / small < 1.15),
+            ),
+            Claim(
+                "The time falls as 1/L (Proposition 1).",
+                f"{cheaper:.0f} times less time at L = {blocks[-1]}; slope {rate:.2f} in the "
+                "logarithms."
+                if timed
+                else "Not timed.",
+                judged(
+                    timed and rate < -0.8,
+                    "does not hold here" if timed else "can't be judged at this scale",
+                ),
+            ),
         ],
-        "Each block has K/L directions of d/L numbers, so that Kd/L numbers are generated in all, and K/L over d/L is "
-        "K over d.",
-        [Panel("Figure 8 (c): accuracy", lines[:1], Axis("L", log=True), Axis(COSINE)),
-         Panel("Figure 8 (c): time", lines[1:], Axis("L", log=True), Axis("seconds", log=True, unit="s"))],
+        "Each block has K/L directions of d/L numbers, so that Kd/L numbers are generated in all, "
+        "and K/L over d/L is K over d.",
+        [
+            Panel("Figure 8 (c): accuracy", lines[:1], Axis("L", log=True), Axis(COSINE)),
+            Panel(
+                "Figure 8 (c): time",
+                lines[1:],
+                Axis("L", log=True),
+                Axis("seconds", log=True, unit="s"),
+            ),
+        ],
         [],
         seeds,
-        [OWN_NUMBERS, "The times are those of this machine's processor, projection and reconstruction together."],
-    )  # fmt: skip
+        [
+            OWN_NUMBERS,
+            "The times are those of this machine's processor, projection and reconstruction "
+            "together.",
+        ],
+    )
 
 
 def figure_8(**small: dict[str, object]) -> Finding:
@@ -273,14 +361,17 @@ def figure_8(**small: dict[str, object]) -> Finding:
     makers: dict[str, Callable[..., Finding]] = {"a": figure_8a, "b": figure_8b, "c": figure_8c}
     parts = [make(**small.get(letter, {})) for letter, make in makers.items()]
     return Finding(
-        [Claim(f"({letter}) {c.says}", c.here, c.verdict)
-         for letter, part in zip(makers, parts, strict=True) for c in part.claims],
+        [
+            Claim(f"({letter}) {c.says}", c.here, c.verdict)
+            for letter, part in zip(makers, parts, strict=True)
+            for c in part.claims
+        ],
         " ".join(f"({letter}) {part.reason}" for letter, part in zip(makers, parts, strict=True)),
         [panel for part in parts for panel in part.panels],
         [],
         parts[0].seeds,
         list(dict.fromkeys(line for part in parts for line in part.deviations)),
-    )  # fmt: skip
+    )
 
 
 def theorem_1(length: int = 1000, count: int = 50, seeds: int = 4000) -> Finding:
@@ -292,26 +383,42 @@ def theorem_1(length: int = 1000, count: int = 50, seeds: int = 4000) -> Finding
         total += guess
         along.append(float(guess @ delta) / float(delta @ delta))
         if (seed + 1) & seed == 0 or seed + 1 == seeds:
-            points.append((seed + 1.0, float(np.linalg.norm(total / (seed + 1) - delta) / np.linalg.norm(delta))))
+            points.append(
+                (
+                    seed + 1.0,
+                    float(np.linalg.norm(total / (seed + 1) - delta) / np.linalg.norm(delta)),
+                )
+            )
     error = stdev(along) / seeds**0.5
     rate = slope(points)
     expected = [(n, ((length + 1.8 - 2) / (count * n)) ** 0.5) for n, _ in points]
     return Finding(
         [
-            Claim("E of the reconstruction is Delta (Theorem 1).",
-                  f"Mean component along Delta {fmean(along):.4f} ± {error:.4f} over {seeds:,} seeds.",
-                  judged(abs(fmean(along) - 1) < 4 * error)),
-            Claim("Nothing else stays.", f"The mean's distance to Delta falls as n^{rate:.3f}, to {points[-1][1]:.4f} "
-                  f"({expected[-1][1]:.4f} expected of unbiased draws).",
-                  judged(abs(rate + 0.5) < 0.03 and points[-1][1] < 1.25 * expected[-1][1])),
+            Claim(
+                "E of the reconstruction is Delta (Theorem 1).",
+                f"Mean component along Delta {fmean(along):.4f} ± {error:.4f} over {seeds:,} "
+                "seeds.",
+                judged(abs(fmean(along) - 1) < 4 * error),
+            ),
+            Claim(
+                "Nothing else stays.",
+                f"The mean's distance to Delta falls as n^{rate:.3f}, to {points[-1][1]:.4f} "
+                f"({expected[-1][1]:.4f} expected of unbiased draws).",
+                judged(abs(rate + 0.5) < 0.03 and points[-1][1] < 1.25 * expected[-1][1]),
+            ),
         ],
         "A bias would end the fall: the distance would stop at its size.",
-        [Panel("Distance of the mean to "
-               "Delta", [Series("measured", points), Series("unbiased draws", expected, number=1)],
-               Axis("seeds", log=True), Axis("relative distance", log=True))],
+        [
+            Panel(
+                "Distance of the mean to Delta",
+                [Series("measured", points), Series("unbiased draws", expected, number=1)],
+                Axis("seeds", log=True),
+                Axis("relative distance", log=True),
+            )
+        ],
         [],
         f"0 to {seeds - 1}",
-    )  # fmt: skip
+    )
 
 
 def theorem_3(
@@ -320,7 +427,10 @@ def theorem_3(
     scales: Sequence[float] = (1e-6, 1e-4, 1e-2, 0.1, 1.0, 10.0),
     seeds: Sequence[int] = (1, 2, 3),
 ) -> Finding:
-    """|V g / K - V V^T grad / K| <= beta epsilon / 2, in double precision; beta = 2 for sum sin^2 x_i."""
+    """|V g / K - V V^T grad / K| <= beta epsilon / 2, in double precision.
+
+    Beta = 2 for sum sin^2 x_i.
+    """
     tables: list[dict[float, float]] = [{} for _ in seeds]
     for number, seed in enumerate(seeds):
         x, basis = start(length, seed), directions_of(seed)
@@ -334,20 +444,34 @@ def theorem_3(
     bound = Series("beta epsilon / 2", [(scale, scale) for scale in scales], number=1)
     return Finding(
         [
-            Claim("The zeroth-order reconstruction is within beta epsilon / 2 of V V^T grad / K (Theorem 3).",
-                  f"At most {worst:.3f} times the bound, from epsilon 0.01 on.", judged(worst <= 1)),
-            Claim("It tends to it as epsilon goes to 0.",
-                  f"Distance {larger:.1e} at epsilon {scales[-2]:g}, {least:.1e} at {scales[0]:g}.",
-                  judged(least < 0.01 * larger)),
+            Claim(
+                "The zeroth-order reconstruction is within beta epsilon / 2 of V V^T grad / K "
+                "(Theorem 3).",
+                f"At most {worst:.3f} times the bound, from epsilon 0.01 on.",
+                judged(worst <= 1),
+            ),
+            Claim(
+                "It tends to it as epsilon goes to 0.",
+                f"Distance {larger:.1e} at epsilon {scales[-2]:g}, {least:.1e} at {scales[0]:g}.",
+                judged(least < 0.01 * larger),
+            ),
         ],
-        "The bound is far from tight: the squared length of a direction is about 1/3, and the errors of K directions "
-        "have signs that differ. Below epsilon 0.01 what is left is single precision's rounding of the reference, so "
-        "that the bound is looked at from there on.",
-        [Panel("Distance to V V^T grad / K", [measured, bound], Axis("epsilon", log=True), Axis("norm", log=True))],
+        "The bound is far from tight: the squared length of a direction is about 1/3, and the "
+        "errors of K directions "
+        "have signs that differ. Below epsilon 0.01 what is left is single precision's rounding of "
+        "the reference, so that the bound is looked at from there on.",
+        [
+            Panel(
+                "Distance to V V^T grad / K",
+                [measured, bound],
+                Axis("epsilon", log=True),
+                Axis("norm", log=True),
+            )
+        ],
         [],
         seeds,
         [OWN_NUMBERS],
-    )  # fmt: skip
+    )
 
 
 def table_1(length: int = 10**6, count: int = 1024) -> Finding:
@@ -359,28 +483,39 @@ def table_1(length: int = 10**6, count: int = 1024) -> Finding:
     }
     rows, grows = [], {}
     for name, bytes_of in made.items():
-        base, wider, more = bytes_of(length, count), bytes_of(2 * length, count), bytes_of(length, 2 * count)
+        base, wider, more = (
+            bytes_of(length, count),
+            bytes_of(2 * length, count),
+            bytes_of(length, 2 * count),
+        )
         grows[name] = (wider / base, more / base)
         rows.append([name, f"{base:,}", f"{wider:,}", f"{more:,}"])
     dense, pooled, ours = (grows[name] for name in made)
     head = ("method", f"d = {length:,}, K = {count:,}", "2 d", "2 K")
     return Finding(
         [
-            Claim("FedAvg and FedZO send O(d).", f"Twice the parameters: {dense[0]:.2f} times the bytes.",
-                  judged(abs(dense[0] - 2) < 0.01)),
-            Claim("FedKSeed and Ferret send O(K), whatever d is.",
-                  f"Twice the parameters: {pooled[0]:.2f} and {ours[0]:.2f} times; twice K: {pooled[1]:.2f} and "
-                  f"{ours[1]:.2f} times.", judged(pooled[0] == ours[0] == 1 and pooled[1] > 1.5 and ours[1] > 1.9)),
+            Claim(
+                "FedAvg and FedZO send O(d).",
+                f"Twice the parameters: {dense[0]:.2f} times the bytes.",
+                judged(abs(dense[0] - 2) < 0.01),
+            ),
+            Claim(
+                "FedKSeed and Ferret send O(K), whatever d is.",
+                f"Twice the parameters: {pooled[0]:.2f} and {ours[0]:.2f} times; twice K: "
+                f"{pooled[1]:.2f} and {ours[1]:.2f} times.",
+                judged(pooled[0] == ours[0] == 1 and pooled[1] > 1.5 and ours[1] > 1.9),
+            ),
         ],
         "Bytes of a client's messages in one round, both ways, as they are encoded.",
         [],
         [Sheet("Payload bytes both ways", head, rows)],
         (),
-        ["FedKSeed's 200 pairs and its pool's seed do not grow with K.",
-         "The table's stars (rounds, adaptability, generalisation, privacy) are no measurements: "
-         "ferret/figure-2 counts "
-         "rounds."],
-    )  # fmt: skip
+        [
+            "FedKSeed's 200 pairs and its pool's seed do not grow with K.",
+            "The table's stars (rounds, adaptability, generalisation, privacy) are no "
+            "measurements: ferret/figure-2 counts rounds.",
+        ],
+    )
 
 
 EXACT: dict[str, Callable[..., Finding]] = {

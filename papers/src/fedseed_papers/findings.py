@@ -1,4 +1,7 @@
-"""What came of making a paper's figure or table again: claims with verdicts, curves, tables; as files and as a page."""
+"""What came of making a paper's figure or table again: claims with verdicts, curves, tables.
+
+As files and as a page.
+"""
 
 import csv
 import io
@@ -16,7 +19,12 @@ from fedseed.reports.pages import drawn, framed_page
 from fedseed.reports.tables import Sheet, human_seconds
 
 Verdict = Literal["holds", "holds in kind", "can't be judged at this scale", "does not hold here"]
-VERDICTS: tuple[Verdict, ...] = ("holds", "holds in kind", "can't be judged at this scale", "does not hold here")
+VERDICTS: tuple[Verdict, ...] = (
+    "holds",
+    "holds in kind",
+    "can't be judged at this scale",
+    "does not hold here",
+)
 UNKNOWN = VERDICTS[2]
 MARKS = dict(zip(VERDICTS, ("good", "good", "soft", "warn"), strict=True))
 
@@ -30,7 +38,8 @@ class Claim:
         here: what was measured, in numbers.
         verdict: how they agree.
         seeds: that it rests on; 0 where nothing is random, or nothing known.
-        interval: of the difference (or ratio, or number) it is about, with 95% confidence; an end without bound: "inf".
+        interval: of the difference (or ratio, or number) it is about, with 95% confidence; an end
+            without bound: "inf".
         p: two-sided, adjusted for the item's claims.
     """
 
@@ -99,16 +108,22 @@ def judged(holds: bool, otherwise: Verdict = "does not hold here", kind: bool = 
 
 
 def count_verdicts(claims: Sequence[Claim]) -> str:
-    """Returns how many claims have which verdict: "3 of 4 hold, 1 does not hold here" in the verdicts' own words."""
+    """Returns how many claims have which verdict: "3 of 4 hold, 1 does not hold here" in the
+    verdicts' own words.
+    """
     found = [(verdict, sum(claim.verdict == verdict for claim in claims)) for verdict in VERDICTS]
     return ", ".join(f"{count} of {len(claims)}: {verdict}" for verdict, count in found if count)
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- files
+# ------------------------------------------------------------------------------------------------
 
 
 def data_csv(panels: Sequence[Panel]) -> str:
-    """Returns all points of all curves, a line each: panel, series, x, y, low and high (of a band; empty without)."""
+    """Returns all points of all curves, a line each: panel, series, x, y, low and high (of a band.
+
+    Empty without).
+    """
     rows = []
     for panel in panels:
         for series in panel.series:
@@ -119,7 +134,9 @@ def data_csv(panels: Sequence[Panel]) -> str:
 
 
 def write_parts(folder: Path, panels: Sequence[Panel], sheets: Sequence[Sheet]) -> None:
-    """Write data.csv and picture.png of curves, table-1.csv and so on, and tables.txt, into a folder."""
+    """Write data.csv and picture.png of curves, table-1.csv and so on, and tables.txt, into a
+    folder.
+    """
     if panels:
         from fedseed.reports.plots import draw  # matplotlib takes a while to import
 
@@ -136,7 +153,8 @@ def surroundings() -> dict[str, str]:
     made = host()
     return {
         "command": command(),
-        "machine": f"{made['processor'] or made['machine']}, {made['cores']} cores, {made['system']}",
+        "machine": f"{made['processor'] or made['machine']}, {made['cores']} cores, "
+        f"{made['system']}",
         "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
@@ -155,7 +173,9 @@ def table_csv(sheet: Sheet) -> str:
     return out.getvalue()
 
 
-def finding_json(subject: Subject, finding: Finding, seconds: float, finished: str) -> dict[str, Any]:
+def finding_json(
+    subject: Subject, finding: Finding, seconds: float, finished: str
+) -> dict[str, Any]:
     """Returns what result.json holds, for programs and for the index."""
     return {
         **asdict(subject),
@@ -169,7 +189,8 @@ def finding_json(subject: Subject, finding: Finding, seconds: float, finished: s
     }
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
+# -- pages
+# ------------------------------------------------------------------------------------------------
 
 
 def shown(panels: Sequence[Panel], sheets: Sequence[Sheet], seconds: float) -> dict[str, Any]:
@@ -188,12 +209,16 @@ def finding_page(subject: Subject, finding: Finding, seconds: float) -> str:
         finding=finding,
         marks=MARKS,
         counted=count_verdicts(finding.claims),
-        seeds=finding.seeds if isinstance(finding.seeds, str) else ", ".join(map(str, finding.seeds)),
+        seeds=finding.seeds
+        if isinstance(finding.seeds, str)
+        else ", ".join(map(str, finding.seeds)),
         **shown(finding.panels, finding.sheets, seconds),
     )
 
 
-def index_page(title: str, rows: Sequence[Mapping[str, Any]], missing: Sequence[tuple[str, str]] = ()) -> str:
+def index_page(
+    title: str, rows: Sequence[Mapping[str, Any]], missing: Sequence[tuple[str, str]] = ()
+) -> str:
     """Returns many items on a page, with links to theirs.
 
     Args:
@@ -207,7 +232,10 @@ def index_page(title: str, rows: Sequence[Mapping[str, Any]], missing: Sequence[
         title,
         "findings.html",
         "fedseed_papers",
-        papers=[(paper, [row for row in rows if row["name"].startswith(f"{paper}/")]) for paper in papers],
+        papers=[
+            (paper, [row for row in rows if row["name"].startswith(f"{paper}/")])
+            for paper in papers
+        ],
         order=[(verdict, count) for verdict, count in order if count],
         marks=MARKS,
         missing=missing,

@@ -1,4 +1,6 @@
-"""What small figures measure without a sweep: the time to rebuild a model, and the projections of batches."""
+"""What small figures measure without a sweep: the time to rebuild a model, and the projections of
+batches.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +29,14 @@ TIMED = "Times are this machine's, in seconds of a core: other work on it hardly
 
 
 def seconds_to_move(basis: str, coefficients: NDArray[np.float32], length: int, seed: int) -> float:
-    """Returns seconds of a core to add K directions, by their coefficients (K,), to float32 weights in one pass."""
+    """Returns seconds of a core to add K directions, by their coefficients (K,), to float32 weights
+    in one pass.
+    """
     kernel, weights = kernels.current(), np.zeros(length, dtype=np.float32)
     before = time.process_time()  # of all threads: what else the machine does is left out
-    prepared = kernel.prepare([Part(Basis(basis, seed, len(coefficients)).spec, 0, coefficients)], length)
+    prepared = kernel.prepare(
+        [Part(Basis(basis, seed, len(coefficients)).spec, 0, coefficients)], length
+    )
     kernel.move(weights, weights, "float32", prepared, -1e-6, 0)
     return time.process_time() - before
 
@@ -48,7 +54,10 @@ def _pool(steps: int, candidates: int) -> NDArray[np.float32]:
 
 def _each(columns: Mapping[str, BySeed]) -> Sheet:
     """Returns each seed's numbers, from which the verdicts can be reckoned again."""
-    rows = [[str(seed), *(f"{line[seed]:.4g}" for line in columns.values())] for seed in next(iter(columns.values()))]
+    rows = [
+        [str(seed), *(f"{line[seed]:.4g}" for line in columns.values())]
+        for seed in next(iter(columns.values()))
+    ]
     return Sheet("Each seed", ("seed", *columns), rows, "")
 
 
@@ -57,31 +66,58 @@ def rebuild_steps(seeds: Sequence[int]) -> Finding:
     steps, candidates = (16, 64, 256, 1024, 4096), 1024
     seconds_to_move("normal", _steps(16), SMALL, 0)  # compiles
     repeated, rebuilt = (
-        {seed: {float(n): seconds_to_move("normal", made(n), SMALL, seed) for n in steps} for seed in seeds}
+        {
+            seed: {float(n): seconds_to_move("normal", made(n), SMALL, seed) for n in steps}
+            for seed in seeds
+        }
         for made in (_steps, lambda n: _pool(n, candidates))
     )
     rate = {seed: slope(list(found.items())) for seed, found in repeated.items()}
     full = {seed: seconds_to_move("normal", _steps(candidates), SMALL, seed) for seed in seeds}
     over = {seed: max(found.values()) / full[seed] for seed, found in rebuilt.items()}
-    lines = [over_seeds("repeating all steps", list(repeated.values()), 0),
-             over_seeds(f"FedKSeed, K = {candidates:,}", list(rebuilt.values()), 1)]  # fmt: skip
+    lines = [
+        over_seeds("repeating all steps", list(repeated.values()), 0),
+        over_seeds(f"FedKSeed, K = {candidates:,}", list(rebuilt.values()), 1),
+    ]
     (_, least), *_, (_, most) = lines[0].points
     return Finding(
-        concluded([
-            ("The time to obtain the newest model by repeating its steps grows with their number.",
-             f"{least:.3g} s for {steps[0]:,} steps, {most:.3g} s for {steps[-1]:,}; slope in the logarithms (0.7 at "
-             "least):", at_least(rate, 0.7)),
-            ("With FedKSeed's pool it does not grow without end, however many steps there were.",
-             f"A pool of {candidates:,} candidates: {max(y for _, y in lines[1].points):.3g} s at most, after "
-             f"up to {steps[-1]:,}; over the time of repeating {candidates:,} (1.2 at most):", at_most(over, 1.2)),
-        ]),
-        "Each step adds a direction of length d, which is generated anew; a pool's accumulator has K of them: its time "
-        "grows until all candidates were drawn.",
-        [Panel("Time to the newest model", lines, Axis("steps", log=True), Axis("seconds of a core", True, "s"))],
+        concluded(
+            [
+                (
+                    "The time to obtain the newest model by repeating its steps grows with their "
+                    "number.",
+                    f"{least:.3g} s for {steps[0]:,} steps, {most:.3g} s for {steps[-1]:,}; slope "
+                    "in the logarithms (0.7 at least):",
+                    at_least(rate, 0.7),
+                ),
+                (
+                    "With FedKSeed's pool it does not grow without end, however many steps there "
+                    "were.",
+                    f"A pool of {candidates:,} candidates: "
+                    f"{max(y for _, y in lines[1].points):.3g} s at most, after "
+                    f"up to {steps[-1]:,}; over the time of repeating {candidates:,} (1.2 at "
+                    "most):",
+                    at_most(over, 1.2),
+                ),
+            ]
+        ),
+        "Each step adds a direction of length d, which is generated anew; a pool's accumulator has "
+        "K of them: its time grows until all candidates were drawn.",
+        [
+            Panel(
+                "Time to the newest model",
+                lines,
+                Axis("steps", log=True),
+                Axis("seconds of a core", True, "s"),
+            )
+        ],
         [_each({"slope of repeating": rate, "longest rebuilding over K steps": over})],
         tuple(seeds),
-        [f"{SMALL:,} parameters, the small base's, on a processor; LLaMA-3B has 3.4 billion.", TIMED],
-    )  # fmt: skip
+        [
+            f"{SMALL:,} parameters, the small base's, on a processor; LLaMA-3B has 3.4 billion.",
+            TIMED,
+        ],
+    )
 
 
 def rebuild_candidates(seeds: Sequence[int]) -> Finding:
@@ -89,46 +125,76 @@ def rebuild_candidates(seeds: Sequence[int]) -> Finding:
     candidates, lines, rates = (64, 256, 1024, 4096), [], {}
     for number, basis in enumerate(("normal", "hadamard")):
         seconds_to_move(basis, _steps(16), SMALL, 0)  # compiles
-        found = {s: {float(k): seconds_to_move(basis, _steps(k), SMALL, s) for k in candidates} for s in seeds}
+        found = {
+            s: {float(k): seconds_to_move(basis, _steps(k), SMALL, s) for k in candidates}
+            for s in seeds
+        }
         lines.append(over_seeds(f"{basis} directions", list(found.values()), number))
-        rates[f"slope, {basis}"] = {seed: slope(list(points.items())) for seed, points in found.items()}
+        rates[f"slope, {basis}"] = {
+            seed: slope(list(points.items())) for seed, points in found.items()
+        }
     (_, least), *_, (_, most) = lines[0].points
     structured = lines[1].points
     return Finding(
-        concluded([
-            ("The time to calculate the newest model grows with K.",
-             f"Normal directions, as published: {least:.3g} s at K = {candidates[0]:,}, {most:.3g} s at "
-             f"{candidates[-1]:,}; slope in the logarithms (0.7 at least):", at_least(rates["slope, normal"], 0.7)),
-        ]),
+        concluded(
+            [
+                (
+                    "The time to calculate the newest model grows with K.",
+                    f"Normal directions, as published: {least:.3g} s at K = {candidates[0]:,}, "
+                    f"{most:.3g} s at {candidates[-1]:,}; slope in the logarithms (0.7 at least):",
+                    at_least(rates["slope, normal"], 0.7),
+                ),
+            ]
+        ),
         f"Not so with hadamard directions, the default here: {1000 * structured[0][1]:.2g} and "
-        f"{1000 * structured[-1][1]:.2g} thousandths of a second, because all of them together cost one transform.",
-        [Panel("Time to the newest model", lines, Axis("K", log=True), Axis("seconds of a core", log=True, unit="s"))],
+        f"{1000 * structured[-1][1]:.2g} thousandths of a second, because all of them together "
+        "cost one transform.",
+        [
+            Panel(
+                "Time to the newest model",
+                lines,
+                Axis("K", log=True),
+                Axis("seconds of a core", log=True, unit="s"),
+            )
+        ],
         [_each(rates)],
         tuple(seeds),
-        [f"{SMALL:,} parameters, the small base's, on a processor; LLaMA-3B has 3.4 billion.", TIMED],
-    )  # fmt: skip
+        [
+            f"{SMALL:,} parameters, the small base's, on a processor; LLaMA-3B has 3.4 billion.",
+            TIMED,
+        ],
+    )
 
 
 def batch_projections(seeds: Sequence[int]) -> Finding:
-    """FeedSign's Figures 8 and 9: how often a batch's projection has another sign than the whole set's, and its shape.
+    """FeedSign's Figures 8 and 9: how often a batch's projection has another sign than the whole
+    set's, and its shape.
 
-    Looked at along `directions` in each run, after some steps of FeedSign, each with many batches drawn.
+    Looked at along `directions` in each run, after some steps of FeedSign, each with many batches
+    drawn.
     """
     from fedseed.runs.assembly import build  # torch from here on
     from fedseed.runs.recipe import read_recipe
 
     examples, steps, directions, batches, batch = 512, (0, 400), 20, 10_000, 64
     random = np.random.default_rng(1)
-    found: dict[int, list[list[tuple[float, float]]]] = {seed: [] for seed in seeds}  # (|projection|, reversed)
+    # (|projection|, reversed)
+    found: dict[int, list[list[tuple[float, float]]]] = {seed: [] for seed in seeds}
     skews: dict[int, list[float]] = {seed: [] for seed in seeds}
     scatter, shapes = list[Series](), list[Series]()
     for number, done in enumerate(steps):
         for seed in seeds:
             rounds = max(1, done)
             common = [
-                "task.clients=1", "federation.per_round=1", f"task.examples={examples}", 'task.families=["feeling"]',
-                "task.evaluation=1", f"evaluation.every={rounds}", f"rounds={rounds}", f"seed={seed}",
-            ]  # fmt: skip
+                "task.clients=1",
+                "federation.per_round=1",
+                f"task.examples={examples}",
+                'task.families=["feeling"]',
+                "task.evaluation=1",
+                f"evaluation.every={rounds}",
+                f"rounds={rounds}",
+                f"seed={seed}",
+            ]
             run = build(read_recipe("words-feedsign", common))
             items = list(run.items[0])
             if done:
@@ -140,45 +206,86 @@ def batch_projections(seeds: Sequence[int]) -> Finding:
                 means = values[drawn].sum(axis=1) / weights[drawn].sum(axis=1)
                 whole = float(values.sum() / weights.sum())
                 points.append((abs(whole), float((means * whole < 0).mean())))
-                skews[seed].append(abs(float(((means - means.mean()) ** 3).mean() / means.std() ** 3)))
+                skews[seed].append(
+                    abs(float(((means - means.mean()) ** 3).mean() / means.std() ** 3))
+                )
                 if k == 0 and seed == seeds[0]:
                     counts, edges = np.histogram(means - whole, bins=40)
                     middle = (edges[1:] + edges[:-1]) / 2
                     shape = list(zip(middle.tolist(), counts / batches, strict=True))
                     shapes.append(Series(f"after {done} steps", shape, number=number))
             found[seed].append(sorted(points))
-    for i, done in enumerate(steps):  # means of neighbours, as a line through single points could not be read
+    # means of neighbours, as a line through single points could not be read
+    for i, done in enumerate(steps):
         means = (
-            np.array(sorted(p for stages in found.values() for p in stages[i])).reshape(-1, directions, 2).mean(axis=1)
+            np.array(sorted(p for stages in found.values() for p in stages[i]))
+            .reshape(-1, directions, 2)
+            .mean(axis=1)
         )
-        scatter.append(Series(f"after {done} steps", [(float(x), float(y)) for x, y in means], number=i))
+        scatter.append(
+            Series(f"after {done} steps", [(float(x), float(y)) for x, y in means], number=i)
+        )
     worst = {seed: max(y for stage in stages for _, y in stage) for seed, stages in found.items()}
     ranks = {seed: _ranks(stages) for seed, stages in found.items()}
     typical = {seed: float(np.median(values)) for seed, values in skews.items()}
     return Finding(
-        concluded([
-            ("The sign-reversing probability is below one half everywhere (0.4968 at most in the paper).",
-             f"A run's largest over {directions} directions at each of {len(steps)} points, {max(worst.values()):.4f} "
-             "in one; its mean (below 0.5):", at_most(worst, 0.5)),
-            ("The larger the projection, the less often the sign is reversed.",
-             "A run's rank correlation (below -0.5):", at_most(ranks, -0.5)),
-            ("Projections of batches are distributed symmetrically.",
-             "A run's skewness in the median of its directions (below 0.3; a normal distribution has 0, an exponential "
-             f"one 2; {max(map(max, skews.values())):.2f} at most in any):", at_most(typical, 0.3)),
-        ]),
-        "A batch's projection is a mean over its examples: nearly normal, and nearly symmetric, whatever those of "
-        "single examples look like.",
-        [Panel("Figure 8: sign reversal", scatter, Axis("projection of the whole set"), Axis("mean probability")),
-         Panel("Figure 9: batches, first direction", shapes, Axis("batch minus whole set"), Axis("share"))],
+        concluded(
+            [
+                (
+                    "The sign-reversing probability is below one half everywhere (0.4968 at most "
+                    "in the paper).",
+                    f"A run's largest over {directions} directions at each of {len(steps)} points, "
+                    f"{max(worst.values()):.4f} "
+                    "in one; its mean (below 0.5):",
+                    at_most(worst, 0.5),
+                ),
+                (
+                    "The larger the projection, the less often the sign is reversed.",
+                    "A run's rank correlation (below -0.5):",
+                    at_most(ranks, -0.5),
+                ),
+                (
+                    "Projections of batches are distributed symmetrically.",
+                    "A run's skewness in the median of its directions (below 0.3; a normal "
+                    "distribution has 0, an exponential "
+                    f"one 2; {max(map(max, skews.values())):.2f} at most in any):",
+                    at_most(typical, 0.3),
+                ),
+            ]
+        ),
+        "A batch's projection is a mean over its examples: nearly normal, and nearly symmetric, "
+        "whatever those of single examples look like.",
+        [
+            Panel(
+                "Figure 8: sign reversal",
+                scatter,
+                Axis("projection of the whole set"),
+                Axis("mean probability"),
+            ),
+            Panel(
+                "Figure 9: batches, first direction",
+                shapes,
+                Axis("batch minus whole set"),
+                Axis("share"),
+            ),
+        ],
         [_each({"largest reversal": worst, "rank correlation": ranks, "median skewness": typical})],
         tuple(seeds),
-        [f"The words base (an OPT of 78,656 parameters) and {examples} reviews asked about their feeling in place of "
-         f"OPT-125M and 5,000 of SST-2; after {' and '.join(map(str, steps))} steps in place of every 4,000."],
-    )  # fmt: skip
+        [
+            f"The words base (an OPT of 78,656 parameters) and {examples} reviews asked about "
+            "their feeling in place of "
+            f"OPT-125M and 5,000 of SST-2; after {' and '.join(map(str, steps))} steps in place of "
+            "every 4,000."
+        ],
+    )
 
 
-def _projections(at: "Worker", items: Sequence[Any], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns each example's projection along direction k, as a sum over its terms, and their number."""
+def _projections(
+    at: "Worker", items: Sequence[Any], k: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns each example's projection along direction k, as a sum over its terms, and their
+    number.
+    """
     import torch
 
     method: Any = at.method
@@ -187,7 +294,9 @@ def _projections(at: "Worker", items: Sequence[Any], k: int) -> tuple[NDArray[np
         losses = []
         with at.space.perturbed(basis, k, sign * scale), torch.no_grad():
             for first in range(0, len(items), 64):
-                losses.append(at.objective.losses(at.space.model, items[first : first + 64]).double())
+                losses.append(
+                    at.objective.losses(at.space.model, items[first : first + 64]).double()
+                )
         both.append(torch.cat(losses).numpy())
     weights = np.array([at.objective.weight(item) for item in items], dtype=np.float64)
     return (both[0] - both[1]) / (2 * scale), weights
@@ -195,18 +304,26 @@ def _projections(at: "Worker", items: Sequence[Any], k: int) -> tuple[NDArray[np
 
 def _ranks(stages: Sequence[Sequence[tuple[float, float]]]) -> float:
     """Spearman's correlation of y and x over all points, ranked within each stage."""
-    x, y = (np.concatenate([np.argsort(np.argsort([p[i] for p in stage])) for stage in stages]) for i in (0, 1))
+    x, y = (
+        np.concatenate([np.argsort(np.argsort([p[i] for p in stage])) for stage in stages])
+        for i in (0, 1)
+    )
     return float(np.corrcoef(x, y)[0, 1])
 
 
 def opt_125m(out: Path) -> Path:
-    """Returns the folder of a base in OPT-125M's shapes: random float32 weights, the small base's tokenizer."""
+    """Returns the folder of a base in OPT-125M's shapes: random float32 weights, the small base's
+    tokenizer.
+    """
     from transformers import AutoTokenizer, OPTConfig, OPTForCausalLM
 
     folder, small = out.resolve() / "opt-125m", locate("small")
     if not (folder / "config.json").exists():
         tokenizer = AutoTokenizer.from_pretrained(small)
-        names = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+        names = {
+            f"{name}_token_id": getattr(tokenizer, f"{name}_token_id")
+            for name in ("bos", "eos", "pad")
+        }
         tokenizer.save_pretrained(folder)
         OPTForCausalLM(OPTConfig(**names)).save_pretrained(folder)
     return folder

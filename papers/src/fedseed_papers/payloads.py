@@ -78,7 +78,9 @@ def ferret(directions: int, length: int = 1000) -> Exchange:
     """Ferret's round with a shared seed and one block."""
     method = Ferret(directions=directions, blocks="one", allocation="size", seeds="shared")
     state = method.start(Layout((TensorEntry("weights", (length,), "float32"),), (0, length)), 7)
-    return exchange(method, {"seed": method.round_seed(state, 1), "gammas": (numbers(directions),)}, length)
+    return exchange(
+        method, {"seed": method.round_seed(state, 1), "gammas": (numbers(directions),)}, length
+    )
 
 
 def feedsign() -> Exchange:
@@ -88,11 +90,15 @@ def feedsign() -> Exchange:
 
 def zofedsgd() -> Exchange:
     """ZO-FedSGD's step with seeds of the clients' own."""
-    return exchange(ZOFedSGD(), {"indices": np.ones(1, dtype=np.uint32), "scalars": numbers(1)}, 1000)
+    return exchange(
+        ZOFedSGD(), {"indices": np.ones(1, dtype=np.uint32), "scalars": numbers(1)}, 1000
+    )
 
 
 def llama_size(layers: int, width: int, inner: int, vocabulary: int = 32_000) -> int:
-    """Parameters of a LLaMA with untied embeddings: attention, gated MLP and two norms a layer, and a last norm."""
+    """Parameters of a LLaMA with untied embeddings: attention, gated MLP and two norms a layer, and
+    a last norm.
+    """
     return 2 * vocabulary * width + layers * (4 * width**2 + 3 * width * inner + 2 * width) + width
 
 

@@ -30,7 +30,9 @@ def projected(basis: Basis, vector: Vector, count: int, blocks: int = 1) -> list
     kernel, size, each = kernels.current(), len(vector) // blocks, count // blocks
     values = vector.astype(np.float32)
     return [
-        np.asarray(kernel.project(basis.spec, 0, each, values[a : a + size], a, size), dtype=np.float64)
+        np.asarray(
+            kernel.project(basis.spec, 0, each, values[a : a + size], a, size), dtype=np.float64
+        )
         / (basis.variance(size) * each)
         for a in range(0, len(vector), size)
     ]
@@ -39,14 +41,21 @@ def projected(basis: Basis, vector: Vector, count: int, blocks: int = 1) -> list
 def combined(basis: Basis, gammas: Sequence[Vector], length: int) -> Vector:
     """sum_l V_l gamma_l, shape (length,); as many blocks as there are gammas."""
     kernel, size = kernels.current(), length // len(gammas)
-    parts = [kernel.prepare([Part(basis.spec, 0, gamma.astype(np.float32))], size) for gamma in gammas]
+    parts = [
+        kernel.prepare([Part(basis.spec, 0, gamma.astype(np.float32))], size) for gamma in gammas
+    ]
     return np.concatenate(
-        [np.asarray(kernel.combine(part, i * size, (i + 1) * size), dtype=np.float64) for i, part in enumerate(parts)]
+        [
+            np.asarray(kernel.combine(part, i * size, (i + 1) * size), dtype=np.float64)
+            for i, part in enumerate(parts)
+        ]
     )
 
 
 def reconstructed(basis: Basis, vector: Vector, count: int, blocks: int = 1) -> Vector:
-    """Returns what is left of a vector after its way through `count` coefficients (Ferret, Eqs. 7 and 8)."""
+    """Returns what is left of a vector after its way through `count` coefficients (Ferret, Eqs. 7
+    and 8).
+    """
     return combined(basis, projected(basis, vector, count, blocks), len(vector))
 
 
@@ -72,7 +81,9 @@ def sines_gradient(x: Vector) -> Vector:
     return np.sin(2 * x)
 
 
-def zeroth_order(f: Callable[[Vector], float], x: Vector, basis: Basis, directions: range, epsilon: float) -> Vector:
+def zeroth_order(
+    f: Callable[[Vector], float], x: Vector, basis: Basis, directions: range, epsilon: float
+) -> Vector:
     """V g / K with forward differences g (Ferret, Theorem 3), shape (d,)."""
     here, total = f(x), np.zeros(len(x))
     for k in directions:

@@ -17,37 +17,67 @@ app = typer.Typer(add_completion=False)
 @grouped
 def reproduce(
     what: Annotated[
-        str, typer.Argument(metavar="list|all|PAPER|PAPER/ITEM", help="ferret/figure-7; list says what there is.")
+        str,
+        typer.Argument(
+            metavar="list|all|PAPER|PAPER/ITEM", help="ferret/figure-7; list says what there is."
+        ),
     ],
     scale: Annotated[
         Literal["exact", "small", "published"] | None,
-        typer.Option(help="exact: needs no training; small: on the bases that come along; published: your copies of "
-                     "the papers' models and data. Default: the first of these that the item has."),
+        typer.Option(
+            help="exact: needs no training; small: on the bases that come along; published: "
+            "your copies of "
+            "the papers' models and data. Default: the first of these that the item has."
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder; what lies there is not made again.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Folder; what lies there is not made again.")] = Path(
+        "runs/reproduce"
+    ),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; the cores are shared out.")] = 1,
-    seeds: Annotated[str | None, typer.Option(help="Of the runs, such as 1,2,3. Default: the item's own.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Of the runs, such as 1,2,3. Default: the item's own.")
+    ] = None,
     set_: SetOption = None,
     *,
     telling: Telling,
-) -> None:  # fmt: skip
-    """Make figures and tables of the papers again: data, picture or table, and a page with a verdict on each claim."""
+) -> None:
+    """Make figures and tables of the papers again: data, picture or table, and a page with a
+    verdict on each claim.
+    """
     from fedseed_papers.catalogue import catalogue, chosen, scale_of
 
     shown = telling.screen()
     if what == "list":
         rows = [item for item in catalogue() if scale is None or scale in item.scales]
         if telling.as_json:
-            answer([{"name": i.name, "state": i.state, "scales": i.scales, "minutes": i.minutes, "shows": i.shows,
-                     "wants": i.wants} for i in rows])  # fmt: skip
+            answer(
+                [
+                    {
+                        "name": i.name,
+                        "state": i.state,
+                        "scales": i.scales,
+                        "minutes": i.minutes,
+                        "shows": i.shows,
+                        "wants": i.wants,
+                    }
+                    for i in rows
+                ]
+            )
             return
         table = Table(box=None, pad_edge=False)
         for head in ("item", "state", "time", "shows"):
             table.add_column(head, no_wrap=head != "shows")
         for item in rows:
-            table.add_row(*map(Text, (item.name, item.state, _time(item.minutes, item.state), item.shows)))
+            table.add_row(
+                *map(Text, (item.name, item.state, _time(item.minutes, item.state), item.shows))
+            )
         shown.print(table)
-        shown.print(Text("\nTime: of the small scale, on two cores. Exact items take seconds. fedseed reproduce ITEM"))
+        shown.print(
+            Text(
+                "\nTime: of the small scale, on two cores. Exact items take seconds. fedseed "
+                "reproduce ITEM"
+            )
+        )
         return
     items = chosen(what)
     several = len(items) > 1 or what.strip("/") in ("all", items[0].paper)

@@ -1,4 +1,6 @@
-"""Makes items of the catalogue: files and a page for each, an index of all; what is made already is taken up.
+"""Makes items of the catalogue: files and a page for each, an index of all.
+
+What is made already is taken up.
 
 OUT/PAPER/ITEM/SCALE/   page.html, data.csv, picture.png, table-1.csv, tables.txt, result.json
 OUT/index.html          all results that lie there
@@ -17,12 +19,28 @@ from typing import Any
 
 from fedseed.durable import write_whole
 from fedseed.errors import FedseedError
-from fedseed.experiments.sweeps import How, Sweep, Sweeping, SweepLine, SweepRun, find_sweep, read_sweep
+from fedseed.experiments.sweeps import (
+    How,
+    Sweep,
+    Sweeping,
+    SweepLine,
+    SweepRun,
+    find_sweep,
+    read_sweep,
+)
 from fedseed.reports.results import read_summary
 from fedseed.runs.recipe import read_recipe
 from fedseed_papers import fedkseed, feedsign, ferret
 from fedseed_papers.catalogue import SCALES, Item, Scale, catalogue
-from fedseed_papers.findings import Finding, Subject, finding_json, finding_page, index_page, surroundings, write_parts
+from fedseed_papers.findings import (
+    Finding,
+    Subject,
+    finding_json,
+    finding_page,
+    index_page,
+    surroundings,
+    write_parts,
+)
 from fedseed_papers.measuring import SEEDS, SMALL_MAKERS, made_small, opt_125m
 from fedseed_papers.training import as_mapping, finding
 
@@ -70,7 +88,10 @@ class Making:
             FedseedError: every run of its sweep failed.
         """
         folder = self.folder(item, scale)
-        wanted = {"settings": list(self.settings), "seeds asked": None if self.seeds is None else list(self.seeds)}
+        wanted = {
+            "settings": list(self.settings),
+            "seeds asked": None if self.seeds is None else list(self.seeds),
+        }
         there = _read(folder / RESULT)
         if there is not None and {key: there.get(key) for key in wanted} == wanted:
             self.say(f"{item.name} ({scale}): {there['verdict']} (there already)")
@@ -80,13 +101,22 @@ class Making:
         found, extra = self._found(item, scale)
         # items share the runs of a sweep: what those took counts for each, whichever was made first
         seconds = extra.pop("runs took", time.perf_counter() - began)
-        subject = Subject(item.name, item.title, item.shows, scale, _facts(item, scale, self.settings))
-        result = {**finding_json(subject, found, seconds, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"), **wanted, **extra}
+        subject = Subject(
+            item.name, item.title, item.shows, scale, _facts(item, scale, self.settings)
+        )
+        result = {
+            **finding_json(subject, found, seconds, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"),
+            **wanted,
+            **extra,
+        }
         folder.mkdir(parents=True, exist_ok=True)
         write_parts(folder, found.panels, found.sheets)
         write_whole(folder / "page.html", finding_page(subject, found, seconds).encode())
-        write_whole(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())  # last: all is there
-        self.say(f"{item.name} ({scale}): {found.verdict} ({seconds:.0f} s); {folder / 'page.html'}")
+        # last: all is there
+        write_whole(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+        self.say(
+            f"{item.name} ({scale}): {found.verdict} ({seconds:.0f} s); {folder / 'page.html'}"
+        )
         return result
 
     def make_all(self, items: Sequence[Item], scale: Scale | None) -> list[Result]:
@@ -111,8 +141,10 @@ class Making:
             self.write_index(missing)  # whatever stops this, the index has what is there
         self.write_index(missing)
         if missing:
-            raise FedseedError(f"{len(missing)} of {len(missing) + len(results)} items were not made: "
-                               f"{', '.join(name for name, _ in missing)}")  # fmt: skip
+            raise FedseedError(
+                f"{len(missing)} of {len(missing) + len(results)} items were not made: "
+                f"{', '.join(name for name, _ in missing)}"
+            )
         return results
 
     def write_index(self, missing: Sequence[tuple[str, str]] = ()) -> Path:
@@ -125,7 +157,9 @@ class Making:
                     rows.append({**result, "page": f"{item.paper}/{item.key}/{scale}/page.html"})
         page = self.out / "index.html"
         self.out.mkdir(parents=True, exist_ok=True)
-        write_whole(page, index_page("The papers' figures and tables, made again", rows, missing).encode())
+        write_whole(
+            page, index_page("The papers' figures and tables, made again", rows, missing).encode()
+        )
         return page
 
     def _found(self, item: Item, scale: Scale) -> tuple[Finding, dict[str, Any]]:
@@ -144,12 +178,20 @@ class Making:
         return finding(item, scale, sweep, lines), {"lines": as_mapping(lines), "runs took": took}
 
     def _sweep(self, source: str) -> tuple[Sweep, list[SweepLine]]:
-        """Returns a sweep's lines, or those of a recipe over five seeds, run as far as they are missing."""
+        """Returns a sweep's lines, or those of a recipe over five seeds, run as far as they are
+        missing.
+        """
         path = find_sweep(source)
         made = (
-            Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3]) if path is None else read_sweep(path)
+            Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3])
+            if path is None
+            else read_sweep(path)
         )
-        base = [f"model.base={json.dumps(str(opt_125m(self.out)))}"] if source == "small-memory" else []
+        base = (
+            [f"model.base={json.dumps(str(opt_125m(self.out)))}"]
+            if source == "small-memory"
+            else []
+        )
         changes: dict[str, Any] = {"set": [*base, *made.set, *self.settings]}
         if self.seeds is not None:
             changes["seeds"] = list(self.seeds)
@@ -157,7 +199,8 @@ class Making:
         out = self.out / "runs" / source
         about = made.model_dump_json(exclude={"seeds"})  # more of them add runs
         before = _read(out / "sweep.json")
-        if before is not None and before != json.loads(about):  # its numbers would be mixed with ours
+        # its numbers would be mixed with ours
+        if before is not None and before != json.loads(about):
             aside = next(p for n in count(1) if not (p := out.with_name(f"{source}.{n}")).exists())
             out.rename(aside)
             self.say(f"Runs of {source} with other settings were there: they are in {aside} now")
@@ -176,7 +219,12 @@ def load_data(sweep: Sweep) -> None:
         RecipeError: it can't be had; says what is needed.
     """
     first = sweep.runs[0]
-    settings = [*sweep.set, *sweep.scenarios[0].set, *first.set, *sweep.scenarios[0].also.get(first.label, [])]
+    settings = [
+        *sweep.set,
+        *sweep.scenarios[0].set,
+        *first.set,
+        *sweep.scenarios[0].also.get(first.label, []),
+    ]
     read_recipe(first.recipe, settings).task.load()
 
 
@@ -184,10 +232,14 @@ def _facts(item: Item, scale: Scale, settings: Sequence[str]) -> dict[str, str]:
     """Returns what a page says of where its numbers come from."""
     facts = {
         "paper wants": "-" if scale == "exact" else item.wants,
-        "sweep or recipe": (item.small if scale == "small" else item.published if scale == "published" else None)
+        "sweep or recipe": (
+            item.small if scale == "small" else item.published if scale == "published" else None
+        )
         or "-",
         "settings": " ".join(settings) or "-",
-        "load": f"{getloadavg()[2]:.1f} over the last quarter of an hour, this included" if getloadavg else "-",
+        "load": f"{getloadavg()[2]:.1f} over the last quarter of an hour, this included"
+        if getloadavg
+        else "-",
         **surroundings(),
     }
     return {name: value for name, value in facts.items() if value not in ("-", "nothing")}

@@ -1,11 +1,14 @@
-"""How numbers over seeds become verdicts: paired t tests, Welch's where seeds differ, equivalence, Holm, two looks.
+"""How numbers over seeds become verdicts: paired t tests, Welch's where seeds differ, equivalence,
+Holm, two looks.
 
-A claim has evidence for it and against it: one-sided p values of the hypotheses that it is false, and that it is true.
-Its p is twice the smaller. "As good" and "alike" have a margin, a tenth of the gain over the base (two one-sided tests:
-Schuirmann, "A comparison of the two one-sided tests procedure and the power approach", 1987); "ahead" is refuted by a
-lead that is surely less than the margin, and holds of any that is surely above 0. Where a number is only known to be
-beyond what was measured, pairs are counted (the sign test; the interval is the median's). Claims of an item share 5%
-of error (Holm, "A simple sequentially rejective multiple test procedure", 1979): 1% at five seeds, 4% more at ten.
+A claim has evidence for it and against it: one-sided p values of the hypotheses that it is false,
+and that it is true. Its p is twice the smaller. "As good" and "alike" have a margin, a tenth of the
+gain over the base (two one-sided tests: Schuirmann, "A comparison of the two one-sided tests
+procedure and the power approach", 1987); "ahead" is refuted by a lead that is surely less than the
+margin, and holds of any that is surely above 0. Where a number is only known to be beyond what was
+measured, pairs are counted (the sign test; the interval is the median's). Claims of an item share
+5% of error (Holm, "A simple sequentially rejective multiple test procedure", 1979): 1% at five
+seeds, 4% more at ten.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +21,19 @@ from scipy.stats import binom, t
 
 from fedseed_papers.findings import UNKNOWN, Claim, Verdict, judged
 
-LOOKS = {5: 0.01, 10: 0.04}  # the error that claims of an item may have together, from so many seeds on
+# the error that claims of an item may have together, from so many seeds on
+LOOKS = {5: 0.01, 10: 0.04}
 SURE = 0.95  # of the intervals that are shown, whatever the level of a verdict
-MARGIN = 0.1  # of the gain over the base (where there is none, of the largest mean): alike lines differ by less
+# of the gain over the base (where there is none, of the largest mean): alike lines differ by less
+MARGIN = 0.1
 
 BySeed = Mapping[int, float]
 
 
 class Difference(NamedTuple):
-    """The mean of a difference, its standard error, the degrees of freedom, and how many seeds it comes from."""
+    """The mean of a difference, its standard error, the degrees of freedom, and how many seeds it
+    comes from.
+    """
 
     mean: float
     error: float
@@ -79,14 +86,19 @@ NOTHING = Evidence(0, nan, (nan, nan), 1.0, 1.0)
 
 
 def difference(a: BySeed, b: BySeed) -> Difference:
-    """Returns a - b: paired where both have the same seeds, and so the same clients and batches; else Welch's."""
+    """Returns a - b: paired where both have the same seeds, and so the same clients and batches.
+
+    Else Welch's.
+    """
     if set(a) == set(b):
         each = [a[seed] - b[seed] for seed in a]
         return Difference(fmean(each), stdev(each) / sqrt(len(each)), len(each) - 1, len(each))
     parts = [(stdev(one.values()) ** 2 / len(one), len(one) - 1) for one in (a, b)]
     whole = sum(variance for variance, _ in parts)
     freedom = whole**2 / sum(variance**2 / free for variance, free in parts) if whole else 1.0
-    return Difference(fmean(a.values()) - fmean(b.values()), sqrt(whole), freedom, min(len(a), len(b)))
+    return Difference(
+        fmean(a.values()) - fmean(b.values()), sqrt(whole), freedom, min(len(a), len(b))
+    )
 
 
 def ahead(best: BySeed, worst: BySeed, margin: float = 0.0, lead: float = 0.0) -> Evidence:
@@ -100,19 +112,27 @@ def ahead(best: BySeed, worst: BySeed, margin: float = 0.0, lead: float = 0.0) -
     """
     diverged = [not any(map(isfinite, line.values())) for line in (best, worst)]
     if diverged[0] != diverged[1] and all(map(isfinite, (worst if diverged[0] else best).values())):
-        # of all ways to deal the runs that ended without a number to two lines, just one is this one (Fisher)
+        # of all ways to deal the runs that ended without a number to two lines, just one is this
+        # one (Fisher)
         p, sign = 1 / comb(len(best) + len(worst), len(best)), -1 if diverged[0] else 1
-        return Evidence(min(len(best), len(worst)), sign * inf, (sign * inf, sign * inf), *(p, 1.0)[::sign])
+        return Evidence(
+            min(len(best), len(worst)), sign * inf, (sign * inf, sign * inf), *(p, 1.0)[::sign]
+        )
     if set(best) == set(worst) and any(map(isinf, [*best.values(), *worst.values()])):
         return _counted([best[seed] - worst[seed] for seed in best], -margin, lead - margin)
     if not known(best, worst):
         return NOTHING
     found = difference(best, worst)
-    return Evidence(found.seeds, found.mean, found.interval(), found.above(-margin), found.below(lead - margin))
+    return Evidence(
+        found.seeds, found.mean, found.interval(), found.above(-margin), found.below(lead - margin)
+    )
 
 
 def _counted(gaps: Sequence[float], least: float, most: float) -> Evidence:
-    """Returns what pairs say that have more than the least, or less than the most; a pair without a number neither."""
+    """Returns what pairs say that have more than the least, or less than the most.
+
+    A pair without a number neither.
+    """
     count, reach = len(gaps), int(binom.ppf((1 - SURE) / 2, len(gaps), 0.5))
     low, high = (sorted(bound if isnan(gap) else gap for gap in gaps) for bound in (-inf, inf))
     within = (low[reach - 1], high[-reach]) if reach else (-inf, inf)
@@ -131,11 +151,19 @@ def alike(lines: Sequence[BySeed], margin: float) -> Evidence:
     widest = max(pairs, key=lambda pair: abs(pair.mean))
     p_for = max(max(pair.above(-margin), pair.below(margin)) for pair in pairs)
     p_against = min(min(pair.above(margin), pair.below(-margin)) for pair in pairs) * len(pairs)
-    return Evidence(min(pair.seeds for pair in pairs), widest.mean, widest.interval(), p_for, min(1.0, p_against))
+    return Evidence(
+        min(pair.seeds for pair in pairs),
+        widest.mean,
+        widest.interval(),
+        p_for,
+        min(1.0, p_against),
+    )
 
 
 def at_least(line: BySeed, least: float, over: BySeed | None = None) -> Evidence:
-    """Returns what says that a number is at least `least`, or its ratio over another line's (both positive)."""
+    """Returns what says that a number is at least `least`, or its ratio over another line's (both
+    positive).
+    """
     if not known(line, over or line):
         return NOTHING
     unit: Callable[[float], float] = float if over is None else exp
@@ -180,10 +208,13 @@ def level(seeds: int) -> float:
 
 
 def verdict(evidence: Evidence, p: float) -> Verdict:
-    """Returns the verdict of evidence with its adjusted p: the one place where the words are decided."""
+    """Returns the verdict of evidence with its adjusted p: the one place where the words are
+    decided.
+    """
     if p >= level(evidence.seeds):
         return UNKNOWN
-    by = p / evidence.p if evidence.p else 1.0  # Holm's factor; a small lead may be surely one, and surely small
+    # Holm's factor; a small lead may be surely one, and surely small
+    by = p / evidence.p if evidence.p else 1.0
     return judged(2 * evidence.p_for * by < level(evidence.seeds), kind=True)
 
 
@@ -199,8 +230,13 @@ def concluded(claims: Sequence[tuple[str, str, Evidence]]) -> list[Claim]:
         if found is NOTHING:
             made.append(Claim(says, here, UNKNOWN))
             continue
-        p, (low, high) = next(adjusted), (end if isfinite(end) else str(end) for end in found.interval)
-        made.append(Claim(says, f"{here} {told(found, p)}", verdict(found, p), found.seeds, (low, high), p))
+        p, (low, high) = (
+            next(adjusted),
+            (end if isfinite(end) else str(end) for end in found.interval),
+        )
+        made.append(
+            Claim(says, f"{here} {told(found, p)}", verdict(found, p), found.seeds, (low, high), p)
+        )
     return made
 
 

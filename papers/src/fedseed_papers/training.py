@@ -1,4 +1,6 @@
-"""Figures and tables that need runs: a sweep's lines as curves, a table, and claims with verdicts."""
+"""Figures and tables that need runs: a sweep's lines as curves, a table, and claims with
+verdicts.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite, nan
@@ -20,24 +22,33 @@ from fedseed_papers.statistics import NOTHING, Evidence
 
 CONVERGED = 0.95  # of the whole improvement of a run
 RULE = (
-    "Differences are paired over seeds, with 95% intervals; p values are two-sided, by Holm over the item's claims; a "
-    "claim is decided at p < 0.01 with five seeds, p < 0.04 with ten; alike: within a tenth of the gain over the base; "
-    "a lead that is surely below that is none."
+    "Differences are paired over seeds, with 95% intervals; p values are two-sided, by Holm over "
+    "the item's claims; a "
+    "claim is decided at p < 0.01 with five seeds, p < 0.04 with ten; alike: within a tenth of the "
+    "gain over the base; a lead that is surely below that is none."
 )
-SHARE = 0.1  # of a process's memory that float32 weights must take, or it says nothing of the method
+# of a process's memory that float32 weights must take, or it says nothing of the method
+SHARE = 0.1
 
 
 def rounds_to_converge(lines: Sequence[Mapping[str, Any]], metric: str = "loss") -> float:
-    """Returns the first evaluated round with 95% of the run's improvement; NaN if nothing became better.
+    """Returns the first evaluated round with 95% of the run's improvement.
 
-    Infinity if that is the last one: the run still improves, and how long it would take is not known.
+    NaN if nothing became better.
+
+    Infinity if that is the last one: the run still improves, and how long it would take is not
+    known.
 
     Args:
         lines: of metrics.jsonl.
         metric: a loss, or a score, of which more is better.
     """
     sign = 1 if lower_is_better(metric) else -1
-    measured = [(line["round"], sign * line[metric]) for line in lines if metric in line and isfinite(line[metric])]
+    measured = [
+        (line["round"], sign * line[metric])
+        for line in lines
+        if metric in line and isfinite(line[metric])
+    ]
     if not measured:
         return nan
     first, best = measured[0][1], min(value for _, value in measured)
@@ -61,7 +72,10 @@ def _exchanged(folder: Path) -> float:
 
 
 def probabilities(folder: Path) -> Sequence[float]:
-    """FedKSeed-Pro's probabilities after the last round, from its orbit, the largest first; none of other methods."""
+    """FedKSeed-Pro's probabilities after the last round, from its orbit, the largest first.
+
+    None of other methods.
+    """
     from fedseed.methods import fedkseed
     from fedseed.orbit.file import Orbit
 
@@ -74,7 +88,9 @@ def probabilities(folder: Path) -> Sequence[float]:
     last = orbit.records[-1]
     if not getattr(method, "importance", False):
         return ()
-    return sorted(fedkseed.probabilities(method.decode_step(state, last.payload)).tolist(), reverse=True)
+    return sorted(
+        fedkseed.probabilities(method.decode_step(state, last.payload)).tolist(), reverse=True
+    )
 
 
 def _below_even(folder: Path) -> float:
@@ -83,10 +99,13 @@ def _below_even(folder: Path) -> float:
 
 
 MEASURES: dict[str, Callable[[Path], float]] = {
-    "bytes": lambda f: float(read_summary(f)["payload_bytes_up"] + read_summary(f)["payload_bytes_down"]),
+    "bytes": lambda f: float(
+        read_summary(f)["payload_bytes_up"] + read_summary(f)["payload_bytes_down"]
+    ),
     "memory": lambda f: float(read_summary(f)["peak_memory_bytes"]),
     "seconds": _phase("local", "projection", "aggregation", "rebuild"),
-    "local seconds": _phase("local", "projection"),  # Ferret's paper counts the projection in (Appendix C.2)
+    # Ferret's paper counts the projection in (Appendix C.2)
+    "local seconds": _phase("local", "projection"),
     "projection seconds": _phase("projection"),
     "aggregation seconds": _phase("aggregation", "rebuild"),
     "parameters": _exchanged,
@@ -114,7 +133,9 @@ def measured(folder: Path, metric: str) -> float:
     return float(summary["final"].get(metric, nan))
 
 
-def judge(claims: Sequence[tuple[str, Form]], item_metric: str, lines: Sequence[SweepLine]) -> list[Claim]:
+def judge(
+    claims: Sequence[tuple[str, Form]], item_metric: str, lines: Sequence[SweepLine]
+) -> list[Claim]:
     """Returns an item's claims with their verdicts, which share one error.
 
     Args:
@@ -122,20 +143,29 @@ def judge(claims: Sequence[tuple[str, Form]], item_metric: str, lines: Sequence[
         item_metric: what a claim is about, if its form does not say.
         lines: of the sweep.
     """
-    return statistics.concluded([(says, *_evidence(form, form.metric or item_metric, lines)) for says, form in claims])
+    return statistics.concluded(
+        [(says, *_evidence(form, form.metric or item_metric, lines)) for says, form in claims]
+    )
 
 
 def folders_of(form: Form, named: str, lines: Sequence[SweepLine]) -> Mapping[int, Path]:
     """Returns the finished runs of a line that a form names, by seed."""
     label, _, scenario = named.partition(" @ ")
-    scenario = scenario or (form.scenario if form.scenario is not None else lines[0].scenario if lines else "")
-    return next((line.folders for line in lines if (line.scenario, line.label) == (scenario, label)), {})
+    scenario = scenario or (
+        form.scenario if form.scenario is not None else lines[0].scenario if lines else ""
+    )
+    return next(
+        (line.folders for line in lines if (line.scenario, line.label) == (scenario, label)), {}
+    )
 
 
 def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[str, Evidence]:
     """Returns the lines' numbers in words, and what is known of a claim."""
     runs = {label: folders_of(form, label, lines) for label in form.labels}
-    values = {label: {seed: measured(f, metric) for seed, f in found.items()} for label, found in runs.items()}
+    values = {
+        label: {seed: measured(f, metric) for seed, f in found.items()}
+        for label, found in runs.items()
+    }
     missing = [label for label in form.labels if not values[label]]
     if missing:
         return f"Not measured: no run of {', '.join(missing)} was finished.", NOTHING
@@ -144,25 +174,38 @@ def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[str,
     )
     folders = [folder for found in runs.values() for folder in found.values()]
     if metric == "memory":  # float32 weights' part of a process's peak, the largest of the lines'
-        share = max(4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders)
+        share = max(
+            4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders
+        )
         if share < SHARE:
             return f"{here}. The weights are {share:.1%} of that: the rest is libraries.", NOTHING
     sign = -1 if lower_is_better(metric) else 1
     better = [{seed: sign * value for seed, value in found.items()} for found in values.values()]
     if form.of is not None or form.ratio:
         first, *over = values.values()
-        found, what = statistics.at_least(first, form.least or 0.0, *over), "ratio" if over else "mean"
+        found, what = (
+            statistics.at_least(first, form.least or 0.0, *over),
+            "ratio" if over else "mean",
+        )
     elif form.alike:
-        found, what = statistics.alike(better, margin(metric, values, folders)), "largest difference"
+        found, what = (
+            statistics.alike(better, margin(metric, values, folders)),
+            "largest difference",
+        )
     else:
         width = margin(metric, values, folders)
-        found = statistics.ahead(better[0], better[-1], *((width, 0.0) if form.ties else (0.0, width)))
+        found = statistics.ahead(
+            better[0], better[-1], *((width, 0.0) if form.ties else (0.0, width))
+        )
         what = "the first's lead"
     return f"{here}; {what if found is not NOTHING else statistics.told(found, 1.0)}", found
 
 
-def margin(metric: str, values: Mapping[str, Mapping[int, float]], folders: Sequence[Path]) -> float:
-    """Returns how far lines that are alike may be apart: a tenth of what the best of them gained over the base.
+def margin(
+    metric: str, values: Mapping[str, Mapping[int, float]], folders: Sequence[Path]
+) -> float:
+    """Returns how far lines that are alike may be apart: a tenth of what the best of them gained
+    over the base.
 
     Of what has no base (bytes, seconds) a tenth of the largest mean.
     """
@@ -174,18 +217,26 @@ def margin(metric: str, values: Mapping[str, Mapping[int, float]], folders: Sequ
 
 def before(folder: Path, metric: str) -> float:
     """Returns a metric of the base that a run began with; NaN: there is none."""
-    return nan if metric in MEASURES else float((read_summary(folder).get("baseline") or {}).get(metric, nan))
+    return (
+        nan
+        if metric in MEASURES
+        else float((read_summary(folder).get("baseline") or {}).get(metric, nan))
+    )
 
 
 def _shown(metric: str, values: Sequence[float]) -> str:
     if not any(map(isfinite, values)):
         return "diverged with every seed" if metric.endswith("loss") else "-"
     largest = max((abs(v) for v in values if isfinite(v)), default=0.0)
-    return mean_and_deviation(values, 0 if largest >= 1000 else 1 if largest >= 20 else 3 if largest >= 0.1 else 5)
+    return mean_and_deviation(
+        values, 0 if largest >= 1000 else 1 if largest >= 20 else 3 if largest >= 0.1 else 5
+    )
 
 
 def curves(lines: Sequence[SweepLine], metric: str, scenario: str) -> list[Panel]:
-    """Returns a metric over rounds, bytes, passes and seconds: means over seeds, with their deviation."""
+    """Returns a metric over rounds, bytes, passes and seconds: means over seeds, with their
+    deviation.
+    """
     runs = {
         line.label: [read_lines(folder) for folder in line.folders.values()]
         for line in lines
@@ -201,7 +252,12 @@ def finding(item: Item, scale: Scale, sweep: Sweep, lines: Sequence[SweepLine]) 
     asked = (metric, *(form.metric for _, form in forms), "loss")
     metrics = dict.fromkeys(m for m in asked if m is not None and m not in MEASURES)
     scenarios = list(dict.fromkeys(line.scenario for line in lines))
-    panels = [panel for metric in metrics for scenario in scenarios for panel in curves(lines, metric, scenario)]
+    panels = [
+        panel
+        for metric in metrics
+        for scenario in scenarios
+        for panel in curves(lines, metric, scenario)
+    ]
     if "candidates below 1 / K" in asked:
         panels.insert(0, _probability_panel(lines))
     failed = sum(len(line.failed) for line in lines)
@@ -210,16 +266,20 @@ def finding(item: Item, scale: Scale, sweep: Sweep, lines: Sequence[SweepLine]) 
         f"{sum(len(line.folders) for line in lines)} runs finished"
         + (f", {failed} failed" if failed else "")
         + f". {RULE} "
-        + (f"Settings of {len(searched)} lines were searched on validation examples." if searched else
-           "Nothing was searched: the recipes' settings were.")
-    )  # fmt: skip
+        + (
+            f"Settings of {len(searched)} lines were searched on validation examples."
+            if searched
+            else "Nothing was searched: the recipes' settings were."
+        )
+    )
     tables = [
         *sheets(sweep, lines),
         _spent_sheet(lines),
         _seeds_sheet(lines, list(dict.fromkeys([*asked[:-1], "loss"]))),
     ]
-    return Finding(claims, reason, panels, tables, sweep.seeds,
-                   item.differs if scale == "small" else ())  # fmt: skip
+    return Finding(
+        claims, reason, panels, tables, sweep.seeds, item.differs if scale == "small" else ()
+    )
 
 
 def _probability_panel(lines: Sequence[SweepLine]) -> Panel:
@@ -227,8 +287,17 @@ def _probability_panel(lines: Sequence[SweepLine]) -> Panel:
     series = []
     for number, line in enumerate(lines):
         found = probabilities(next(iter(line.folders.values()), Path()))
-        series.append(Series(line.label, [(i + 1.0, p * len(found)) for i, p in enumerate(found)], number=number))
-    return Panel("Probabilities of candidates", series, Axis("candidate, by rank"), Axis("probability times K"))
+        series.append(
+            Series(
+                line.label, [(i + 1.0, p * len(found)) for i, p in enumerate(found)], number=number
+            )
+        )
+    return Panel(
+        "Probabilities of candidates",
+        series,
+        Axis("candidate, by rank"),
+        Axis("probability times K"),
+    )
 
 
 def _spent_sheet(lines: Sequence[SweepLine]) -> Sheet:
@@ -238,13 +307,22 @@ def _spent_sheet(lines: Sequence[SweepLine]) -> Sheet:
         said = [read_summary(folder) for folder in line.folders.values()]
         if not said:
             continue
-        names = ", ".join(f"{m} {mean_and_deviation([s['final'][m] for s in said], 3)}" for m in shown_metrics(
-            said[0]["final"]))  # fmt: skip
-        rows.append([" ".join(filter(None, (line.scenario, line.label))), names, mean_and_deviation(found, 1),
-                     f"{fmean(s['forward_passes'] for s in said):,.0f}",
-                     mean_and_deviation([s["seconds"]["total"] for s in said], 1)])  # fmt: skip
+        names = ", ".join(
+            f"{m} {mean_and_deviation([s['final'][m] for s in said], 3)}"
+            for m in shown_metrics(said[0]["final"])
+        )
+        rows.append(
+            [
+                " ".join(filter(None, (line.scenario, line.label))),
+                names,
+                mean_and_deviation(found, 1),
+                f"{fmean(s['forward_passes'] for s in said):,.0f}",
+                mean_and_deviation([s["seconds"]["total"] for s in said], 1),
+            ]
+        )
     note = (
-        f"Rounds to converge: the first evaluation with {CONVERGED:.0%} of the run's whole improvement of the loss, "
+        f"Rounds to converge: the first evaluation with {CONVERGED:.0%} of the run's whole "
+        "improvement of the loss, "
         "not known if that is the last one. Rounds between evaluations are not looked at."
     )
     head = ("line", "after the last round", "rounds to converge", "forward passes", "seconds")

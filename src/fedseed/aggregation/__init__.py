@@ -1,7 +1,9 @@
-"""How a round's answers become one: the mean, and rules that a few liars can't pull far. NumPy only.
+"""How a round's answers become one: the mean, and rules that a few liars can't pull far.
 
-A new rule is a file here, which is found by itself, and a test; or an entry point `fedseed.aggregation` of another
-package.
+NumPy only.
+
+A new rule is a file here, which is found by itself, and a test; or an entry point
+`fedseed.aggregation` of another package.
 """
 
 from fedseed.aggregation.base import AggregationRule
@@ -19,6 +21,15 @@ REGISTRY: Registry[type[AggregationRule]] = Registry(
 )
 
 __all__ = [
-    "REGISTRY", "RULES", "AggregationRule", "CentredClipping", "GeometricMedian", "Krum", "Mean", "Median", "MultiKrum",
-    "NormBound", "TrimmedMean",
-]  # fmt: skip
+    "REGISTRY",
+    "RULES",
+    "AggregationRule",
+    "CentredClipping",
+    "GeometricMedian",
+    "Krum",
+    "Mean",
+    "Median",
+    "MultiKrum",
+    "NormBound",
+    "TrimmedMean",
+]

@@ -1,4 +1,6 @@
-"""Defines what an aggregation rule is: settings, and a function that makes one vector of the clients'."""
+"""Defines what an aggregation rule is: settings, and a function that makes one vector of the
+clients'.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,14 +45,19 @@ class Past:
 
 
 class AggregationRule(BaseModel, ABC):
-    """Holds the settings of one rule; a recipe's `[aggregation]` gives its name. Subclasses combine vectors."""
+    """Holds the settings of one rule; a recipe's `[aggregation]` gives its name.
+
+    Subclasses combine vectors.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
     about: ClassVar[str]  # one line for `fedseed list aggregation`
-    compares: ClassVar[bool] = True  # whether it compares clients' entries, which must mean the same then
-    linear: ClassVar[bool] = False  # whether it is sum_i c_i v_i, so that this sum alone is enough for it
+    # whether it compares clients' entries, which must mean the same then
+    compares: ClassVar[bool] = True
+    # whether it is sum_i c_i v_i, so that this sum alone is enough for it
+    linear: ClassVar[bool] = False
     remembers: ClassVar[bool] = False  # whether it goes on from the last round's outcome (`Past`)
 
     @property
@@ -62,17 +69,28 @@ class AggregationRule(BaseModel, ABC):
         """Returns why so many answers are too few; None: they are enough."""
         if answers >= self.least:
             return None
-        said = "".join(f", {key} = {value}" for key, value in self.model_dump(exclude_defaults=True).items())
-        return f'aggregation.name = "{self.name}"{said} needs {self.least} answers, and there are {answers}'
+        said = "".join(
+            f", {key} = {value}" for key, value in self.model_dump(exclude_defaults=True).items()
+        )
+        return (
+            f'aggregation.name = "{self.name}"{said} needs {self.least} answers, and there are '
+            f"{answers}"
+        )
 
     @property
     def geometric(self) -> bool:
-        """Returns whether it looks at vectors' lengths and distances; whole weights then count by their moves."""
+        """Returns whether it looks at vectors' lengths and distances.
+
+        Whole weights then count by their moves.
+        """
         return False
 
     @property
     def needs_past(self) -> str | None:
-        """Returns the setting that needs entries to mean the same in every round; None: there is none."""
+        """Returns the setting that needs entries to mean the same in every round.
+
+        None: there is none.
+        """
         return None
 
     @abstractmethod
@@ -80,18 +98,24 @@ class AggregationRule(BaseModel, ABC):
         """Returns one vector made of the clients'.
 
         Args:
-            vectors: one of each client, 1-D and equally long, in ascending order of clients; at least one.
+            vectors: one of each client, 1-D and equally long, in ascending order of clients; at
+                least one.
             weights: c_i of each client; they add up to 1.
 
         Raises:
             ValueError: there is no vector, or they do not fit together.
         """
 
-    def combine_parts(self, parts: Iterable[Part], weights: Sequence[float], past: Past) -> Iterator[Vector]:
-        """Yields what `combine` returns, part by part, for long vectors; by default each part is combined by itself.
+    def combine_parts(
+        self, parts: Iterable[Part], weights: Sequence[float], past: Past
+    ) -> Iterator[Vector]:
+        """Yields what `combine` returns, part by part, for long vectors.
+
+        By default each part is combined by itself.
 
         Args:
-            parts: the same entries of each client's vector; gone through as often as the rule needs.
+            parts: the same entries of each client's vector; gone through as often as the rule
+                needs.
             weights: c_i of each client.
             past: what else is known, and where a rule that remembers leaves its outcome.
         """
@@ -100,18 +124,25 @@ class AggregationRule(BaseModel, ABC):
 
 
 def check_vectors(vectors: Part, weights: Sequence[float]) -> None:
-    """Raises ValueError if there is no vector, if lengths differ, or if there is not one weight for each vector."""
+    """Raises ValueError if there is no vector, if lengths differ, or if there is not one weight for
+    each vector.
+    """
     if not vectors:
         raise ValueError("there is no vector to combine: nobody has answered")
     lengths = sorted({len(vector) for vector in vectors})
     if len(lengths) > 1:
-        raise ValueError(f"vectors of different lengths can't be combined: {', '.join(map(str, lengths))}")
+        raise ValueError(
+            f"vectors of different lengths can't be combined: {', '.join(map(str, lengths))}"
+        )
     if len(weights) != len(vectors):
         raise ValueError(f"{len(weights)} weights for {len(vectors)} vectors")
 
 
 def shares(counts: Sequence[int]) -> list[float]:
-    """Returns weights in proportion to what clients claim, which add up to 1; equal ones where all claims are 0."""
+    """Returns weights in proportion to what clients claim, which add up to 1.
+
+    Equal ones where all claims are 0.
+    """
     total = sum(counts)
     return [count / total if total else 1 / len(counts) for count in counts]
 
@@ -119,11 +150,14 @@ def shares(counts: Sequence[int]) -> list[float]:
 def claims(
     weighting: Literal["equal", "examples", "terms"], examples: Sequence[int], terms: Sequence[int]
 ) -> Sequence[int]:
-    """Returns the numbers that clients' weights are in proportion to, as the clients say them; 1 for equal weights.
+    """Returns the numbers that clients' weights are in proportion to, as the clients say them.
+
+    1 for equal weights.
 
     Args:
         weighting: "equal", or in proportion to "examples" or to the "terms" of the loss.
         examples: how many training examples each client says it has.
-        terms: how many terms (response tokens, or examples) the loss of each client's update is a mean of.
+        terms: how many terms (response tokens, or examples) the loss of each client's update is a
+            mean of.
     """
     return {"equal": [1] * len(examples), "examples": examples, "terms": terms}[weighting]

@@ -1,14 +1,20 @@
-"""Lengths and distances of clients' vectors, from all products of two of them; and what can be done before a rule.
+"""Lengths and distances of clients' vectors, from all products of two of them.
+
+And what can be done before a rule.
 
 Each step before is a matrix M, so that the rule sees M X:
 
 nearest neighbours   x_i <- the mean of the n - f vectors nearest to x_i, itself among them
-                     Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: "Fixing by Mixing", AISTATS 2023, Alg. 2
+                     Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: "Fixing by Mixing",
+                     AISTATS 2023, Alg. 2
 bucketing            shuffle, then the mean of s in a row; the last bucket may be smaller
-                     Karimireddy, He, Jaggi: "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing",
+                     Karimireddy, He, Jaggi: "Byzantine-Robust Learning on Heterogeneous Datasets
+                     via Bucketing",
                      ICLR 2022, Algorithm 1
-ARC                  the k = floor(2 (f / n) (n - f)) longest vectors are clipped to the length of the next one
-                     Allouah, Guerraoui, Gupta, Jellouli, Rizk, Stephan: "Adaptive Gradient Clipping for Robust
+ARC                  the k = floor(2 (f / n) (n - f)) longest vectors are clipped to the length of
+the next one
+                     Allouah, Guerraoui, Gupta, Jellouli, Rizk, Stephan: "Adaptive Gradient Clipping
+                     for Robust
                      Federated Learning", ICLR 2025, Algorithm 2
 """
 
@@ -24,7 +30,8 @@ from fedseed.randomness import Domain, permutation
 Matrix = NDArray[np.float64]
 
 AT_A_TIME = 1 << 21  # numbers in double precision: 16 MiB
-ROUNDING = 1e-12  # a squared distance this far below the squared lengths is what rounding leaves of nothing
+# a squared distance this far below the squared lengths is what rounding leaves of nothing
+ROUNDING = 1e-12
 
 
 def columns(part: Part) -> Iterator[Matrix]:
@@ -50,7 +57,9 @@ def gram_of(parts: Iterable[Part], n: int) -> Matrix:
 def applied(mixing: Matrix, points: Matrix) -> Matrix:
     """Returns M X; where M does nothing but scale, without a product of matrices."""
     scales = np.diagonal(mixing)
-    if len(scales) == len(points) == len(mixing) and np.count_nonzero(mixing) == np.count_nonzero(scales):
+    if len(scales) == len(points) == len(mixing) and np.count_nonzero(mixing) == np.count_nonzero(
+        scales
+    ):
         return scales[:, None] * points
     return mixing @ points
 
@@ -89,7 +98,10 @@ def distances_to(gram: Matrix, point: NDArray[np.floating[Any]]) -> NDArray[np.f
 
 
 def nearest_neighbours(gram: Matrix, liars: int) -> Matrix:
-    """Returns nearest-neighbour mixing, (n, n), from products of two. Of vectors that are as near the first count."""
+    """Returns nearest-neighbour mixing, (n, n), from products of two.
+
+    Of vectors that are as near the first count.
+    """
     squares, kept = squared_distances(gram), len(gram) - liars
     np.fill_diagonal(squares, -1.0)  # itself comes first
     nearest = np.argsort(squares, axis=1, kind="stable")[:, :kept]

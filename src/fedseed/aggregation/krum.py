@@ -1,9 +1,9 @@
 """Krum and multi-Krum, which choose the vectors of clients whom most others are near to.
 
-Blanchard, El Mhamdi, Guerraoui, Stainer: "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
-NeurIPS 2017. A vector's score is the sum of its squared distances to the n - f - 1 nearest others, with which the
-guarantee of Allouah et al., "Fixing by Mixing", AISTATS 2023, needs n > 2 f alone; the first paper takes n - f - 2 of
-them, and needs n > 2 f + 2.
+Blanchard, El Mhamdi, Guerraoui, Stainer: "Machine Learning with Adversaries: Byzantine Tolerant
+Gradient Descent", NeurIPS 2017. A vector's score is the sum of its squared distances to the n - f -
+1 nearest others, with which the guarantee of Allouah et al., "Fixing by Mixing", AISTATS 2023,
+needs n > 2 f alone; the first paper takes n - f - 2 of them, and needs n > 2 f + 2.
 
     Krum         x_i with the least score; of equal ones the first
     multi-Krum   the mean of the m with the least scores, m = n - f
@@ -29,13 +29,16 @@ class Krum(Geometric):
     """
 
     name: Literal["krum"] = "krum"
-    about: ClassVar[str] = "the vector of the client whom most others are near to; withstands f liars; n^2 distances"
+    about: ClassVar[str] = (
+        "the vector of the client whom most others are near to; withstands f liars; n^2 distances"
+    )
 
     liars: NonNegativeInt = 1
 
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
         squares = squared_distances(gram)
-        nearest = np.sort(squares, axis=1)[:, 1 : len(gram) - self.liars]  # column 0 is a vector's distance to itself
+        # column 0 is a vector's distance to itself
+        nearest = np.sort(squares, axis=1)[:, 1 : len(gram) - self.liars]
         best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.wanted(len(gram))]
         made = np.zeros(len(gram))
         made[best] = 1.0 / len(best)
@@ -54,7 +57,9 @@ class MultiKrum(Krum):
     """
 
     name: Literal["multi-krum"] = "multi-krum"  # type: ignore[assignment]
-    about: ClassVar[str] = "the mean of the m vectors that Krum likes best; withstands f liars; n^2 distances"
+    about: ClassVar[str] = (
+        "the mean of the m vectors that Krum likes best; withstands f liars; n^2 distances"
+    )
 
     chosen: PositiveInt | None = None
 

@@ -1,4 +1,6 @@
-"""The weighted mean, which the methods' papers use, and medians, which lie between honest vectors if liars are few."""
+"""The weighted mean, which the methods' papers use, and medians, which lie between honest vectors
+if liars are few.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
@@ -16,14 +18,16 @@ _STILL = 1e-12  # the iteration ends when no coefficient changes by more
 class Mean(AggregationRule):
     """The weighted mean, sum_i c_i v_i: one client can pull it anywhere.
 
-    Clients' vectors are added one after the other, in double precision. The order is part of the definition, because
-    orbits hold the outcome.
+    Clients' vectors are added one after the other, in double precision. The order is part of the
+    definition, because orbits hold the outcome.
     """
 
     name: Literal["mean"] = "mean"
     compares: ClassVar[bool] = False
     linear: ClassVar[bool] = True
-    about: ClassVar[str] = "the weighted mean: what the papers use; one Byzantine client can pull it anywhere"
+    about: ClassVar[str] = (
+        "the weighted mean: what the papers use; one Byzantine client can pull it anywhere"
+    )
 
     def combine(self, vectors: Part, weights: Sequence[float]) -> Vector:
         check_vectors(vectors, weights)
@@ -32,22 +36,33 @@ class Mean(AggregationRule):
             total += weight * np.asarray(vector, dtype=np.float64)
         return total
 
-    def combine_parts(self, parts: Iterable[Part], weights: Sequence[float], past: Past) -> Iterator[Vector]:
-        """Combines part by part; holds no client's vector in double precision longer than it takes to add it."""
+    def combine_parts(
+        self, parts: Iterable[Part], weights: Sequence[float], past: Past
+    ) -> Iterator[Vector]:
+        """Combines part by part.
+
+        Holds no client's vector in double precision longer than it takes to add it.
+        """
         for part in parts:
             yield self.combine(part, weights)
 
 
 class Median(Entrywise):
-    """Takes the plain median of each entry; of an even number of clients, the mean of the middle two.
+    """Takes the plain median of each entry.
 
-    Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", 2018,
-    Definition 1. The clients' weights are left aside on purpose: a client says itself how many examples it has, so with
-    a weighted median one that claims a million decides alone.
+    Of an even number of clients, the mean of the middle two.
+
+    Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal
+    Statistical Rates", 2018, Definition 1. The clients' weights are left aside on purpose: a client
+    says itself how many examples it has, so with a weighted median one that claims a million
+    decides alone.
     """
 
     name: Literal["median"] = "median"
-    about: ClassVar[str] = "the median of each coordinate, all clients counting alike; withstands fewer than half liars"
+    about: ClassVar[str] = (
+        "the median of each coordinate, all clients counting alike; withstands fewer than half "
+        "liars"
+    )
 
     def entries(self, points: Matrix) -> Vector:
         return np.asarray(np.median(points, axis=0), dtype=np.float64)
@@ -65,7 +80,9 @@ class TrimmedMean(Entrywise):
     """
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
-    about: ClassVar[str] = "the mean of each coordinate without the f least and f largest values; withstands f liars"
+    about: ClassVar[str] = (
+        "the mean of each coordinate without the f least and f largest values; withstands f liars"
+    )
 
     liars: NonNegativeInt = 1
 
@@ -77,7 +94,8 @@ class TrimmedMean(Entrywise):
 
 
 class GeometricMedian(Geometric):
-    """Finds the point with the least sum of distances to all vectors, by the smoothed Weiszfeld algorithm from z = 0.
+    """Finds the point with the least sum of distances to all vectors, by the smoothed Weiszfeld
+    algorithm from z = 0.
 
         b_i = 1 / max(nu, |x_i - z|),   z <- sum_i b_i x_i / sum_i b_i
 
@@ -89,7 +107,9 @@ class GeometricMedian(Geometric):
     """
 
     name: Literal["geometric-median"] = "geometric-median"
-    about: ClassVar[str] = "the point with the least sum of distances to all vectors; withstands fewer than half liars"
+    about: ClassVar[str] = (
+        "the point with the least sum of distances to all vectors; withstands fewer than half liars"
+    )
 
     smoothing: PositiveFloat = 1e-6
     iterations: PositiveInt = 100

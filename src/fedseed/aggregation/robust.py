@@ -1,15 +1,18 @@
-"""Does what robust rules have in common: says how many clients may lie, does what comes before, takes any length.
+"""Does what robust rules have in common: says how many clients may lie, does what comes before,
+takes any length.
 
 All of them count every client the same, since a client itself says how many examples it has.
 
-    G = X X^T                    where the clients' vectors are the rows of X; lengths and distances follow from it
-    M                            the matrix of what is done before the rule (`before`), which sees M X and M G M^T
+    G = X X^T                    where the clients' vectors are the rows of X; lengths and distances
+    follow from it
+    M                            the matrix of what is done before the rule (`before`), which sees M
+    X and M G M^T
     outcome = f(M X)             entry by entry ("entrywise" rules), or
     outcome = a^T M X            with coefficients a that follow from M G M^T
 
-As G is n x n, a vector is gone through twice at most, some columns at a time, however long it is. Sums are taken in
-double precision, in BLAS' order, so that a coordinator on another machine may find other last bits. Nobody else
-computes them: everybody reads what the coordinator sends.
+As G is n x n, a vector is gone through twice at most, some columns at a time, however long it is.
+Sums are taken in double precision, in BLAS' order, so that a coordinator on another machine may
+find other last bits. Nobody else computes them: everybody reads what the coordinator sends.
 """
 
 from abc import abstractmethod
@@ -20,7 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from fedseed.aggregation.base import AggregationRule, Part, Parts, Past, Vector, check_vectors, padded
+from fedseed.aggregation.base import (
+    AggregationRule,
+    Part,
+    Parts,
+    Past,
+    Vector,
+    check_vectors,
+    padded,
+)
 from fedseed.aggregation.geometry import (
     Matrix,
     adaptive_clipping,
@@ -39,10 +50,11 @@ class Robust(AggregationRule):
     """Holds the settings that all robust rules have. A rule is `Entrywise` or `Geometric`.
 
     Args:
-        liars: f, how many clients may lie. A round needs more than twice as many answers, with "bucketing" more still.
-        before: what is done to the clients' vectors first, in this order: "nearest-neighbours" (each becomes the mean
-            of the n - f nearest to it), "bucketing" (means of a few, drawn by seed and round), "arc" (the longest are
-            clipped).
+        liars: f, how many clients may lie. A round needs more than twice as many answers, with
+            "bucketing" more still.
+        before: what is done to the clients' vectors first, in this order: "nearest-neighbours"
+            (each becomes the mean of the n - f nearest to it), "bucketing" (means of a few, drawn
+            by seed and round), "arc" (the longest are clipped).
         bucket: s, of how many vectors "bucketing" makes one.
     """
 
@@ -54,20 +66,30 @@ class Robust(AggregationRule):
     def _liars_are_known(self) -> "Robust":
         unknown = [step for step in self.before if step != "bucketing"]
         if unknown and not self.liars:
-            raise ValueError(f'before = ["{unknown[0]}"] needs liars: how many clients may lie, at least 1')
+            raise ValueError(
+                f'before = ["{unknown[0]}"] needs liars: how many clients may lie, at least 1'
+            )
         return self
 
     @property
     def fewest(self) -> int:
-        """Returns how many vectors the rule itself needs: more than twice as many as there may be liars."""
+        """Returns how many vectors the rule itself needs: more than twice as many as there may be
+        liars.
+        """
         return 2 * self.liars + 1
 
     @property
     def least(self) -> int:
-        """Returns how many answers a round needs: "bucketing" leaves n / s vectors, and a liar may spoil a bucket."""
+        """Returns how many answers a round needs: "bucketing" leaves n / s vectors, and a liar may
+        spoil a bucket.
+        """
         least = self.fewest
         for step in reversed(self.before):
-            least = (least - 1) * self.bucket + 1 if step == "bucketing" else max(least, 2 * self.liars + 1)
+            least = (
+                (least - 1) * self.bucket + 1
+                if step == "bucketing"
+                else max(least, 2 * self.liars + 1)
+            )
         return least
 
     @property
@@ -75,10 +97,13 @@ class Robust(AggregationRule):
         return any(step != "bucketing" for step in self.before)
 
     @abstractmethod
-    def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Callable[[Matrix], Vector]:
+    def _outcome(
+        self, gram: Matrix | None, mixing: Matrix, past: bool
+    ) -> Callable[[Matrix], Vector]:
         """Returns a function from some entries of all vectors, (n, m), to those of the outcome.
 
-        With `past` the last vector is the last round's outcome. The products are None if the rule needs none.
+        With `past` the last vector is the last round's outcome. The products are None if the rule
+        needs none.
         """
 
     def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:
@@ -86,14 +111,21 @@ class Robust(AggregationRule):
         (outcome,) = self.combine_parts([vectors], weights, Past())
         return outcome
 
-    def combine_parts(self, parts: Iterable[Part], weights: Sequence[float], past: Past) -> Iterator[Vector]:
-        """Yields the outcome; goes through the vectors once for lengths and distances, and once for the outcome."""
+    def combine_parts(
+        self, parts: Iterable[Part], weights: Sequence[float], past: Past
+    ) -> Iterator[Vector]:
+        """Yields the outcome.
+
+        Goes through the vectors once for lengths and distances, and once for the outcome.
+        """
         n, known = len(weights), past.outcome if self.remembers else None
         if problem := self.shortage(n):
             raise ValueError(problem)
         with_past = parts
         if known is not None:  # beside the vectors, the shorter ones filled up with zeros
-            with_past = Parts(lambda: (padded((*part, last)) for part, last in zip(parts, known, strict=True)))
+            with_past = Parts(
+                lambda: (padded((*part, last)) for part, last in zip(parts, known, strict=True))
+            )
         gram = gram_of(with_past, n + (known is not None)) if self.geometric else None
         mixing = self._mixing(gram, n, past)
         make = self._outcome(gram, mixing, known is not None)
@@ -127,12 +159,16 @@ class Entrywise(Robust):
     def entries(self, points: Matrix) -> Vector:
         """Returns the outcome's entries from the vectors', (n, m)."""
 
-    def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Callable[[Matrix], Vector]:
+    def _outcome(
+        self, gram: Matrix | None, mixing: Matrix, past: bool
+    ) -> Callable[[Matrix], Vector]:
         return lambda points: self.entries(applied(mixing, points))
 
 
 class Geometric(Robust):
-    """A rule whose outcome is a sum of the vectors, with coefficients that follow from lengths and distances."""
+    """A rule whose outcome is a sum of the vectors, with coefficients that follow from lengths and
+    distances.
+    """
 
     @property
     def geometric(self) -> bool:
@@ -143,11 +179,14 @@ class Geometric(Robust):
         """Returns by how much each vector is multiplied in the outcome.
 
         Args:
-            gram: all products of two vectors, (n, n); with `past` the last vector is the last round's outcome.
+            gram: all products of two vectors, (n, n); with `past` the last vector is the last
+                round's outcome.
             past: whether that is one of the vectors.
         """
 
-    def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Callable[[Matrix], Vector]:
+    def _outcome(
+        self, gram: Matrix | None, mixing: Matrix, past: bool
+    ) -> Callable[[Matrix], Vector]:
         assert gram is not None
         whole = np.pad(mixing, (0, int(past)))
         if past:  # the last outcome stays as it is

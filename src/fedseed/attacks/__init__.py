@@ -1,1 +1,3 @@
-"""Simulates Byzantine clients: corrupts what they learn from, or what they send in place of an honest update."""
+"""Simulates Byzantine clients: corrupts what they learn from, or what they send in place of an
+honest update.
+"""

@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0 done; 2 the command line or the recipe is wrong; 1 anything else."""
+"""The command line.
+
+Exit codes: 0 done; 2 the command line or the recipe is wrong; 1 anything else.
+"""
 
 import json
 import os
@@ -15,7 +18,16 @@ import typer
 from typer.core import TyperGroup
 
 from fedseed.cli import looking, network, results
-from fedseed.cli.common import ReadingForDevice, RecipeArgument, Running, Telling, answer, grouped, interruptible, say
+from fedseed.cli.common import (
+    ReadingForDevice,
+    RecipeArgument,
+    Running,
+    Telling,
+    answer,
+    grouped,
+    interruptible,
+    say,
+)
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.errors import PAPERS, FedseedError, RecipeError, plural, to_install
 from fedseed.experiments import sweeps
@@ -25,9 +37,10 @@ from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.progress import Shown
 from fedseed.text import clean
 
-# Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it spins on and on, which
-# on a machine that is busy with something else makes short operations ten times slower; sleeping at once makes them
-# twice as slow on a free one. Must be set before torch is imported.
+# Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it
+# spins on and on, which on a machine that is busy with something else makes short operations ten
+# times slower; sleeping at once makes them twice as slow on a free one. Must be set before torch is
+# imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 TRAINING_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "llvmlite", "rouge_score")
@@ -52,7 +65,9 @@ class InstalledCommands(TyperGroup):
                 found.name, found.rich_help_panel = cmd_name, "Papers"
                 return found
         if cmd_name in IN_PAPERS:
-            raise RecipeError(f"fedseed {cmd_name} is a command of the package fedseed-papers: {PAPERS}")
+            raise RecipeError(
+                f"fedseed {cmd_name} is a command of the package fedseed-papers: {PAPERS}"
+            )
         return None
 
 
@@ -76,9 +91,14 @@ def _show_version(wanted: bool) -> None:
 def options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Say which version this is.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Say which version this is.", callback=_show_version, is_eager=True
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback if something fails.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback if something fails.")
+    ] = False,
 ) -> None:
     """Takes the options that stand before the command."""
     if context.invoked_subcommand not in ("run", "join"):
@@ -93,11 +113,19 @@ _debug = False
 @grouped
 def run(
     recipe: RecipeArgument,
-    out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")
+    ] = False,
     rounds: Annotated[
         int | None,
-        typer.Option("--rounds", min=1, help="How many rounds. With --resume, a finished run goes on to so many."),
+        typer.Option(
+            "--rounds",
+            min=1,
+            help="How many rounds. With --resume, a finished run goes on to so many.",
+        ),
     ] = None,
     *,
     reading: ReadingForDevice,
@@ -131,10 +159,17 @@ def run(
 
 @grouped
 def tune_rate(
-    recipe: RecipeArgument, *, reading: ReadingForDevice, telling: Telling,
-    share: Annotated[float, typer.Option(min=0.1, max=20, help="Passes, in runs; from 1 on: whole runs, too.")] = 0.1,
-) -> None:  # fmt: skip
-    """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's passes."""
+    recipe: RecipeArgument,
+    *,
+    reading: ReadingForDevice,
+    telling: Telling,
+    share: Annotated[
+        float, typer.Option(min=0.1, max=20, help="Passes, in runs; from 1 on: whole runs, too.")
+    ] = 0.1,
+) -> None:
+    """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's
+    passes.
+    """
     checked, shown = reading.read(recipe, here=True), telling.screen()
     from fedseed.runs.rates import find_rate
 
@@ -149,23 +184,41 @@ def tune_rate(
 class Swept:
     """What `compare` takes beside recipes: seeds, grids, ablations, runs at a time."""
 
-    seeds: Annotated[str | None, typer.Option(help="Seeds, such as 1,2,3: means and deviations.")] = None
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, such as 1,2,3: means and deviations.")
+    ] = None
     grid: Annotated[
-        list[str] | None, typer.Option(help="Values to choose from on validation data: key=value,value, repeatable.")
+        list[str] | None,
+        typer.Option(help="Values to choose from on validation data: key=value,value, repeatable."),
     ] = None
     each: Annotated[
-        list[str] | None, typer.Option(help="Values to show side by side, a line each: key=value,value, repeatable.")
+        list[str] | None,
+        typer.Option(help="Values to show side by side, a line each: key=value,value, repeatable."),
     ] = None
-    jobs: Annotated[int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")] = 1
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")
+    ] = 1
 
 
 @grouped
 def compare(
-    recipes: Annotated[list[str], typer.Argument(help="Recipes, each a line of the tables, or one sweep.")],
-    out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there.")], *,
-    swept: Swept, reading: ReadingForDevice, running: Running, telling: Telling,
-) -> None:  # fmt: skip
-    """Run several recipes and lay the results side by side; over seeds and grids of settings, too."""
+    recipes: Annotated[
+        list[str], typer.Argument(help="Recipes, each a line of the tables, or one sweep.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there."),
+    ],
+    *,
+    swept: Swept,
+    reading: ReadingForDevice,
+    running: Running,
+    telling: Telling,
+) -> None:
+    """Run several recipes and lay the results side by side.
+
+    Over seeds and grids of settings, too.
+    """
     shown = telling.screen()
     file = sweeps.find_sweep(recipes[0]) if len(recipes) == 1 else None
     for recipe in recipes if file is None else ():
@@ -174,7 +227,14 @@ def compare(
     grid, each = dict(map(sweeps.parse_grid, swept.grid or [])), {}
     for text in swept.each or []:
         key, each[key] = sweeps.parse_grid(text, "--each")
-    how = sweeps.How(swept.jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.ray)
+    how = sweeps.How(
+        swept.jobs,
+        reading.plugins,
+        reading.trust_plugins,
+        running.workers,
+        running.threads,
+        running.ray,
+    )
     with interruptible():
         sweep = sweeps.made_sweep(file, recipes, reading.changes, seeds, grid, each)
         done = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how).run()
@@ -188,7 +248,9 @@ def compare(
             sheet.show(shown)
         say(f"Tables, page and picture: {out}/compare.txt, .md, .json, .html, .png", shown)
         if failed := sum(len(line.failed) for line in done):
-            raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")
+            raise FedseedError(
+                f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why"
+            )
     if telling.as_json:
         answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
 
@@ -196,11 +258,21 @@ def compare(
 def _check_no_sweep(recipe: str) -> None:
     """Raises RecipeError for a sweep where one recipe is wanted."""
     if sweeps.find_sweep(recipe) is not None:
-        raise RecipeError(f"{recipe} is a sweep of several runs: fedseed compare {recipe} --out FOLDER")
+        raise RecipeError(
+            f"{recipe} is a sweep of several runs: fedseed compare {recipe} --out FOLDER"
+        )
 
 
 GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Begin": (looking.new, tune_rate, run, results.evaluate, results.generate, results.export, results.serve_model),
+    "Begin": (
+        looking.new,
+        tune_rate,
+        run,
+        results.evaluate,
+        results.generate,
+        results.export,
+        results.serve_model,
+    ),
     "Federate": (network.keys, network.serve, network.join, network.status, network.verify),
     "Plan": (looking.list_, looking.explain, looking.preview, looking.partition, looking.bench),
     "Look": (results.report, compare),
@@ -222,9 +294,19 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in TRAINING_PACKAGES:
             raise
-        _fail(FedseedError(f"this needs {error.name}, a part of the training side: {to_install('train')}"), 1)
+        _fail(
+            FedseedError(
+                f"this needs {error.name}, a part of the training side: {to_install('train')}"
+            ),
+            1,
+        )
     except Exception as error:  # a bug: still one line, with how to see more
-        _fail(RuntimeError(f"{type(error).__name__}: {error} (run again with --debug before the command)"), 1)
+        _fail(
+            RuntimeError(
+                f"{type(error).__name__}: {error} (run again with --debug before the command)"
+            ),
+            1,
+        )
     finally:  # whoever calls this from a program of their own has a screen of their own afterwards
         os.environ.pop(COMMAND, None)
 

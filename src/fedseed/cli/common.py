@@ -1,6 +1,7 @@
 """Options that several commands share, and what they do.
 
-Options that go together are one value, a data class: `grouped` makes its fields options of a command.
+Options that go together are one value, a data class: `grouped` makes its fields options of a
+command.
 """
 
 import inspect
@@ -25,9 +26,14 @@ from fedseed.runs.recipe import Recipe, read_recipe
 
 console = Screen()
 
-RecipeArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")]
+RecipeArgument = Annotated[
+    str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")
+]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="The result as JSON on standard output; all else goes to standard error.")
+    bool,
+    typer.Option(
+        "--json", help="The result as JSON on standard output; all else goes to standard error."
+    ),
 ]
 
 
@@ -38,7 +44,9 @@ def _load_plugins(context: typer.Context, sources: list[str] | None) -> list[str
     return sources
 
 
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")
+]
 PluginOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -50,7 +58,9 @@ PluginOption = Annotated[
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
-        "--threads", min=1, help="Threads of each process. Default: torch's own choice, shared out among the workers."
+        "--threads",
+        min=1,
+        help="Threads of each process. Default: torch's own choice, shared out among the workers.",
     ),
 ]
 
@@ -62,7 +72,11 @@ class Reading:
     set_: SetOption = None
     plugin: PluginOption = None
     trust_plugins: Annotated[
-        bool, typer.Option("--trust-plugins", help="Also run the plug-ins that the recipe names: code of its author.")
+        bool,
+        typer.Option(
+            "--trust-plugins",
+            help="Also run the plug-ins that the recipe names: code of its author.",
+        ),
     ] = False
 
     @property
@@ -81,7 +95,8 @@ class Reading:
         Args:
             recipe: a file, or the name of a packaged one.
             more: further changes.
-            here: raise it also if the data or the base is not there: at once, before torch is imported.
+            here: raise it also if the data or the base is not there: at once, before torch is
+                imported.
         """
         checked = read_recipe(recipe, [*self.changes, *more], self.plugins, self.trust_plugins)
         if here and not checked.of_parties:
@@ -89,7 +104,8 @@ class Reading:
         base = checked.model.base
         if here and base.startswith((".", "/", "~")) and not Path(base).expanduser().is_dir():
             raise RecipeError(
-                f'model.base = "{base}": there is no such folder; give one, or a name (fedseed list models)'
+                f'model.base = "{base}": there is no such folder; give one, or a name (fedseed '
+                "list models)"
             )
         return checked
 
@@ -101,14 +117,18 @@ class ReadingForDevice(Reading):
     device: Annotated[
         str | None,
         typer.Option(
-            help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map. As model.device."
+            help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map. "
+            "As model.device."
         ),
     ] = None
 
     @property
     def changes(self) -> list[str]:
         """Returns what replaces values of the recipe, `--device` as the last."""
-        return [*super().changes, *([] if self.device is None else [f'model.device="{self.device}"'])]
+        return [
+            *super().changes,
+            *([] if self.device is None else [f'model.device="{self.device}"']),
+        ]
 
 
 @dataclass(frozen=True)
@@ -116,10 +136,14 @@ class Placing:
     """Of which base a model is made, and where it lies."""
 
     base: Annotated[
-        str | None, typer.Option(help="The base: a name, or its folder. Default: where the run had it.")
+        str | None,
+        typer.Option(help="The base: a name, or its folder. Default: where the run had it."),
     ] = None
     device: Annotated[
-        str, typer.Option(help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")
+        str,
+        typer.Option(
+            help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map."
+        ),
     ] = "auto"
 
 
@@ -131,13 +155,17 @@ class Running:
         int | None,
         typer.Option(
             min=1,
-            help="Deal a round's clients to so many processes on this machine: one for each GPU, or a share of the "
+            help="Deal a round's clients to so many processes on this machine: one for each "
+            "GPU, or a share of the "
             "cores each. The results are those of one process with as many --threads.",
         ),
     ] = None
     ray: Annotated[
         str | None,
-        typer.Option(help='Have the --workers, or the --jobs, on a Ray cluster: its head\'s address, or "auto".'),
+        typer.Option(
+            help="Have the --workers, or the --jobs, on a Ray cluster: its head's address, or "
+            '"auto".'
+        ),
     ] = None
     threads: ThreadsOption = None
 
@@ -147,29 +175,45 @@ class Telling:
     """What a command says, and where."""
 
     as_json: JsonOption = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what went wrong.")] = False
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Say nothing but what went wrong.")
+    ] = False
 
     def screen(self) -> Console:
-        """Returns where to say what people read: standard error with --json, nowhere with --quiet."""
-        return Screen(quiet=True) if self.quiet else Screen(stderr=True) if self.as_json else console
+        """Returns where to say what people read: standard error with --json, nowhere with
+        --quiet.
+        """
+        return (
+            Screen(quiet=True) if self.quiet else Screen(stderr=True) if self.as_json else console
+        )
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command for typer in which each parameter that is a data class stands for options, one for each field.
+    """Returns a command for typer in which each parameter that is a data class stands for options,
+    one for each field.
 
     Args:
         command: parameters that are data classes need no default: their fields have them.
     """
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {n: p.annotation for n, p in signature.parameters.items() if is_dataclass(p.annotation)}
+    groups: dict[str, Any] = {
+        n: p.annotation for n, p in signature.parameters.items() if is_dataclass(p.annotation)
+    }
     shown: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        own = inspect.signature(groups[name], eval_str=True).parameters.values() if name in groups else [parameter]
+        own = (
+            inspect.signature(groups[name], eval_str=True).parameters.values()
+            if name in groups
+            else [parameter]
+        )
         shown += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
     @wraps(command)
     def called(**given: Any) -> None:
-        made = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
+        made = {
+            name: kind(**{f.name: given.pop(f.name) for f in fields(kind)})
+            for name, kind in groups.items()
+        }
         command(**given, **made)
 
     called.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
@@ -195,17 +239,31 @@ def interruptible(resume: str = "") -> Iterator[None]:
 
 @contextmanager
 def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..., None]]:
-    """Shows a bar for a replay: what is handed out is told the number of each step that is applied, and of how many."""
+    """Shows a bar for a replay: what is handed out is told the number of each step that is applied,
+    and of how many.
+    """
     if count is not None and not console.is_terminal:
         console.print(f"replaying {plural(count, 'step')}", highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("loading" if count is None else "replaying", total=count)
-        yield lambda number, total: bar.update(task, description="replaying", completed=number, total=total)
+        yield lambda number, total: bar.update(
+            task, description="replaying", completed=number, total=total
+        )
 
 
 def say(text: str, screen: Console | None = None) -> None:
-    """Prints a line as it is, so that it can be pasted; on standard output unless another console is given."""
+    """Prints a line as it is, so that it can be pasted.
+
+    On standard output unless another console is given.
+    """
     (screen or console).print(text, highlight=False, soft_wrap=True)
 
 

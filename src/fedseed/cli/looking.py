@@ -1,4 +1,6 @@
-"""`fedseed new`, `explain`, `list`, `preview`, `partition`, `bench`: what one does and looks at before a run."""
+"""`fedseed new`, `explain`, `list`, `preview`, `partition`, `bench`: what one does and looks at
+before a run.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -33,14 +35,24 @@ from fedseed.runs.keys import find_keys, keys_of, near_key
 from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 
 LISTED = Literal[
-    "methods", "tasks", "metrics", "aggregation", "trackers", "models", "bases", "recipes", "sweeps",
+    "methods",
+    "tasks",
+    "metrics",
+    "aggregation",
+    "trackers",
+    "models",
+    "bases",
+    "recipes",
+    "sweeps",
     "keys",
-]  # fmt: skip
+]
 HEADINGS = {"models": ("name", "about", "where"), "keys": ("key", "type", "default", "of")}
 ENDINGS: Mapping[LISTED, str] = {
-    "bases": "These are bases of random directions (method.basis). Models to tune: fedseed list models",
+    "bases": "These are bases of random directions (method.basis). Models to tune: fedseed list "
+    "models",
     "models": "Any folder or hub name with a model of transformers will do, too (model.base).",
-    "recipes": "--all also shows those with the papers' published settings, which need the papers' models.",
+    "recipes": "--all also shows those with the papers' published settings, which need the papers' "
+    "models.",
     "keys": "fedseed explain KEY says what one means; docs/recipe.md has all.",
 }
 # two shades in turn, so that it is seen where a token ends
@@ -49,17 +61,31 @@ OTHER = ("default", "dim")
 
 
 def new(
-    folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.", metavar="[DIR]")] = Path(),
+    folder: Annotated[
+        Path, typer.Argument(help="Where to; made if it is not there.", metavar="[DIR]")
+    ] = Path(),
     size: Annotated[
-        str, typer.Option("--bytes", help="What a client may send in a round, such as 3kB or 1MB: method.bytes.")
+        str,
+        typer.Option(
+            "--bytes", help="What a client may send in a round, such as 3kB or 1MB: method.bytes."
+        ),
     ] = "28kB",
 ) -> None:
-    """Write a commented recipe and a folder with example data, to begin with. The recipe runs as it is."""
+    """Write a commented recipe and a folder with example data, to begin with.
+
+    The recipe runs as it is.
+    """
     template = Path(str(files("fedseed") / "cli" / "template"))
-    there = (path for path in sorted(template.rglob("*")) if path.is_file() and not path.name.startswith((".", "_")))
+    there = (
+        path
+        for path in sorted(template.rglob("*"))
+        if path.is_file() and not path.name.startswith((".", "_"))
+    )
     parts = [path.relative_to(template) for path in there]
     if taken := [str(folder / part) for part in parts if (folder / part).exists()]:
-        raise FedseedError(f"{', '.join(taken)}: there already; choose another folder: fedseed new DIR")
+        raise FedseedError(
+            f"{', '.join(taken)}: there already; choose another folder: fedseed new DIR"
+        )
     if re.fullmatch(r"[\d.]+ ?[kM]?B?", size) is None:
         raise RecipeError(f"--bytes {size}: write 28kB, 1.5MB or a number of bytes")
     value = size if size.isdigit() else f'"{size}"'
@@ -67,7 +93,9 @@ def new(
         for part in parts:
             (folder / part).parent.mkdir(parents=True, exist_ok=True)
             text = (template / part).read_text(encoding="utf-8")
-            (folder / part).write_text(text.replace('bytes = "28kB"', f"bytes = {value}"), encoding="utf-8")
+            (folder / part).write_text(
+                text.replace('bytes = "28kB"', f"bytes = {value}"), encoding="utf-8"
+            )
     except OSError as error:
         raise StorageError(f"{error.filename}: can't be written: {error.strerror}") from error
     for part in parts:
@@ -77,7 +105,10 @@ def new(
 
 
 def explain(
-    key: Annotated[str, typer.Argument(help="A key, such as method.training.learning_rate, its end, or a table.")],
+    key: Annotated[
+        str,
+        typer.Argument(help="A key, such as method.training.learning_rate, its end, or a table."),
+    ],
     plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,12 +117,22 @@ def explain(
     found = find_keys(keys, key)
     if not found:
         hint = near_key(keys, key)
-        raise RecipeError(f"{key}: no recipe has such a key; {hint + ' ' if hint else ''}`fedseed list keys` has all")
+        raise RecipeError(
+            f"{key}: no recipe has such a key; {hint + ' ' if hint else ''}`fedseed list keys` has "
+            "all"
+        )
     if as_json:
-        answer([{"key": k.key, "type": k.kind, "default": k.default, "about": k.about, "of": k.of} for k in found])
+        answer(
+            [
+                {"key": k.key, "type": k.kind, "default": k.default, "about": k.about, "of": k.of}
+                for k in found
+            ]
+        )
         return
     for number, one in enumerate(found):
-        console.print(Text(f"{one.key}" if number == 0 else f"\n{one.key}", style="bold"), soft_wrap=True)
+        console.print(
+            Text(f"{one.key}" if number == 0 else f"\n{one.key}", style="bold"), soft_wrap=True
+        )
         say(f"  {one.about}")
         default = one.default if " " in one.default else f"default {one.default}"
         say(f"  {one.kind}; {default}")
@@ -102,10 +143,17 @@ def explain(
 @grouped
 def preview(
     recipe: RecipeArgument,
-    client: Annotated[str | None, typer.Option(help="Whose examples are shown. Default: the first client's.")] = None,
-    examples: Annotated[int, typer.Option(min=0, help="How many are shown.")] = 2, *, reading: Reading,
-) -> None:  # fmt: skip
-    """Show examples as tokens, what counts for the loss, what is cut. Needs the data and the tokenizer, no weights."""
+    client: Annotated[
+        str | None, typer.Option(help="Whose examples are shown. Default: the first client's.")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=0, help="How many are shown.")] = 2,
+    *,
+    reading: Reading,
+) -> None:
+    """Show examples as tokens, what counts for the loss, what is cut.
+
+    Needs the data and the tokenizer, no weights.
+    """
     checked = reading.read(recipe, here=True)
     from fedseed.runs.preview import preview as look  # torch from here on
 
@@ -120,19 +168,27 @@ def preview(
             say(shown.note)
         console.print()
     if found:
-        how = "green counts for the loss" if console.is_terminal else "[[...]] counts for the loss, | ends a token"
+        how = (
+            "green counts for the loss"
+            if console.is_terminal
+            else "[[...]] counts for the loss, | ends a token"
+        )
         console.print(f"{how}; ⏎ is a line's end", highlight=False)
 
 
 def _tokens_text(pieces: Sequence[tuple[str, bool]], coloured: bool) -> Text:
-    """Returns tokens in a row, those that count marked: by colours, or by `[[`, `]]` around them and `|` between."""
+    """Returns tokens in a row, those that count marked: by colours, or by `[[`, `]]` around them
+    and `|` between.
+    """
     made, before = Text(), False
     for at, (text, learnt) in enumerate(pieces):
         seen, end = text.replace("\n", "⏎"), "\n" if text.endswith("\n") else ""
         if coloured:
             made.append(seen, (LEARNT if learnt else OTHER)[at % 2])
         else:
-            made.append((("|" if at else "") if before == learnt else "[[" if learnt else "]]") + seen)
+            made.append(
+                (("|" if at else "") if before == learnt else "[[" if learnt else "]]") + seen
+            )
             before = learnt
         made.append(end)
     return made.append("]]") if before else made
@@ -142,18 +198,27 @@ def _tokens_text(pieces: Sequence[tuple[str, bool]], coloured: bool) -> Text:
 def bench(
     recipe: RecipeArgument,
     tokens: Annotated[
-        int | None, typer.Option(min=2, help="For the memory: tokens of an example, in place of the longest possible.")
+        int | None,
+        typer.Option(
+            min=2, help="For the memory: tokens of an example, in place of the longest possible."
+        ),
     ] = None,
     memory_only: Annotated[
-        bool, typer.Option("--memory", help="Reckon the memory by the base's shapes, and load and time nothing.")
+        bool,
+        typer.Option(
+            "--memory", help="Reckon the memory by the base's shapes, and load and time nothing."
+        ),
     ] = False,
     as_json: JsonOption = False,
     *,
     reading: ReadingForDevice,
 ) -> None:
-    """Say what a recipe will cost on this machine: seconds by phase, bytes and memory, from one round of it."""
+    """Say what a recipe will cost on this machine: seconds by phase, bytes and memory, from one
+    round of it.
+    """
     shown, checked = Telling(as_json).screen(), reading.read(recipe, here=not memory_only)
-    from fedseed.experiments.bench import cost_table, fits, measure, memory_table, reckon  # torch from here on
+    # torch from here on
+    from fedseed.experiments.bench import cost_table, fits, measure, memory_table, reckon
     from fedseed.models.loading import has_weights
 
     memory = reckon(checked, tokens)
@@ -182,8 +247,10 @@ def bench(
 def partition(
     recipe: RecipeArgument,
     out: Annotated[Path | None, typer.Option(help="PNG file: a picture of who holds what.")] = None,
-    as_json: JsonOption = False, *, reading: Reading,
-) -> None:  # fmt: skip
+    as_json: JsonOption = False,
+    *,
+    reading: Reading,
+) -> None:
     """Say who holds what: each client's examples by label. Needs the data, no model."""
     task = reading.read(recipe).task
     if out is not None and out.suffix != ".png":
@@ -198,7 +265,11 @@ def partition(
         out.parent.mkdir(parents=True, exist_ok=True)
         title, dealt = str(task.name), getattr(task, "partition", None)
         if dealt is not None:  # "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"
-            chosen = [f"{key} = {value}" for key, value in dealt.model_dump(exclude={"kind"}).items() if value != []]
+            chosen = [
+                f"{key} = {value}"
+                for key, value in dealt.model_dump(exclude={"kind"}).items()
+                if value != []
+            ]
             title += f", {dealt.kind}" + ": " * bool(chosen) + ", ".join(chosen)
         draw_partition(held, title, out)
         shown.print(f"Picture: {out}")
@@ -211,7 +282,9 @@ def partition(
 def list_(
     what: Annotated[LISTED, typer.Argument()],
     plugin: PluginOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Also recipes with the papers' published settings.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also recipes with the papers' published settings.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List what there is, and where it comes from."""
@@ -246,7 +319,8 @@ def _listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
         return [(name, read_recipe(name).title) for name in packaged_recipes()], []
     registry = REGISTRIES[what]
     rows: list[tuple[str, ...]] = []
-    for name, thing, origin in registry.entries():  # what it says of itself, or the first line of its docstring
+    # what it says of itself, or the first line of its docstring
+    for name, thing, origin in registry.entries():
         about = getattr(thing, "about", None) or (thing.__doc__ or "").strip().partition("\n")[0]
         rows.append((name, str(about), origin))
     return rows, [f"{name}: {why}" for name, why in registry.broken().items()]

@@ -1,4 +1,7 @@
-"""`fedseed serve`, `join`, `status`, `keys` and `verify`: a federation over NATS. `join` and `verify` need torch."""
+"""`fedseed serve`, `join`, `status`, `keys` and `verify`: a federation over NATS.
+
+`join` and `verify` need torch.
+"""
 
 import asyncio
 import json
@@ -51,7 +54,8 @@ from fedseed.weights.heap import collect_rarely, map_large
 STATUS_SECONDS = 5.0  # for a coordinator's answer
 KeyOption = Annotated[Path | None, typer.Option("--key", help="File with this side's NKEY seed.")]
 CaOption = Annotated[Path | None, typer.Option("--ca", help="File with the certificates to trust.")]
-SITE_PATHS = ("out", "data", "evaluation_file", "identity", "key", "ca")  # keys of a site's file (`join --local`)
+# keys of a site's file (`join --local`)
+SITE_PATHS = ("out", "data", "evaluation_file", "identity", "key", "ca")
 SITE_WORDS = ("client", "evaluation", "device", "nats", "run")
 JOIN_LINES = 10  # in which a client's process says how far it is, where it has no terminal
 
@@ -60,13 +64,20 @@ JOIN_LINES = 10  # in which a client's process says how far it is, where it has 
 class Reaching:
     """How the server is reached, and the run's name there; a recipe says the same."""
 
-    nats: Annotated[str | None, typer.Option(help="The server: nats://HOST:PORT, or tls:// to insist.")] = None
-    run: Annotated[str | None, typer.Option(help="The run's name on the server. Default: the recipe's.")] = None
+    nats: Annotated[
+        str | None, typer.Option(help="The server: nats://HOST:PORT, or tls:// to insist.")
+    ] = None
+    run: Annotated[
+        str | None, typer.Option(help="The run's name on the server. Default: the recipe's.")
+    ] = None
     key: KeyOption = None
     ca: CaOption = None
 
     def reach(self, recipe: Recipe, name: str) -> Access:
-        """Returns how to reach the server: the command line goes before the recipe. Raises RecipeError."""
+        """Returns how to reach the server: the command line goes before the recipe.
+
+        Raises RecipeError.
+        """
         return recipe.federation.access(name, self.nats, self.key, self.ca)
 
 
@@ -75,9 +86,14 @@ class Figures:
     """Where Prometheus is served."""
 
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve figures for Prometheus at this port, under /metrics.")
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Serve figures for Prometheus at this port, under /metrics."
+        ),
     ] = None
-    metrics_host: Annotated[str, typer.Option(help="The address for that. Default: this machine only.")] = "127.0.0.1"
+    metrics_host: Annotated[
+        str, typer.Option(help="The address for that. Default: this machine only.")
+    ] = "127.0.0.1"
 
     def serve(self) -> AbstractContextManager[Exporter | None]:
         """Serves the figures as long as the block lasts; None: nobody asked for them."""
@@ -91,10 +107,17 @@ class Figures:
 @grouped
 def serve(
     recipe: RecipeArgument,
-    out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RUN.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete a run of this name from the server first.")] = False, *,
-    reaching: Reaching, figures: Figures, reading: Reading,
-) -> None:  # fmt: skip
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the run's files. Default: runs/RUN.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete a run of this name from the server first.")
+    ] = False,
+    *,
+    reaching: Reaching,
+    figures: Figures,
+    reading: Reading,
+) -> None:
     """Coordinate a federation over NATS; start it again to go on after an interruption."""
     checked = reading.read(recipe)
     name = run_name(checked, recipe, reaching.run)
@@ -107,7 +130,9 @@ def serve(
         collect_rarely()
         with interruptible(), figures.serve() as exporter:
             way = transport(reaching.reach(checked, "coordinator"), name)
-            summary = coordinate(checked, name, way, folder, fresh, Shown(console), exporter).summary
+            summary = coordinate(
+                checked, name, way, folder, fresh, Shown(console), exporter
+            ).summary
     for line in by_client(summary):
         say(line)
     if spent := summary.get("privacy"):
@@ -117,20 +142,27 @@ def serve(
 
 
 def read_site(file: Path) -> dict[str, Any]:
-    """Returns what a site's file says, as options of `join` by name; paths in it begin in its folder.
+    """Returns what a site's file says, as options of `join` by name.
+
+    Paths in it begin in its folder.
 
     Raises:
-        RecipeError: it can't be read, or has a key that is none of these options, or no path where one is expected.
+        RecipeError: it can't be read, or has a key that is none of these options, or no path where
+            one is expected.
     """
     said, known = read_toml(file, "--local "), (*SITE_PATHS, *SITE_WORDS)
     for key, value in said.items():
         if key not in known:
-            raise RecipeError(f"--local {file}: {key} = {value!r}: unknown key; allowed here: {', '.join(known)}")
+            raise RecipeError(
+                f"--local {file}: {key} = {value!r}: unknown key; allowed here: {', '.join(known)}"
+            )
         if key in SITE_PATHS:
             if not isinstance(value, str):
                 raise RecipeError(f"--local {file}: {key} = {value!r}: a path is expected")
             said[key] = str(file.parent / Path(value).expanduser())
-    return said if isinstance(said.get("client", []), list) else {**said, "client": [said["client"]]}
+    return (
+        said if isinstance(said.get("client", []), list) else {**said, "client": [said["client"]]}
+    )
 
 
 def _take_site(context: typer.Context, file: Path | None) -> Path | None:
@@ -145,45 +177,65 @@ class Site:
     """What is a site's own."""
 
     client: Annotated[
-        list[str] | None, typer.Option(help='Whom this process works for; repeatable, patterns such as "client-*" too.')
+        list[str] | None,
+        typer.Option(
+            help='Whom this process works for; repeatable, patterns such as "client-*" too.'
+        ),
     ] = None
     data: Annotated[
         Path | None,
-        typer.Option(help="The client's own data, a file or a folder; of several: a file NAME in a folder."),
+        typer.Option(
+            help="The client's own data, a file or a folder; of several: a file NAME in a folder."
+        ),
     ] = None
     evaluation: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="The share of its own data that it holds out.")
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="The share of its own data that it holds out."),
     ] = None
-    evaluation_file: Annotated[Path | None, typer.Option(help="What it evaluates on, not a share of its own data.")] = (
-        None
-    )
+    evaluation_file: Annotated[
+        Path | None, typer.Option(help="What it evaluates on, not a share of its own data.")
+    ] = None
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the tuned model, its orbit and a card, when the run is over.")
+        Path | None,
+        typer.Option(
+            help="Folder for the tuned model, its orbit and a card, when the run is over."
+        ),
     ] = None
     identity: Annotated[
-        Path | None, typer.Option(help='File with the key that signs for a client in secure sums; "{name}": whose.')
+        Path | None,
+        typer.Option(
+            help='File with the key that signs for a client in secure sums; "{name}": whose.'
+        ),
     ] = None
     local: Annotated[
         Path | None,
         typer.Option(
-            is_eager=True, callback=_take_site,
-            help="TOML file with options that are this site's own, such as client, data, out, nats, key.",
+            is_eager=True,
+            callback=_take_site,
+            help="TOML file with options that are this site's own, such as client, data, out, "
+            "nats, key.",
         ),
-    ] = None  # fmt: skip
+    ] = None
 
 
 def _check_there(*paths: Path | None) -> None:
-    """Raises RecipeError if a file or folder is not there: said at once, before torch is imported."""
+    """Raises RecipeError if a file or folder is not there: said at once, before torch is
+    imported.
+    """
     for path in paths:
         if path is not None and not path.exists():
             raise RecipeError(f"{path}: there is no such file or folder")
 
 
 @grouped
-def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: ReadingForDevice) -> None:
+def join(
+    recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: ReadingForDevice
+) -> None:
     """Take part in a federation over NATS, for one client or many."""
     if not site.client:
-        raise RecipeError('join: say for whom with --client NAME (repeatable; --client "*": for all)')
+        raise RecipeError(
+            'join: say for whom with --client NAME (repeatable; --client "*": for all)'
+        )
     checked = reading.read(recipe)
     if checked.of_parties:
         _check_there(site.data, site.evaluation_file)
@@ -197,7 +249,9 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
     orbit = None if site.out is None else orbit_place(site.out)
     with interruptible():
         shown = Shown(console, JOIN_LINES)
-        load = Loading(checked, site.client, shown, None if own == OwnData() else own, site.identity)
+        load = Loading(
+            checked, site.client, shown, None if own == OwnData() else own, site.identity
+        )
         process = joining(load, name, way, orbit)
         digest = process.run()
     say(f"the run {name} is over: {process.at} rounds")
@@ -209,11 +263,15 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
 
 def status(
     run: Annotated[str, typer.Argument(help="The run's name on the server.")],
-    nats: Annotated[str, typer.Option("--nats", help="The server.")], key: KeyOption = None, ca: CaOption = None,
+    nats: Annotated[str, typer.Option("--nats", help="The server.")],
+    key: KeyOption = None,
+    ca: CaOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for a program.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until the run is over.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between looks.")] = 2.0,
-) -> None:  # fmt: skip
+    every: Annotated[
+        float, typer.Option(min=0.1, help="With --watch: seconds between looks.")
+    ] = 2.0,
+) -> None:
     """Say how a run over NATS is going: round, clients, bytes, loss, what was refused."""
     reach, name = Access(nats, key, ca), check_run(run)
     if watch:
@@ -228,20 +286,34 @@ def status(
 
 
 def keys(
-    run: Annotated[str, typer.Argument(help="The run's name on the server; or its recipe, a TOML file.")],
-    out: Annotated[Path, typer.Option(help="Folder for the keys and the server's configuration; must be new.")],
-    client: Annotated[list[str] | None, typer.Option("--client", help="A client's name; repeatable. NAME=A,B: one key "
-                                          "for a process that hosts A and B. Default: the recipe's clients.")] = None,
+    run: Annotated[
+        str, typer.Argument(help="The run's name on the server; or its recipe, a TOML file.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the keys and the server's configuration; must be new.")
+    ],
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--client",
+            help="A client's name; repeatable. NAME=A,B: one key "
+            "for a process that hosts A and B. Default: the recipe's clients.",
+        ),
+    ] = None,
     host: Annotated[
-        list[str] | None, typer.Option("--host", help="Names or addresses of the server. Default: localhost.")
+        list[str] | None,
+        typer.Option("--host", help="Names or addresses of the server. Default: localhost."),
     ] = None,
     port: Annotated[int, typer.Option(help="The server's port.")] = 4222,
     days: Annotated[int, typer.Option(help="How long the certificate is valid.")] = 365,
     named: Annotated[
-        str | None, typer.Option("--run", help="With a recipe: the run's name. Default: the recipe's.")
+        str | None,
+        typer.Option("--run", help="With a recipe: the run's name. Default: the recipe's."),
     ] = None,
-) -> None:  # fmt: skip
-    """Make NKEYs, a certificate and a nats-server configuration: TLS, and each client its own subjects only."""
+) -> None:
+    """Make NKEYs, a certificate and a nats-server configuration: TLS, and each client its own
+    subjects only.
+    """
     from fedseed.transport.keys import make
 
     name, recipe, own_data, clients = run, "recipe.toml", False, client
@@ -250,7 +322,10 @@ def keys(
         name, recipe, own_data = run_name(checked, run, named), run, checked.of_parties
         clients = client or checked.federation.clients
     if not clients:
-        raise RecipeError("keys: say for whom with --client NAME (repeatable) or name a recipe with federation.clients")
+        raise RecipeError(
+            "keys: say for whom with --client NAME (repeatable) or name a recipe with "
+            "federation.clients"
+        )
     hosts = host or ["localhost", "127.0.0.1"]
     for line in make(check_run(name), out, clients, hosts, port, days, recipe, own_data):
         say(line)
@@ -258,18 +333,31 @@ def keys(
 
 @grouped
 def verify(
-    run: Annotated[Path, typer.Argument(help="The run's folder, with recipe.toml, model.orbit and answers.jsonl.")],
-    client: Annotated[list[str], typer.Option(help='Whose answers are computed again; repeatable, "*" for all.')],
+    run: Annotated[
+        Path,
+        typer.Argument(help="The run's folder, with recipe.toml, model.orbit and answers.jsonl."),
+    ],
+    client: Annotated[
+        list[str], typer.Option(help='Whose answers are computed again; repeatable, "*" for all.')
+    ],
     data: Annotated[
-        Path | None, typer.Option(help="The one client's own data, a file or a folder. Default: where the recipe says.")
+        Path | None,
+        typer.Option(
+            help="The one client's own data, a file or a folder. Default: where the recipe says."
+        ),
     ] = None,
     sample: Annotated[str, typer.Option(help='How many answers of each client; "all".')] = "20",
-    seed: Annotated[int | None, typer.Option(min=0, help="Draws them. Default: nobody can know it beforehand.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Draws them. Default: nobody can know it beforehand.")
+    ] = None,
     as_json: JsonOption = False,
     *,
     reading: ReadingForDevice,
 ) -> None:
-    """Compute again what a run's record says that a client has sent, from its own data; 1: something was forged."""
+    """Compute again what a run's record says that a client has sent, from its own data.
+
+    1: something was forged.
+    """
     if sample != "all" and not (sample.isdecimal() and int(sample)):
         raise RecipeError(f'--sample {sample}: a whole number above 0, or "all"')
     _check_there(run, data)
@@ -284,9 +372,14 @@ def verify(
     with stepping(screen, orbit.last) as tell:
         spec = RunSpec.of(recipe, per_round=recipe.federation.count(len(answers.names)))
         found = verified(
-            orbit, answers, spec, hosted, None if sample == "all" else int(sample), drawn,
+            orbit,
+            answers,
+            spec,
+            hosted,
+            None if sample == "all" else int(sample),
+            drawn,
             lambda number: tell(number, orbit.last),
-        )  # fmt: skip
+        )
     if as_json:
         answer({**vars(found), "checked": list(map(vars, found.checked)), "seed": drawn})
     else:
@@ -297,22 +390,47 @@ def verify(
 
 def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
     known = found.steps - len(found.missing)
-    say(f"{known - len(found.unlike):,} of {plural(found.steps, 'step')} follow from the answers on record", screen)
-    for rounds, what in ((found.unlike, "do not"), (found.missing, "can't be judged: no answers are on record")):
+    say(
+        f"{known - len(found.unlike):,} of {plural(found.steps, 'step')} follow from the answers "
+        "on record",
+        screen,
+    )
+    for rounds, what in (
+        (found.unlike, "do not"),
+        (found.missing, "can't be judged: no answers are on record"),
+    ):
         if rounds:
             more = f" and {len(rounds) - 20} more" if len(rounds) > 20 else ""
             say(f"  {what}: rounds {', '.join(map(str, rounds[:20]))}{more}", screen)
-    table = Table("round", "client", "on record", "computed", "apart at most", "verdict", box=None, pad_edge=False)
+    table = Table(
+        "round",
+        "client",
+        "on record",
+        "computed",
+        "apart at most",
+        "verdict",
+        box=None,
+        pad_edge=False,
+    )
     for name in names:
         theirs = [one for one in found.checked if one.client == name]
         right = sum(one.verdict != "forged" for one in theirs)
         near = sum(one.verdict == "open" for one in theirs)
-        more = f"; of {near} of them a sign is within the noise of zero and may be either" if near else ""
-        again = f"{right} of {plural(len(theirs), 'answer')} computed again (--seed {seed}) are right"
+        more = (
+            f"; of {near} of them a sign is within the noise of zero and may be either"
+            if near
+            else ""
+        )
+        again = (
+            f"{right} of {plural(len(theirs), 'answer')} computed again (--seed {seed}) are right"
+        )
         say(f"{name}: {again}{more}", screen)
         if theirs and not right:
-            say("  none is: is this the data that was trained on? (fedseed run on a folder splits it otherwise than a "
-                "site splits its own: leave --data out)", screen)  # fmt: skip
+            say(
+                "  none is: is this the data that was trained on? (fedseed run on a folder splits "
+                "it otherwise than a site splits its own: leave --data out)",
+                screen,
+            )
         for one in theirs:
             if one.verdict == "forged":
                 numbers = [f"{number:.6g}" for number in (one.logged, one.computed, one.allowed)]
@@ -354,8 +472,15 @@ def by_client(summary: dict[str, Any]) -> list[str]:
         first, last = figures["baseline"] or {}, figures["final"]
         if "loss" in last:
             before = f"{first['loss']:.3f} -> " if "loss" in first else ""
-            away = f"; after round {figures['round']}: it was away at the end" if "round" in figures else ""
-            lines.append(f"  {name}: held-out loss {before}{last['loss']:.3f} ({last['held_out']} examples{away})")
+            away = (
+                f"; after round {figures['round']}: it was away at the end"
+                if "round" in figures
+                else ""
+            )
+            lines.append(
+                f"  {name}: held-out loss {before}{last['loss']:.3f} ({last['held_out']} "
+                f"examples{away})"
+            )
     return lines
 
 
@@ -374,16 +499,26 @@ def describe(about: dict[str, Any]) -> list[str]:
     ]
     if about.get("waiting"):
         waiting = about["waiting"]
-        lines.append(f"waiting  {waiting['here']} of {waiting['wanted'] or '?'} clients are here; no round has begun")
+        lines.append(
+            f"waiting  {waiting['here']} of {waiting['wanted'] or '?'} clients are here; no round "
+            "has begun"
+        )
     if about["waiting_for"]:
         lines.append(f"waiting  for {listed(about['waiting_for'])}")
     if about.get("late"):
         lines.append(f"late     {listed(about['late'])}: several times as long as the others")
     if "bytes_up" in last:
-        lines.append(f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and round")
+        lines.append(
+            f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and "
+            "round"
+        )
     for name in shown_metrics(name for name, value in last.items() if isinstance(value, float)):
         if not name.startswith("bytes_"):
-            number = last.get("evaluated", last["round"]) if metric_of(name)[1].held_out else last["round"]
+            number = (
+                last.get("evaluated", last["round"])
+                if metric_of(name)[1].held_out
+                else last["round"]
+            )
             lines.append(f"{metric_title(name)} {last[name]:.4f} (round {number})")
     if privacy := about.get("privacy"):
         plain = " (plain composition)" if "epsilon_pure" in privacy else ""
@@ -400,8 +535,11 @@ def describe(about: dict[str, Any]) -> list[str]:
     return [*lines, "the run is over"] if about.get("ended") else lines
 
 
-def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, as_json: bool = False) -> None:
-    """Show what is new until the run is over: on a terminal in place, elsewhere whenever something has changed.
+def follow(
+    look: Callable[[], dict[str, Any]], console: Console, every: float, as_json: bool = False
+) -> None:
+    """Show what is new until the run is over: on a terminal in place, elsewhere whenever something
+    has changed.
 
     Args:
         look: what is known by now (`network.ask`).
@@ -410,7 +548,9 @@ def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, a
         as_json: everything, a line of JSON each.
     """
     told = ""
-    live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
+    live = (
+        Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
+    )
     with live or nullcontext():
         while True:
             about = look()

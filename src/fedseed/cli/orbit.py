@@ -1,4 +1,6 @@
-"""`fedseed orbit ...`: look at orbits, check them, replay them, make new ones of them, sign them."""
+"""`fedseed orbit ...`: look at orbits, check them, replay them, make new ones of them, sign
+them.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,20 +8,34 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fedseed.cli.common import JsonOption, Placing, PluginOption, Telling, answer, console, grouped, say, stepping
+from fedseed.cli.common import (
+    JsonOption,
+    Placing,
+    PluginOption,
+    Telling,
+    answer,
+    console,
+    grouped,
+    say,
+    stepping,
+)
 from fedseed.cli.results import export
 from fedseed.errors import RecipeError, plural
 from fedseed.orbit import NO_DIGEST, Orbit, edit
 from fedseed.text import shown
 
-app = typer.Typer(help="Look at, check, replay, cut, compare and sign orbits.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at, check, replay, cut, compare and sign orbits.", no_args_is_help=True
+)
 MOST_SHOWN = 2000  # characters of one of a header's texts; --json has all of it
 
 PathArgument = Annotated[Path, typer.Argument(help="The orbit file.")]
 NewFile = Annotated[Path, typer.Option("--out", help="The new orbit file; must not exist.")]
 
 
-app.command("replay", help="Rebuild the model and write it as a folder: as `fedseed export` does.")(export)
+app.command("replay", help="Rebuild the model and write it as a folder: as `fedseed export` does.")(
+    export
+)
 
 
 @app.command()
@@ -30,11 +46,20 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
     adapter = None if header.adapter is None else header.adapter.settings.model_dump()
     final = orbit.parts[-1].digest if orbit.parts and orbit.parts[-1].digest != NO_DIGEST else None
     facts: dict[str, Any] = {
-        **header.about_base, "parameters": layout.size, "tensors": len(layout.tensors),
-        "blocks": len(layout.block_sizes), "adapter": adapter, "method": header.method.model_dump(),
-        "seed": header.seed, "first": header.first, "steps": orbit.last, "complete": orbit.complete,
-        "bytes": orbit.size, "model_bytes": layout.dense_bytes, "final_digest": final,
-    }  # fmt: skip
+        **header.about_base,
+        "parameters": layout.size,
+        "tensors": len(layout.tensors),
+        "blocks": len(layout.block_sizes),
+        "adapter": adapter,
+        "method": header.method.model_dump(),
+        "seed": header.seed,
+        "first": header.first,
+        "steps": orbit.last,
+        "complete": orbit.complete,
+        "bytes": orbit.size,
+        "model_bytes": layout.dense_bytes,
+        "final_digest": final,
+    }
     if as_json:
         answer(facts)
         return
@@ -51,18 +76,29 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
 @grouped
 def verify(
     path: PathArgument,
-    replay: Annotated[bool, typer.Option("--replay", help="Also replay, and compare every recorded digest.")] = False,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Also replay, and compare every recorded digest.")
+    ] = False,
     key: Annotated[Path | None, typer.Option(help="Public key: also check the signature.")] = None,
-    signed: Annotated[Path | None, typer.Option("--signature", help="The signature. Default: PATH.sig.")] = None,
-    plugin: PluginOption = None, as_json: JsonOption = False, *, placing: Placing,
-) -> None:  # fmt: skip
+    signed: Annotated[
+        Path | None, typer.Option("--signature", help="The signature. Default: PATH.sig.")
+    ] = None,
+    plugin: PluginOption = None,
+    as_json: JsonOption = False,
+    *,
+    placing: Placing,
+) -> None:
     """Check an orbit: checksums, chain, every step's content; if asked, digests and signature."""
     if signed is not None and key is None:
         raise RecipeError("--signature needs --key, the signer's public key")
     orbit = Orbit.open(path)
     orbit.check_steps()
     screen = Telling(as_json).screen()
-    say(f"{plural(len(orbit), 'step')} up to {orbit.last:,}: checksums, chain and contents are right", screen)
+    say(
+        f"{plural(len(orbit), 'step')} up to {orbit.last:,}: checksums, chain and contents are "
+        "right",
+        screen,
+    )
     say(_state(orbit), screen)
     found: dict[str, Any] = {"steps": len(orbit), "last": orbit.last, "complete": orbit.complete}
     if key is not None:
@@ -76,7 +112,9 @@ def verify(
         from fedseed.runs.tuned import Source, open_tuned
 
         with stepping(screen, orbit.last) as tell:
-            tuned = open_tuned(Source(str(path), path), placing.base, None, placing.device, tell, check_all=True)
+            tuned = open_tuned(
+                Source(str(path), path), placing.base, None, placing.device, tell, check_all=True
+            )
         digest = None if tuned.facts is None else tuned.facts.digest
         found |= {"digests_compared": recorded, "digest": digest}
         right = f"{plural(recorded, 'recorded digest')} {'is' if recorded == 1 else 'are'} right"
@@ -87,17 +125,24 @@ def verify(
 
 @app.command()
 def rollback(
-    path: PathArgument, to: Annotated[int, typer.Option(help="Number of the last step to keep.")], out: NewFile,
+    path: PathArgument,
+    to: Annotated[int, typer.Option(help="Number of the last step to keep.")],
+    out: NewFile,
     plugin: PluginOption = None,
-) -> None:  # fmt: skip
-    """Write the steps up to a number into a new orbit. What comes after may be damaged; PATH is not changed."""
+) -> None:
+    """Write the steps up to a number into a new orbit.
+
+    What comes after may be damaged; PATH is not changed.
+    """
     orbit = edit.rollback(path, to, out)
     say(f"{out}: {plural(orbit.last, 'step')}, {orbit.size:,} bytes")
 
 
 @app.command()
 def compact(path: PathArgument, out: NewFile, plugin: PluginOption = None) -> None:
-    """Keep only the final model, for a method whose newest step replaces all before it (FedKSeed)."""
+    """Keep only the final model, for a method whose newest step replaces all before it
+    (FedKSeed).
+    """
     orbit = edit.compact(path, out)
     say(f"{out}: step {orbit.last:,} only, {orbit.size:,} bytes")
 
@@ -105,8 +150,10 @@ def compact(path: PathArgument, out: NewFile, plugin: PluginOption = None) -> No
 @app.command()
 def diff(
     first: Annotated[Path, typer.Argument(help="An orbit file.")],
-    second: Annotated[Path, typer.Argument(help="Another.")], plugin: PluginOption = None, as_json: JsonOption = False,
-) -> None:  # fmt: skip
+    second: Annotated[Path, typer.Argument(help="Another.")],
+    plugin: PluginOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Say what tells two orbits apart: settings, the first step that differs."""
     a, b = Orbit.open(first), Orbit.open(second)
     differences = edit.differences(a, b)
@@ -118,17 +165,26 @@ def diff(
 
 
 @app.command()
-def keygen(key: Annotated[Path, typer.Argument(help="Where the private key goes; the public one to KEY.pub.")]) -> None:
+def keygen(
+    key: Annotated[
+        Path, typer.Argument(help="Where the private key goes; the public one to KEY.pub.")
+    ],
+) -> None:
     """Make an Ed25519 key: to sign orbits with, or for a client of secure sums."""
     from fedseed.orbit.signature import generate_key
 
     public = generate_key(key)
     say(f"private key: {key} (keep it to yourself); public key: {public}")
-    say(f"in a recipe (secure_sums.identities): {public.read_text(encoding='ascii').splitlines()[1]}")
+    say(
+        "in a recipe (secure_sums.identities): "
+        f"{public.read_text(encoding='ascii').splitlines()[1]}"
+    )
 
 
 @app.command()
-def sign(path: PathArgument, key: Annotated[Path, typer.Option(help="The private key's file.")]) -> None:
+def sign(
+    path: PathArgument, key: Annotated[Path, typer.Option(help="The private key's file.")]
+) -> None:
     """Sign an orbit with Ed25519; the signature goes to PATH.sig."""
     from fedseed.orbit import signature
 
@@ -136,4 +192,8 @@ def sign(path: PathArgument, key: Annotated[Path, typer.Option(help="The private
 
 
 def _state(orbit: Orbit) -> str:
-    return "complete" if orbit.complete else "not complete: the run has not ended, or the file's end is cut off"
+    return (
+        "complete"
+        if orbit.complete
+        else "not complete: the run has not ended, or the file's end is cut off"
+    )

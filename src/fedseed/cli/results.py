@@ -1,4 +1,6 @@
-"""`fedseed export`, `evaluate`, `generate`, `serve-model`, `report`: what a run has left is used and shown."""
+"""`fedseed export`, `evaluate`, `generate`, `serve-model`, `report`: what a run has left is used
+and shown.
+"""
 
 import json
 import os
@@ -12,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fedseed.cli.common import JsonOption, Placing, PluginOption, Reading, answer, console, grouped, say, stepping
+from fedseed.cli.common import (
+    JsonOption,
+    Placing,
+    PluginOption,
+    Reading,
+    answer,
+    console,
+    grouped,
+    say,
+    stepping,
+)
 from fedseed.durable import write_whole
 from fedseed.errors import FedseedError, RecipeError, plural, to_install
 from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
@@ -40,9 +52,12 @@ class Opening(Placing):
     """Which round's model is opened, of which base, and where it lies."""
 
     best: Annotated[
-        str | None, typer.Option(help="The model after the round that was best by this metric, such as loss.")
+        str | None,
+        typer.Option(help="The model after the round that was best by this metric, such as loss."),
     ] = None
-    upto: Annotated[int | None, typer.Option(min=0, help="The model after this round, not the last one.")] = None
+    upto: Annotated[
+        int | None, typer.Option(min=0, help="The model after this round, not the last one.")
+    ] = None
 
     def open(self, name: str, quietly: bool = False) -> "Tuned":
         """Load a model, with a bar on standard error where there are steps to replay.
@@ -69,13 +84,18 @@ def export(
     source: SourceArgument,
     out: Annotated[Path, typer.Option(help="Folder to write the model to; must not hold one.")],
     merge: Annotated[
-        bool, typer.Option("--merge", help="Of a LoRA run: the whole model, with the adapter added to its weights.")
+        bool,
+        typer.Option(
+            "--merge", help="Of a LoRA run: the whole model, with the adapter added to its weights."
+        ),
     ] = False,
     plugin: PluginOption = None,
     *,
     opening: Opening,
 ) -> None:
-    """Write the tuned model as a folder that transformers loads (an adapter: peft), with tokenizer and model card."""
+    """Write the tuned model as a folder that transformers loads (an adapter: peft), with tokenizer
+    and model card.
+    """
     from fedseed.orbit.export import check_free, export_model
 
     check_free(out)
@@ -90,26 +110,45 @@ def export(
 @grouped
 def evaluate(
     source: SourceArgument,
-    recipe: Annotated[str | None, typer.Option(help="Measure on this recipe's task. Default: that of the run.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Measure on this recipe's task. Default: that of the run.")
+    ] = None,
     task: Annotated[
-        str | None, typer.Option(help="A task in place of the recipe's; --set task.KEY=VALUE for its settings.")
+        str | None,
+        typer.Option(
+            help="A task in place of the recipe's; --set task.KEY=VALUE for its settings."
+        ),
     ] = None,
     as_json: JsonOption = False,
     *,
     opening: Opening,
     reading: Reading,
 ) -> None:
-    """Measure a model on held-out examples: those of its run's recipe, or of another recipe or task."""
+    """Measure a model on held-out examples: those of its run's recipe, or of another recipe or
+    task.
+    """
     from fedseed.runs.tuned import evaluate, find_source, recipe_for
 
     # before anything is loaded
-    checked = recipe_for(find_source(source), recipe, task, reading.changes, reading.plugins, reading.trust_plugins)
+    checked = recipe_for(
+        find_source(source), recipe, task, reading.changes, reading.plugins, reading.trust_plugins
+    )
     tuned = opening.open(source, quietly=as_json)
     metrics, notes = evaluate(tuned, checked)
     if as_json:
-        number, digest = (None, None) if tuned.facts is None else (tuned.facts.steps, tuned.facts.digest)
+        number, digest = (
+            (None, None) if tuned.facts is None else (tuned.facts.steps, tuned.facts.digest)
+        )
         results = {str(checked.task.name): metrics}
-        answer({"source": source, "round": number, "weights_digest": digest, "notes": notes, "metrics": results})
+        answer(
+            {
+                "source": source,
+                "round": number,
+                "weights_digest": digest,
+                "notes": notes,
+                "metrics": results,
+            }
+        )
         return
     for text in notes:
         say(text)
@@ -125,9 +164,12 @@ class Wording:
     """How new text is chosen."""
 
     max_tokens: Annotated[int, typer.Option(min=1, help="The most new tokens.")] = 128
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token each time; above: drawn.")] = 0.0
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0: the likeliest token each time; above: drawn.")
+    ] = 0.0
     top_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens of this probability.")
+        float,
+        typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens of this probability."),
     ] = 1.0
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Of what is drawn.")] = 0
 
@@ -135,12 +177,18 @@ class Wording:
 @grouped
 def generate(
     source: SourceArgument,
-    prompt: Annotated[str | None, typer.Argument(help="What the model goes on from. Default: standard input.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="What the model goes on from. Default: standard input.")
+    ] = None,
     file: Annotated[
-        Path | None, typer.Option(help='A text file: one prompt. A .jsonl file: a "prompt" in each line.')
+        Path | None,
+        typer.Option(help='A text file: one prompt. A .jsonl file: a "prompt" in each line.'),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Use the tokenizer's chat template; on a terminal, talk on turn by turn.")
+        bool,
+        typer.Option(
+            "--chat", help="Use the tokenizer's chat template; on a terminal, talk on turn by turn."
+        ),
     ] = False,
     plugin: PluginOption = None,
     *,
@@ -160,9 +208,15 @@ def generate(
         _talk(writer, chat)
         return
     for one in wanted:
-        text = (writer.answer([{"role": "user", "content": one}]) if chat else writer.after(one)).text
+        text = (
+            writer.answer([{"role": "user", "content": one}]) if chat else writer.after(one)
+        ).text
         lines = file is not None and file.suffix == ".jsonl"
-        print(json.dumps({"prompt": one, "response": text}, ensure_ascii=False) if lines else _seen(text))
+        print(
+            json.dumps({"prompt": one, "response": text}, ensure_ascii=False)
+            if lines
+            else _seen(text)
+        )
 
 
 def _prompts(prompt: str | None, file: Path | None) -> Iterator[str]:
@@ -174,7 +228,9 @@ def _prompts(prompt: str | None, file: Path | None) -> Iterator[str]:
         try:
             yield _said(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"--file {file}: can't be read: {getattr(error, 'strerror', None) or error}") from error
+            raise RecipeError(
+                f"--file {file}: can't be read: {getattr(error, 'strerror', None) or error}"
+            ) from error
     else:
         for row in read_records(file):
             yield row.field("prompt", str)
@@ -217,13 +273,22 @@ def serve_model(
         list[str],
         typer.Argument(
             metavar="RUN|ORBIT...",
-            help="Runs' folders or orbits of one base, called by the folder's or file's name, or as NAME=PATH says.",
+            help="Runs' folders or orbits of one base, called by the folder's or file's name, "
+            "or as NAME=PATH says.",
         ),
     ],
-    host: Annotated[str, typer.Option(help="The address. Default: this machine only.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any that is free.")] = 8000,
-    keep: Annotated[int, typer.Option(min=0, help="Weights of so many models, used last, stay in memory.")] = 0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="The most new tokens of an answer.")] = 1024,
+    host: Annotated[
+        str, typer.Option(help="The address. Default: this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port; 0: any that is free.")
+    ] = 8000,
+    keep: Annotated[
+        int, typer.Option(min=0, help="Weights of so many models, used last, stay in memory.")
+    ] = 0,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="The most new tokens of an answer.")
+    ] = 1024,
     plugin: PluginOption = None,
     *,
     placing: Placing,
@@ -245,13 +310,21 @@ def serve_model(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or one folder that holds several.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or one folder that holds several.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="The page. Default: report.html in the run's folder, or in that of all runs.")
+        Path | None,
+        typer.Option(
+            help="The page. Default: report.html in the run's folder, or in that of all runs."
+        ),
     ] = None,
 ) -> None:
-    """Write a page about a run, or about several side by side: one file, to be opened or sent to somebody."""
-    from fedseed.reports.pages import comparison_page, run_page  # Jinja and Matplotlib take a while to import
+    """Write a page about a run, or about several side by side: one file, to be opened or sent to
+    somebody.
+    """
+    # Jinja and Matplotlib take a while to import
+    from fedseed.reports.pages import comparison_page, run_page
 
     folders = _run_folders(runs)
     if out is not None and out.suffix not in (".html", ".htm"):
@@ -261,7 +334,9 @@ def report(
     else:
         unfinished = [str(folder) for folder in folders if not (folder / "summary.json").exists()]
         if unfinished:
-            raise FedseedError(f"{', '.join(unfinished)}: not finished; a comparison is of finished runs")
+            raise FedseedError(
+                f"{', '.join(unfinished)}: not finished; a comparison is of finished runs"
+            )
         common = Path(os.path.commonpath([folder.resolve() for folder in folders]))
         named = {str(folder.resolve().relative_to(common)): folder for folder in folders}
         compared = [Compared(label, [read_summary(folder)]) for label, folder in named.items()]
@@ -275,13 +350,17 @@ def report(
 
 
 def _run_folders(given: list[Path]) -> list[Path]:
-    """Returns the runs' folders: those given, or in place of one that is no run the finished runs in it."""
+    """Returns the runs' folders: those given, or in place of one that is no run the finished runs
+    in it.
+    """
     found: list[Path] = []
     for folder in given:
         if (folder / "recipe.toml").exists() or (folder / "metrics.jsonl").exists():
             inside = [folder]
         else:
-            inside = sorted(path.parent for path in folder.rglob("summary.json") if "choosing" not in path.parts)
+            inside = sorted(
+                path.parent for path in folder.rglob("summary.json") if "choosing" not in path.parts
+            )
         if not inside:
             raise FedseedError(f"{folder}: no run is here, nor in the folders below")
         found += [path for path in inside if path not in found]

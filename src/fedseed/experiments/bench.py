@@ -1,7 +1,8 @@
-"""Tells what a run will cost here: its memory by the shapes of its base, its time by one round with few local steps.
+"""Tells what a run will cost here: its memory by the shapes of its base, its time by one round with
+few local steps.
 
-Memory is computed from the base's configuration; no weights are read. The sum is less than a run's peak: activations of
-the layers, messages, libraries and data come on top of it.
+Memory is computed from the base's configuration; no weights are read. The sum is less than a run's
+peak: activations of the layers, messages, libraries and data come on top of it.
 """
 
 import time
@@ -30,9 +31,12 @@ from fedseed.runs.recipe import Recipe
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.devices import peak_on
 
-REMEMBERED = {"sgd": 0, "rmsprop": 1, "adagrad": 1}  # numbers that torch's optimisers keep for each weight; others: 2
-AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "hiso": 1}  # float32 numbers kept for each weight
-FEW_STEPS = 3  # local steps that are timed; the time of the recipe's number of steps is computed from them
+# numbers that torch's optimisers keep for each weight; others: 2
+REMEMBERED = {"sgd": 0, "rmsprop": 1, "adagrad": 1}
+# float32 numbers kept for each weight
+AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "hiso": 1}
+# local steps that are timed; the time of the recipe's number of steps is computed from them
+FEW_STEPS = 3
 Shown = list[Table | str]  # what a terminal shows, from top to bottom
 
 
@@ -53,7 +57,8 @@ class Reckoned:
 
 
 def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
-    """Computes a recipe's memory without reading its weights and, if they can't be had, without its data.
+    """Computes a recipe's memory without reading its weights and, if they can't be had, without its
+    data.
 
     Args:
         recipe: the recipe; of its base only the configuration is read.
@@ -79,7 +84,10 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
         if training is not None:
             momentum = training.momentum > 0 and training.optimizer in ("sgd", "rmsprop")
             remembered = REMEMBERED.get(training.optimizer, 2) + momentum
-            parts += [("start copy of the weights", trained), ("optimiser's averages", remembered * trained)]
+            parts += [
+                ("start copy of the weights", trained),
+                ("optimiser's averages", remembered * trained),
+            ]
     elif not method.from_base and not method.stepwise:
         parts.append(("start copy of the weights", trained))
     if not method.needs_gradients:
@@ -90,11 +98,18 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
     if vocabulary is not None:
         limits = (recipe.evaluation.max_length if tokens is None else tokens, longest_input(model))
         length, how = min(n for n in limits if n is not None), training or method
-        batch = int(getattr(method, "micro_batch", 0) or getattr(how, "batch", 1))  # that go through it at a time
+        # that go through it at a time
+        batch = int(getattr(method, "micro_batch", 0) or getattr(how, "batch", 1))
         size = batch * length * vocabulary * getattr(torch, settings.dtype).itemsize
         parts.append((f"logits of {plural(batch, 'example')} of {length:,} tokens", size))
     own = resident_memory()  # this process has loaded no weights yet
-    return Reckoned(sum(p.numel() for p in tensors), count, settings.dtype, [part for part in parts if part[1]], own)
+    return Reckoned(
+        sum(p.numel() for p in tensors),
+        count,
+        settings.dtype,
+        [part for part in parts if part[1]],
+        own,
+    )
 
 
 def _outline(recipe: Recipe) -> Any:
@@ -104,10 +119,23 @@ def _outline(recipe: Recipe) -> Any:
     try:
         kind, head = kind_for(recipe, load_data(recipe))
         architecture = kind.architecture
-    except RecipeError:  # the data are not here: a model that writes texts, unless the recipe says otherwise
+    except (
+        RecipeError
+    ):  # the data are not here: a model that writes texts, unless the recipe says otherwise
         pass
-    model = outline(settings.base, settings.dtype, settings.trust_remote_code, architecture, head, settings.attention)
-    trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
+    model = outline(
+        settings.base,
+        settings.dtype,
+        settings.trust_remote_code,
+        architecture,
+        head,
+        settings.attention,
+    )
+    trainable = (
+        head_parameters(model, settings.base)
+        if settings.trainable == "head"
+        else settings.trainable
+    )
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapter is not None:
         with torch.device("meta"):
@@ -124,14 +152,16 @@ class Measured:
     parameters: int  # d
     dtype: str  # the weights' dtype
     threads: int  # how many threads torch uses
-    round: dict[str, float]  # seconds by phase, of all clients of a round, for the recipe's number of local steps
+    # seconds by phase, of all clients of a round, for the recipe's number of local steps
+    round: dict[str, float]
     clients: int  # clients in a round
     rounds: int  # rounds of the recipe
     evaluations: int  # how often the recipe evaluates
     evaluation: float  # seconds of one evaluation
     bytes_up: int  # payload bytes of an update
     bytes_down: int  # payload bytes of a plan and a step
-    peak_memory: int  # bytes of this process, or on its GPUs, with the answers of all clients of a round
+    # bytes of this process, or on its GPUs, with the answers of all clients of a round
+    peak_memory: int
 
     @property
     def total(self) -> float:
@@ -152,7 +182,8 @@ def shortened(method: Method) -> tuple[Method, float]:
 
 
 def measure(recipe: Recipe) -> Measured:
-    """Runs one round of a recipe, shortened, twice (the first warms up), and returns what the whole run will cost.
+    """Runs one round of a recipe, shortened, twice (the first warms up), and returns what the whole
+    run will cost.
 
     Args:
         recipe: the recipe; it is not changed, and no files are written.
@@ -163,7 +194,8 @@ def measure(recipe: Recipe) -> Measured:
     method, factor = shortened(recipe.method)
     federation = build(recipe.model_copy(update={"method": method}))
     coordinator, worker = federation.coordinator, federation.worker
-    worker.private = False  # a private run's clients hide their seconds; whoever has their data may see them
+    # a private run's clients hide their seconds; whoever has their data may see them
+    worker.private = False
     space = worker.space
     together = worker.method.shares_losses
     up, down, waiting = 0, 0, 0
@@ -175,7 +207,9 @@ def measure(recipe: Recipe) -> Measured:
         phases: dict[str, float] = {}
         for answer in answers:
             for phase, seconds in answer.cost.seconds.items():
-                phases[phase] = phases.get(phase, 0.0) + seconds * coordinator.per_round / len(picked)
+                phases[phase] = phases.get(phase, 0.0) + seconds * coordinator.per_round / len(
+                    picked
+                )
         phases["local"] = phases.get("local", 0.0) * factor
         for answer, client in zip(answers, picked, strict=True):
             if answer.message is not None:
@@ -187,7 +221,8 @@ def measure(recipe: Recipe) -> Measured:
         phases["digest"], _ = _timed(space.digest)
         down = len(plans[0]) + len(step) - 2 * FRAME_BYTES
     every, digest_every = recipe.evaluation.every, recipe.evaluation.digest_every
-    phases["digest"] /= every if worker.method.stepwise else min(every, digest_every)  # hashed where a line is logged
+    # hashed where a line is logged
+    phases["digest"] /= every if worker.method.stepwise else min(every, digest_every)
     if hasattr(worker.method, "steps"):  # an update carries a pair for each local step
         up = round(up * factor)
     evaluation, _ = _timed(lambda: federation.hosted.evaluate(space.model))
@@ -225,7 +260,11 @@ def fits(found: Reckoned, device: str) -> tuple[bool, str]:
     more = f" and {human_bytes(libraries)} for Python and libraries" if libraries else ""
     takes = f"That is {human_bytes(total)}{more}, and more with activations and messages"
     where, enough = "of the GPU's memory" if on_gpu else "of memory", total + libraries <= free
-    return enough, f"{takes}; {human_bytes(free)} {where} are free: it {'may fit' if enough else 'does not fit'}."
+    return (
+        enough,
+        f"{takes}; {human_bytes(free)} {where} are free: it "
+        f"{'may fit' if enough else 'does not fit'}.",
+    )
 
 
 def memory_table(found: Reckoned) -> Shown:
@@ -243,7 +282,8 @@ def cost_table(cost: Measured) -> Shown:
     return [
         f"a round with {cost.clients} clients, {model}, {cost.threads} threads",
         plain_table(("", ""), [*rows, ("together", f"{human_seconds(per_round)} 100.0%")]),
-        f"{cost.rounds:,} rounds and {cost.evaluations:,} evaluations of {human_seconds(cost.evaluation)}: about "
-        f"{human_seconds(cost.total)}. A client sends {human_bytes(cost.bytes_up)} a round and receives "
-        f"{human_bytes(cost.bytes_down)}. Peak memory: {human_bytes(cost.peak_memory)}.",
+        f"{cost.rounds:,} rounds and {cost.evaluations:,} evaluations of "
+        f"{human_seconds(cost.evaluation)}: about "
+        f"{human_seconds(cost.total)}. A client sends {human_bytes(cost.bytes_up)} a round and "
+        f"receives {human_bytes(cost.bytes_down)}. Peak memory: {human_bytes(cost.peak_memory)}.",
     ]

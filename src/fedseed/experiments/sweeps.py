@@ -1,16 +1,20 @@
-"""Runs sweeps: several recipes over seeds, data scenarios and grids of settings, and compares them side by side.
+"""Runs sweeps: several recipes over seeds, data scenarios and grids of settings, and compares them
+side by side.
 
-    1. choosing   every point of a run's grid, on the task's validation examples (evaluate_on = "validation")
-    2. results    the point with the best validation metric, over all seeds, on the task's test examples
+    1. choosing   every point of a run's grid, on the task's validation examples (evaluate_on =
+    "validation")
+    2. results    the point with the best validation metric, over all seeds, on the task's test
+    examples
 
-A search keeps the best point of a `grid`; `each` keeps them all, as lines of their own (an ablation).
+A search keeps the best point of a `grid`; `each` keeps them all, as lines of their own (an
+ablation).
 
-With metric = "validation_loss", which runs with early stopping measure beside their results, one set of runs serves as
-both: the chosen point's run is a result, and isn't run again.
+With metric = "validation_loss", which runs with early stopping measure beside their results, one
+set of runs serves as both: the chosen point's run is a result, and isn't run again.
 
-Every run is a folder named by its settings and a process of its own, so that its peak memory is its own. A sweep that
-was stopped goes on where it was: finished runs are read, an unfinished one is resumed (`fedseed run --resume`).
-Planning does not import torch; the processes of the runs do.
+Every run is a folder named by its settings and a process of its own, so that its peak memory is its
+own. A sweep that was stopped goes on where it was: finished runs are read, an unfinished one is
+resumed (`fedseed run --resume`). Planning does not import torch; the processes of the runs do.
 """
 
 import json
@@ -52,12 +56,15 @@ from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe, read_toml
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]  # values to choose from, by key
-BESIDE = "validation_loss"  # a metric that runs with early stopping have besides those of their results
+# a metric that runs with early stopping have besides those of their results
+BESIDE = "validation_loss"
 STOPPED = "the sweep was stopped"
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, populate_by_name=True, allow_inf_nan=False
+    )
 
 
 class SweepRun(_Table):
@@ -65,11 +72,12 @@ class SweepRun(_Table):
 
     Args:
         label: its name there.
-        recipe: a TOML file (beside the sweep's, if it is relative) or the name of a packaged recipe.
+        recipe: a TOML file (beside the sweep's, if it is relative) or the name of a packaged
+            recipe.
         set: settings, "key=value" each.
         grid: values to choose from, by key; all combinations are tried.
-        each: values to be shown side by side, by key; each combination is a line of its own, "label key=value", and
-            chooses from the grid for itself.
+        each: values to be shown side by side, by key; each combination is a line of its own, "label
+            key=value", and chooses from the grid for itself.
     """
 
     label: str
@@ -83,7 +91,9 @@ class SweepRun(_Table):
         return _combinations(self.grid)
 
     def lines(self, each: Mapping[str, list[Any]] = {}) -> list["SweepRun"]:
-        """Returns a run for each combination of `each`'s values, with these values set; without `each`, the run itself.
+        """Returns a run for each combination of `each`'s values, with these values set.
+
+        Without `each`, the run itself.
 
         Args:
             each: further keys and their values.
@@ -91,7 +101,9 @@ class SweepRun(_Table):
         made = []
         for point in _combinations({**self.each, **each}):
             label = _joined(self.label, *map(_short, point))
-            made.append(self.model_copy(update={"label": label, "set": [*self.set, *point], "each": {}}))
+            made.append(
+                self.model_copy(update={"label": label, "set": [*self.set, *point], "each": {}})
+            )
         return made
 
 
@@ -119,9 +131,11 @@ class Sweep(_Table):
     Args:
         title: for the tables.
         seeds: the runs' seeds for the results; a point is chosen with the first.
-        choose_in: the scenario in which each run's point is chosen for all of them; by default each has its own.
-        metric: what the best point is chosen by, on validation examples; "validation_loss": what runs with [stopping]
-            measure of them beside the test examples, so that the chosen point's run is one of the results.
+        choose_in: the scenario in which each run's point is chosen for all of them; by default each
+            has its own.
+        metric: what the best point is chosen by, on validation examples; "validation_loss": what
+            runs with [stopping] measure of them beside the test examples, so that the chosen
+            point's run is one of the results.
         set: settings of all runs.
         choose_set: further settings while choosing, such as "evaluation.rouge=false".
         scenarios: blocks of the tables ([[scenario]]).
@@ -144,28 +158,45 @@ class Sweep(_Table):
 
     @model_validator(mode="after")
     def _names_differ(self) -> "Sweep":
-        for what, names in (("scenario", [s.name for s in self.scenarios]), ("run", [r.label for r in self.runs])):
+        for what, names in (
+            ("scenario", [s.name for s in self.scenarios]),
+            ("run", [r.label for r in self.runs]),
+        ):
             if len({slug(name) for name in names}) < len(names):
-                raise ValueError(f"two {what}s have the same name, or names that give the same folder: {names}")
-        if self.choose_in is not None and self.choose_in not in {scenario.name for scenario in self.scenarios}:
+                raise ValueError(
+                    f"two {what}s have the same name, or names that give the same folder: {names}"
+                )
+        if self.choose_in is not None and self.choose_in not in {
+            scenario.name for scenario in self.scenarios
+        }:
             raise ValueError(f"choose_in = {self.choose_in!r}: there is no such scenario")
         if self.metric == BESIDE and self.choose_set:
-            raise ValueError(f'metric = "{BESIDE}" chooses from the runs of the results: take choose_set out')
+            raise ValueError(
+                f'metric = "{BESIDE}" chooses from the runs of the results: take choose_set out'
+            )
         labels = {run.label for run in self.runs}
         for scenario in self.scenarios:
             if unknown := {*scenario.also, *scenario.grids, *(scenario.runs or ())} - labels:
-                raise ValueError(f"scenario {scenario.name!r} has settings for {sorted(unknown)}: there is no such run")
+                raise ValueError(
+                    f"scenario {scenario.name!r} has settings for {sorted(unknown)}: there is no "
+                    "such run"
+                )
         if self.choose_in is not None:
             lines = self.lines()
             there = {run.label for scenario, run in lines if scenario.name == self.choose_in}
             if missing := sorted({run.label for _, run in lines} - there):
-                raise ValueError(f"choose_in = {self.choose_in!r} has no run {missing[0]!r} to choose for")
+                raise ValueError(
+                    f"choose_in = {self.choose_in!r} has no run {missing[0]!r} to choose for"
+                )
         return self
 
     def lines(self) -> list[tuple[Scenario, SweepRun]]:
         """Returns each block's runs, with the grids that they have there."""
         return [
-            (scenario, run.model_copy(update={"grid": {**run.grid, **scenario.grids.get(run.label, {})}}))
+            (
+                scenario,
+                run.model_copy(update={"grid": {**run.grid, **scenario.grids.get(run.label, {})}}),
+            )
             for scenario in self.scenarios
             for run in self.runs
             if scenario.runs is None or run.label in scenario.runs
@@ -180,14 +211,18 @@ class SweepLine:
     label: str  # the line's label
     point: Point  # the chosen settings
     tried: Mapping[Point, float]  # validation metric of each point, if there were several
-    edge: str | None  # a grid's key whose chosen value is the first or last of its values: the best one may lie beyond
+    # a grid's key whose chosen value is the first or last of its values: the best one may lie
+    # beyond
+    edge: str | None
     folders: Mapping[int, Path]  # the folders of the finished runs, by seed
     failed: Mapping[int, str]  # why runs have no result, by seed
 
     def compared(self) -> Compared:
         """Returns the line with the summaries of its runs."""
         chosen = f" [{' '.join(map(_short, self.point))}]" if self.tried else ""
-        return Compared(self.label, list(map(read_summary, self.folders.values())), chosen, len(self.failed))
+        return Compared(
+            self.label, list(map(read_summary, self.folders.values())), chosen, len(self.failed)
+        )
 
 
 def _combinations(values: Mapping[str, list[Any]]) -> list[Point]:
@@ -204,14 +239,24 @@ def slug(text: str) -> str:
 
 
 def packaged_sweeps() -> dict[str, Path]:
-    """Returns the sweeps that come with fedseed and, in a folder `sweeps`, with packages that add commands, by name."""
+    """Returns the sweeps that come with fedseed and, in a folder `sweeps`, with packages that add
+    commands, by name.
+    """
     packages = sorted({point.module.partition(".")[0] for point in entry_points(group=COMMANDS)})
-    folders = [files("fedseed") / "recipes" / "sweeps", *(files(package) / "sweeps" for package in packages)]
-    return {path.stem: path for folder in folders for path in sorted(Path(str(folder)).glob("*.toml"))}
+    folders = [
+        files("fedseed") / "recipes" / "sweeps",
+        *(files(package) / "sweeps" for package in packages),
+    ]
+    return {
+        path.stem: path for folder in folders for path in sorted(Path(str(folder)).glob("*.toml"))
+    }
 
 
 def find_sweep(source: str) -> Path | None:
-    """Returns the file of a sweep, given a packaged one's name or a TOML file with [[run]]; None for anything else."""
+    """Returns the file of a sweep, given a packaged one's name or a TOML file with [[run]].
+
+    None for anything else.
+    """
     path = Path(source)
     if not path.is_file():
         return None if source in packaged_recipes() else packaged_sweeps().get(source)
@@ -222,10 +267,15 @@ def find_sweep(source: str) -> Path | None:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Returns a sweep from its file. Raises RecipeError, which names the key, if the file is wrong."""
+    """Returns a sweep from its file.
+
+    Raises RecipeError, which names the key, if the file is wrong.
+    """
     sweep = _checked(read_toml(path), str(path))
     beside = [
-        run.model_copy(update={"recipe": str(path.parent / run.recipe)}) if run.recipe.endswith(".toml") else run
+        run.model_copy(update={"recipe": str(path.parent / run.recipe)})
+        if run.recipe.endswith(".toml")
+        else run
         for run in sweep.runs
     ]
     return sweep.model_copy(update={"runs": beside})
@@ -239,7 +289,8 @@ def _checked(data: Mapping[str, Any], where: str) -> Sweep:
 
 
 def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
-    """Returns key and values of a text such as "method.rate=1e-3,3e-4", which was typed for an option.
+    """Returns key and values of a text such as "method.rate=1e-3,3e-4", which was typed for an
+    option.
 
     Raises RecipeError if the text has another form.
     """
@@ -249,7 +300,8 @@ def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
     try:
         return key.strip(), tomllib.loads(f"values = [{values}]")["values"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), [value.strip() for value in values.split(",")]  # bare text needs no quotes
+        # bare text needs no quotes
+        return key.strip(), [value.strip() for value in values.split(",")]
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -261,9 +313,13 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def made_sweep(
-    file: Path | None, recipes: Sequence[str], changes: Sequence[str] = (), seeds: list[int] | None = None,
-    grid: Mapping[str, list[Any]] = {}, each: Mapping[str, list[Any]] = {},
-) -> Sweep:  # fmt: skip
+    file: Path | None,
+    recipes: Sequence[str],
+    changes: Sequence[str] = (),
+    seeds: list[int] | None = None,
+    grid: Mapping[str, list[Any]] = {},
+    each: Mapping[str, list[Any]] = {},
+) -> Sweep:
     """Returns the sweep of a file, or of recipes, with what a command line adds after it.
 
     Args:
@@ -278,18 +334,30 @@ def made_sweep(
         RecipeError: the file is wrong, or two recipes have the same name.
     """
     if file is None:
-        sweep = _checked({"run": [{"label": Path(recipe).stem, "recipe": recipe} for recipe in recipes]}, "compare")
+        sweep = _checked(
+            {"run": [{"label": Path(recipe).stem, "recipe": recipe} for recipe in recipes]},
+            "compare",
+        )
     else:
         sweep = read_sweep(file)
     if any(change.partition("=")[0].strip() == "seed" for change in changes):
-        raise RecipeError("--set seed: a sweep's runs have the seeds that --seeds says, such as --seeds 1,2,3")
+        raise RecipeError(
+            "--set seed: a sweep's runs have the seeds that --seeds says, such as --seeds 1,2,3"
+        )
     lines = [line for run in sweep.runs for line in run.lines(each)]
     runs = [line.model_copy(update={"grid": {**line.grid, **grid}}) for line in lines]
     blocks = []
     for block in sweep.scenarios:  # what was typed goes before a block's own values
-        left = {run: {k: v for k, v in own.items() if k not in grid} for run, own in block.grids.items()}
+        left = {
+            run: {k: v for k, v in own.items() if k not in grid} for run, own in block.grids.items()
+        }
         blocks.append(block.model_copy(update={"grids": left}))
-    made = {"runs": runs, "scenarios": blocks, "set": [*sweep.set, *changes], "seeds": seeds or sweep.seeds}
+    made = {
+        "runs": runs,
+        "scenarios": blocks,
+        "set": [*sweep.set, *changes],
+        "seeds": seeds or sweep.seeds,
+    }
     return sweep.model_copy(update=made)
 
 
@@ -300,9 +368,11 @@ class How:
     jobs: int = 1  # runs at a time; the machine's cores are shared out among them
     plugins: Sequence[str] = ()  # files and modules to load first, here and in the runs' processes
     trust_plugins: bool = False  # load what recipes name as plug-ins, too
-    workers: int | None = None  # local processes that each run deals its clients to; None: a run is one process
+    # local processes that each run deals its clients to; None: a run is one process
+    workers: int | None = None
     threads: int | None = None  # how many threads each process has
-    ray: str | None = None  # the address of a Ray cluster whose machines have the runs; None: this machine has them
+    # the address of a Ray cluster whose machines have the runs; None: this machine has them
+    ray: str | None = None
 
 
 @dataclass(frozen=True)
@@ -325,7 +395,8 @@ class WorkerPool:
 
     Args:
         threads: how many threads a run may use; None: as many as there are cores.
-        cluster: whose machines the processes are on, where one that dies is started anew; None: this machine.
+        cluster: whose machines the processes are on, where one that dies is started anew; None:
+            this machine.
     """
 
     def __init__(self, threads: int | None = None, cluster: Cluster | None = None) -> None:
@@ -337,7 +408,9 @@ class WorkerPool:
         self.stopped = threading.Event()
 
     def run(self, job: Job) -> str | None:
-        """Runs or resumes a job; of a finished one, only checks the recipe. Its output goes to log.txt in its folder.
+        """Runs or resumes a job; of a finished one, only checks the recipe.
+
+        Its output goes to log.txt in its folder.
 
         Returns:
             None, or why it failed.
@@ -347,7 +420,8 @@ class WorkerPool:
         """
         summary = job.folder / "summary.json"
         if summary.exists():
-            RunFolder(job.folder, job.read().to_toml(), resume=True)  # checks that it is the same recipe
+            # checks that it is the same recipe
+            RunFolder(job.folder, job.read().to_toml(), resume=True)
             return None
         job.folder.mkdir(parents=True, exist_ok=True)
         problem: Any = None
@@ -368,7 +442,11 @@ class WorkerPool:
                 break
         if isinstance(problem, RecipeError):
             raise problem
-        return f"its process ended with exit code {process.exitcode}" if problem is None else problem or None
+        return (
+            f"its process ended with exit code {process.exitcode}"
+            if problem is None
+            else problem or None
+        )
 
     def stop(self) -> None:
         """Ends all processes; runs that are not finished can be resumed later."""
@@ -379,8 +457,13 @@ class WorkerPool:
 
 
 def _run(heard: object, say: object, job: Job) -> RecipeError | str:
-    """Does a job in its process; returns what went wrong ("": nothing). The run resumes what was begun earlier."""
-    log = os.open(job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    """Does a job in its process; returns what went wrong ("": nothing).
+
+    The run resumes what was begun earlier.
+    """
+    log = os.open(
+        job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644
+    )
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.setdefault(COMMAND, "1")  # on a cluster's other machine, too
@@ -414,13 +497,18 @@ class Sweeping:
         RecipeError: a recipe or setting is wrong; nothing has been run then.
     """
 
-    def __init__(self, sweep: Sweep, out: Path, say: Callable[[str], None], how: How = How()) -> None:
+    def __init__(
+        self, sweep: Sweep, out: Path, say: Callable[[str], None], how: How = How()
+    ) -> None:
         self.sweep = sweep
-        self.how = replace(how, plugins=tuple(map(resolve, how.plugins)))  # the runs have processes of their own
+        # the runs have processes of their own
+        self.how = replace(how, plugins=tuple(map(resolve, how.plugins)))
         self.out = out
         self.say = say
         share = max(1, (os.cpu_count() or 1) // self.how.jobs) if self.how.jobs > 1 else None
-        cluster = None if self.how.ray is None else Cluster(self.how.ray, self.how.jobs, self.how.threads)
+        cluster = (
+            None if self.how.ray is None else Cluster(self.how.ray, self.how.jobs, self.how.threads)
+        )
         self.pool = WorkerPool(share if cluster is None else cluster.threads, cluster)
         self._numbers = count(1)  # of runs that are over
         self.total = 0
@@ -433,30 +521,46 @@ class Sweeping:
                 self._check(scenario, run, point, choosing)
 
     def run(self) -> list[SweepLine]:
-        """Runs what is missing and returns the tables' lines. A run that fails is reported and left out.
+        """Runs what is missing and returns the tables' lines.
+
+        A run that fails is reported and left out.
 
         Raises:
-            RecipeError: there is nothing to choose a grid's point on, or a run's data or model can't be had.
+            RecipeError: there is nothing to choose a grid's point on, or a run's data or model
+                can't be had.
         """
         lines, seen = self.sweep.lines(), set()
         choosing = [line for line in lines if self.sweep.choose_in in (None, line[0].name)]
         for scenario, run in choosing:
-            if len(run.points()) > 1:  # errors in the data that it chooses on are raised before any run
+            # errors in the data that it chooses on are raised before any run
+            if len(run.points()) > 1:
                 job = self._job(scenario, run, run.points()[0], self.sweep.seeds[0], choosing=True)
                 task = job.read().task
-                if (about := task.model_dump_json()) not in seen and not (job.folder / "summary.json").exists():
+                if (about := task.model_dump_json()) not in seen and not (
+                    job.folder / "summary.json"
+                ).exists():
                     seen.add(about)
                     task.load()
         with ThreadPoolExecutor(self.how.jobs) as pool:
-            chosen = {(block.name, run.label): pool.submit(self._choose, block, run) for block, run in choosing}
+            chosen = {
+                (block.name, run.label): pool.submit(self._choose, block, run)
+                for block, run in choosing
+            }
             # a line waits for its point to be chosen: all choosing is ahead of it in the pool
             made = [
-                pool.submit(self._line, scenario, run, chosen[self.sweep.choose_in or scenario.name, run.label])
+                pool.submit(
+                    self._line,
+                    scenario,
+                    run,
+                    chosen[self.sweep.choose_in or scenario.name, run.label],
+                )
                 for scenario, run in lines
             ]
             try:
                 return [line.result() for line in made]
-            except BaseException:  # Ctrl-C, or a recipe that turned out wrong: nothing goes on behind the caller's back
+            except BaseException:
+                # Ctrl-C, or a recipe that turned out wrong: nothing goes on behind the caller's
+                # back
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
             finally:
@@ -465,7 +569,9 @@ class Sweeping:
     def _check(self, scenario: Scenario, run: SweepRun, point: Point, choosing: bool) -> None:
         job = self._job(scenario, run, point, self.sweep.seeds[0], choosing=False)
         if job.folder in self._folders:
-            raise RecipeError(f'run "{run.label}": two points of its grid have names that give the same folder')
+            raise RecipeError(
+                f'run "{run.label}": two points of its grid have names that give the same folder'
+            )
         self._folders.add(job.folder)
         task = job.read().task
         if not choosing:
@@ -473,17 +579,20 @@ class Sweeping:
         kept = getattr(task, "validation", None)
         if "evaluate_on" not in type(task).model_fields:
             raise RecipeError(
-                f'run "{run.label}" has a grid, but task.name = "{task.name}" has no validation examples to choose '
-                "on (task.evaluate_on): give one value for each key"
+                f'run "{run.label}" has a grid, but task.name = "{task.name}" has no validation '
+                "examples to choose on (task.evaluate_on): give one value for each key"
             )
         if kept == 0:
             raise RecipeError(
-                f'run "{run.label}" has a grid, whose point is chosen on validation examples, but task.validation = 0 '
-                f"keeps none: set it, such as --set task.validation={0.1 if isinstance(kept, float) else 200}"
+                f'run "{run.label}" has a grid, whose point is chosen on validation examples, but '
+                "task.validation = 0 keeps none: set it, such as --set "
+                f"task.validation={0.1 if isinstance(kept, float) else 200}"
             )
         self._job(scenario, run, point, self.sweep.seeds[0], choosing=True).read()
 
-    def _job(self, scenario: Scenario, run: SweepRun, point: Point, seed: int, choosing: bool) -> Job:
+    def _job(
+        self, scenario: Scenario, run: SweepRun, point: Point, seed: int, choosing: bool
+    ) -> Job:
         own = scenario.also.get(run.label, [])
         settings = [*self.sweep.set, *scenario.set, *run.set, *own, *point, f"seed={seed}"]
         parts = [slug(scenario.name), slug(run.label)]
@@ -503,12 +612,17 @@ class Sweeping:
         points = run.points()
         if len(points) == 1:
             return points[0], {}
-        jobs = {point: self._job(scenario, run, point, self.sweep.seeds[0], choosing=True) for point in points}
+        jobs = {
+            point: self._job(scenario, run, point, self.sweep.seeds[0], choosing=True)
+            for point in points
+        }
         tried = {point: self._metric(self._run(job)) for point, job in jobs.items()}
         sign = 1 if lower_is_better(self.sweep.metric) else -1
         return min(points, key=lambda p: sign * tried[p] if isfinite(tried[p]) else inf), tried
 
-    def _line(self, scenario: Scenario, run: SweepRun, chosen: Future[tuple[Point, dict[Point, float]]]) -> SweepLine:
+    def _line(
+        self, scenario: Scenario, run: SweepRun, chosen: Future[tuple[Point, dict[Point, float]]]
+    ) -> SweepLine:
         best, tried = chosen.result()
         folders, failed = {}, {}
         for seed in self.sweep.seeds:
@@ -521,7 +635,8 @@ class Sweeping:
         edges = (
             key
             for (key, values), setting in zip(run.grid.items(), best, strict=True)
-            if len(values) > 2 and setting.partition("=")[2] in (json.dumps(values[0]), json.dumps(values[-1]))
+            if len(values) > 2
+            and setting.partition("=")[2] in (json.dumps(values[0]), json.dumps(values[-1]))
         )
         return SweepLine(scenario.name, run.label, best, tried, next(edges, None), folders, failed)
 
@@ -547,9 +662,13 @@ class Sweeping:
             return problem
         summary = read_summary(job.folder)
         final = summary["final"]
-        metrics = ", ".join(f"{k} {final[k]:.3f}" for k in shown_metrics(final) if not k.startswith("unseen_"))
+        metrics = ", ".join(
+            f"{k} {final[k]:.3f}" for k in shown_metrics(final) if not k.startswith("unseen_")
+        )
         spent = "there already" if there else f"{time.perf_counter() - began:.0f} s"
-        diverged = f", diverged in round {at}" if (at := summary.get("diverged")) is not None else ""
+        diverged = (
+            f", diverged in round {at}" if (at := summary.get("diverged")) is not None else ""
+        )
         if untaken := summary.get("not_taken"):
             diverged += f", {plural(untaken, 'step')} not taken"
         self.say(f"{head}: {metrics}{diverged} ({spent})")
@@ -575,7 +694,11 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine], brief: bool = False) -> lis
     made = []
     for scenario in sweep.scenarios:
         compared = [line.compared() for line in lines if line.scenario == scenario.name]
-        made.append(results_sheet(_joined(sweep.title, scenario.name, by=": "), compared, len(sweep.seeds), brief))
+        made.append(
+            results_sheet(
+                _joined(sweep.title, scenario.name, by=": "), compared, len(sweep.seeds), brief
+            )
+        )
         made.append(costs_sheet(_joined("Costs of a round", scenario.name, by=": "), compared))
     shown = [line for line in lines if sweep.choose_in in (None, line.scenario)]
     tried = []
@@ -586,7 +709,11 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine], brief: bool = False) -> lis
     if tried:
         edges = ", ".join(_joined(line.scenario, line.label) for line in shown if line.edge)
         note = f"By seed {sweep.seeds[0]}."
-        note += f" Chosen at a grid's end, so that a better value may lie beyond it: {edges}." if edges else ""
+        note += (
+            f" Chosen at a grid's end, so that a better value may lie beyond it: {edges}."
+            if edges
+            else ""
+        )
         head = ("scenario", "method", "setting", f"validation {sweep.metric}")
         made.append(Sheet("Chosen on validation examples", head, tried, note))
     return made
@@ -605,26 +732,40 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[s
     from fedseed.reports.plots import draw
 
     tables, views, panels = sheets(sweep, lines), {}, []
-    said = comparison_lines([line.compared() for line in lines]) if len(sweep.scenarios) == 1 else []
+    said = (
+        comparison_lines([line.compared() for line in lines]) if len(sweep.scenarios) == 1 else []
+    )
     for scenario in sweep.scenarios:
         runs = views[scenario.name] = {
             line.label: [view_folder(folder) for folder in line.folders.values()]
             for line in lines
             if line.scenario == scenario.name and line.folders
         }
-        panels += curves({label: [view.lines for view in seeds] for label, seeds in runs.items()}, scenario.name)
+        panels += curves(
+            {label: [view.lines for view in seeds] for label, seeds in runs.items()}, scenario.name
+        )
     content = [
         {
-            "scenario": line.scenario, "label": line.label, "chosen": line.point,
+            "scenario": line.scenario,
+            "label": line.label,
+            "chosen": line.point,
             "tried": [{"settings": p, "value": v} for p, v in line.tried.items()],
-            "failed": line.failed, "summaries": {seed: read_summary(folder) for seed, folder in line.folders.items()},
+            "failed": line.failed,
+            "summaries": {seed: read_summary(folder) for seed, folder in line.folders.items()},
         }
         for line in lines
-    ]  # fmt: skip
+    ]
     end = ["".join(f"{text}\n" for text in said)] if said else []
-    write_whole(out / "compare.txt", "\n".join([*(sheet.text() for sheet in tables), *end]).encode())
-    write_whole(out / "compare.md", "\n".join([*(sheet.markdown() for sheet in tables), *end]).encode())
+    write_whole(
+        out / "compare.txt", "\n".join([*(sheet.text() for sheet in tables), *end]).encode()
+    )
+    write_whole(
+        out / "compare.md", "\n".join([*(sheet.markdown() for sheet in tables), *end]).encode()
+    )
     write_whole(out / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
     draw(panels, out / "compare.png", across=4)
-    write_whole(out / "compare.html", comparison_page(sweep.title or "Comparison", views, tables, said).encode())
+    write_whole(
+        out / "compare.html",
+        comparison_page(sweep.title or "Comparison", views, tables, said).encode(),
+    )
     return said

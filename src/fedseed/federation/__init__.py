@@ -1,1 +1,4 @@
-"""A coordinator, its clients, and the rounds they run. `coordinator` is free of torch; import modules by name."""
+"""A coordinator, its clients, and the rounds they run.
+
+`coordinator` is free of torch; import modules by name.
+"""

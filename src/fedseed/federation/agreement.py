@@ -1,7 +1,10 @@
-"""What the run is, before its log fixes it: what most clients say. Nobody decides it by coming first.
+"""What the run is, before its log fixes it: what most clients say.
 
-A process says in its hello which base, layout and first weights it has. Clients count, not processes. Once one opinion
-has more than half of all clients, or more than half of those that the start waits for, it is the run's.
+Nobody decides it by coming first.
+
+A process says in its hello which base, layout and first weights it has. Clients count, not
+processes. Once one opinion has more than half of all clients, or more than half of those that the
+start waits for, it is the run's.
 """
 
 from collections import Counter
@@ -15,11 +18,16 @@ from fedseed.orbit.header import START
 
 @dataclass(frozen=True)
 class Claim:
-    """What a process says. Its header is kept as bytes: there may be as many of them as clients, each large."""
+    """What a process says.
 
-    start: bytes  # the orbit's header as it would begin, encoded; what the base is called there does not matter
+    Its header is kept as bytes: there may be as many of them as clients, each large.
+    """
+
+    # the orbit's header as it would begin, encoded; what the base is called there does not matter
+    start: bytes
     called: tuple[str, str]  # that name
-    weights: str | None  # hex digest of the trained tensors before the first step; None: it does not say
+    # hex digest of the trained tensors before the first step; None: it does not say
+    weights: str | None
     names: tuple[str, ...] | None  # all clients, where nobody else knows them; None: they are known
 
     @classmethod
@@ -57,7 +65,10 @@ class Agreement:
         for host, claim in self.claims.items():
             if clients.get(host):
                 found.setdefault((claim.start, claim.weights, claim.names), []).append(host)
-        return sorted(((sum(clients[h] for h in hosts), hosts) for hosts in found.values()), key=lambda one: -one[0])
+        return sorted(
+            ((sum(clients[h] for h in hosts), hosts) for hosts in found.values()),
+            key=lambda one: -one[0],
+        )
 
     def decided(self, clients: Mapping[str, int], everybody: int, wanted: int) -> Claim | None:
         """Returns what the run is; None: it can't be said yet.
@@ -78,4 +89,5 @@ class Agreement:
         if not (2 * most > everybody > 0 or (wanted and heard >= wanted and 2 * most > heard)):
             return None
         called = Counter(claim.called[0] for claim in claims)
-        return max(claims, key=lambda claim: called[claim.called[0]])  # most of them call the base so
+        # most of them call the base so
+        return max(claims, key=lambda claim: called[claim.called[0]])

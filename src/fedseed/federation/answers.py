@@ -1,4 +1,6 @@
-"""Answers what a client's process is asked: plans by updates, and questions by reports about the weights."""
+"""Answers what a client's process is asked: plans by updates, and questions by reports about the
+weights.
+"""
 
 import time
 from collections import deque
@@ -31,12 +33,18 @@ class Answers:
 
     replica: Replica
     presence: Presence  # knows whether the coordinator knows this process
-    evaluations: list[dict[str, Any]] = field(default_factory=list)  # what this process has measured, by round
-    _plans: deque[tuple[frozenset[int] | None, bytes]] = field(default_factory=lambda: deque(maxlen=MOST_PLANS))
-    _asks: deque[tuple[frozenset[int] | None, bytes]] = field(default_factory=lambda: deque(maxlen=MOST_PLANS))
+    # what this process has measured, by round
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    _plans: deque[tuple[frozenset[int] | None, bytes]] = field(
+        default_factory=lambda: deque(maxlen=MOST_PLANS)
+    )
+    _asks: deque[tuple[frozenset[int] | None, bytes]] = field(
+        default_factory=lambda: deque(maxlen=MOST_PLANS)
+    )
     _masking: "Masking | None" = None
     _question: Question | None = None
-    _given: dict[int, bytes | str] = field(default_factory=dict)  # updates, or reasons for none, by client
+    # updates, or reasons for none, by client
+    _given: dict[int, bytes | str] = field(default_factory=dict)
     _report: dict[str, Any] | None = None
     _version: int = -1  # of the weights that updates and report are about
 
@@ -49,7 +57,8 @@ class Answers:
             elif kind == b"P":
                 picked, carried = read_plan(body)
                 number, _ = about_of(carried)
-                while self._plans and about_of(self._plans[-1][1])[0] > number:  # rounds of a log that was set back
+                # rounds of a log that was set back
+                while self._plans and about_of(self._plans[-1][1])[0] > number:
                     self._plans.pop()
                 self._plans.append((picked, carried))
             elif kind == b"K":
@@ -80,7 +89,10 @@ class Answers:
 
     @property
     def masking(self) -> "Masking | None":
-        """Returns the hosted clients' secrets, which outlast a reload of the weights; None: nothing is masked."""
+        """Returns the hosted clients' secrets, which outlast a reload of the weights.
+
+        None: nothing is masked.
+        """
         hosted, numbers = self.replica.hosted, self.replica.numbers
         if self._masking is None and hosted.secure is not None:
             from fedseed.federation.secure import Masking
@@ -88,19 +100,28 @@ class Answers:
             examples = {numbers[name]: len(items) for name, items in hosted.items.items()}
             own = {numbers[name]: key for name, key in hosted.identities.items()}
             folder, known = hosted.opened, hosted.secure.known(numbers)
-            places = {numbers[name]: folder / name for name in hosted.items} if folder is not None else {}
+            places = (
+                {numbers[name]: folder / name for name in hosted.items}
+                if folder is not None
+                else {}
+            )
             warn, method = self.replica.progress.warn, hosted.worker.method
             self._masking = Masking(hosted.secure, method, examples, warn, own, known, places)
             opened = max((client.opened for client in self._masking.clients.values()), default=0)
             if opened > self.replica.at + 1:
                 raise FedseedError(
-                    f"{folder}: round {opened} of a run of this name was opened here, and the log is at "
-                    f"{self.replica.at}: no round is opened twice. Choose another name (--run), or delete these files"
+                    f"{folder}: round {opened} of a run of this name was opened here, and the log "
+                    "is at "
+                    f"{self.replica.at}: no round is opened twice. Choose another name (--run), or "
+                    "delete these files"
                 )
         return self._masking
 
     async def try_ask(self) -> bool:
-        """Answer what is asked for a secure sum, once the steps before it are here; returns whether it was answered."""
+        """Answer what is asked for a secure sum, once the steps before it are here.
+
+        Returns whether it was answered.
+        """
         if not self._asks or not self._ready:
             self._asks.clear()  # it comes again
             return False
@@ -115,13 +136,18 @@ class Answers:
             for name in self.replica.hosted.items:
                 number = self.replica.numbers[name]
                 if picked is None or number in picked:
-                    await self.replica.end.send(name, "update", answered(self._masking, number, ask))
+                    await self.replica.end.send(
+                        name, "update", answered(self._masking, number, ask)
+                    )
         if self._asks and self._asks[0] == (picked, ask):  # more may have come meanwhile
             self._asks.popleft()
         return True
 
     async def try_plan(self) -> bool:
-        """Do what the oldest plan asks, if the steps before it are here; returns whether anything was done."""
+        """Do what the oldest plan asks, if the steps before it are here.
+
+        Returns whether anything was done.
+        """
         if not self._plans:
             return False
         picked, carried = self._plans[0]
@@ -133,7 +159,13 @@ class Answers:
             mine = [name for name in hosted.items if picked is None or numbers[name] in picked]
             if number == self.replica.at + 1 and mine:
                 plan = await fetch(self.replica.end, carried, None)
-                work = plan, Message.decode(plan).expect(MessageKind.PLAN, hosted.worker.method.code, number), mine
+                work = (
+                    plan,
+                    Message.decode(plan).expect(
+                        MessageKind.PLAN, hosted.worker.method.code, number
+                    ),
+                    mine,
+                )
         if work is not None:
             await self._answer(*work)
         # it may have come once more meanwhile
@@ -141,7 +173,9 @@ class Answers:
         return True
 
     async def _answer(self, plan: bytes, about: Message, names: Sequence[str]) -> None:
-        """Train for the clients that have not trained in this round yet, and send everybody's answer."""
+        """Train for the clients that have not trained in this round yet, and send everybody's
+        answer.
+        """
         numbers = self.replica.numbers
         self._forget_older()
         new = [name for name in names if numbers[name] not in self._given]
@@ -159,7 +193,9 @@ class Answers:
         hosted = self.replica.hosted
         numbers = [self.replica.numbers[name] for name in names]
         items = [hosted.items[name] for name in names]
-        answers = await self.replica.thread.do(hosted.worker.train_all, [plan] * len(names), numbers, items)
+        answers = await self.replica.thread.do(
+            hosted.worker.train_all, [plan] * len(names), numbers, items
+        )
         for number, answer in zip(numbers, answers, strict=True):
             if answer.message is None:
                 self._given[number] = str(answer.reason)
@@ -181,33 +217,51 @@ class Answers:
         elif plan.attempt and not isinstance(answer, str):
             answer = replace(Message.decode(answer), attempt=plan.attempt).encode()
         if isinstance(answer, str):
-            await self.replica.end.send(name, "update", silent_message(plan.round, plan.attempt, answer))
+            await self.replica.end.send(
+                name, "update", silent_message(plan.round, plan.attempt, answer)
+            )
             return
         try:
             if len(answer) > self.replica.end.largest and not await self.presence.ask_for_blobs():
                 return  # the plan comes again
-            carried = await carry(self.replica.end, answer, f"update-{plan.round}-{plan.attempt}-{number}")
+            carried = await carry(
+                self.replica.end, answer, f"update-{plan.round}-{plan.attempt}-{number}"
+            )
         except NetworkError as error:
             self.replica.progress.warn(f"the update of {name} can't be sent now: {error}")
             return
         await self.replica.end.send(name, "update", carried)
 
     async def try_question(self) -> bool:
-        """Report on the weights, if they are those that are asked about; returns whether anything was done."""
+        """Report on the weights, if they are those that are asked about.
+
+        Returns whether anything was done.
+        """
         asked = self._question
-        if asked is None or asked.round > self.replica.at or (asked.round == self.replica.at and not self._ready):
+        if (
+            asked is None
+            or asked.round > self.replica.at
+            or (asked.round == self.replica.at and not self._ready)
+        ):
             return False
         self._question = None
         if asked.round < self.replica.at:
             return True
         self._forget_older()
-        if self._report is None:  # a digest, if it is wanted, and what the work since the last one has cost
+        # a digest, if it is wanted, and what the work since the last one has cost
+        if self._report is None:
             space, ratio = self.replica.hosted.worker.space, None
             digest = await self.replica.digest() if asked.digest else NO_DIGEST
             if (norm := self.replica.norm) is not None:
                 ratio = norm / max(await self.replica.thread.do(space.norm), 1e-30)
             done, self.replica.spent = self.replica.spent, Cost()
-            self._report = {"round": asked.round, "digest": digest, "spent": done, "ratio": ratio, "metrics": None}
+            self._report = {
+                "round": asked.round,
+                "digest": digest,
+                "spent": done,
+                "ratio": ratio,
+                "metrics": None,
+            }
         if asked.evaluate in (self.replica.hosted.host, True) and self._report["metrics"] is None:
             await self._evaluate(self._report)
         await self.presence.say(Report, **self._report)
@@ -219,5 +273,7 @@ class Answers:
         found = await self.replica.thread.do(self.replica.hosted.evaluate, model)
         self.evaluations.append({"round": report["round"], **found})
         metrics = {name: value for name, value in found.items() if name != "by_client"}
-        report.update(metrics=metrics, by_client=found.get("by_client"), seconds=time.perf_counter() - start)
+        report.update(
+            metrics=metrics, by_client=found.get("by_client"), seconds=time.perf_counter() - start
+        )
         self.replica.progress.round(RoundLine(report["round"], metrics=metrics))

@@ -1,17 +1,20 @@
 """Decides which updates count beside the others of a round, and which steps are taken.
 
-    an update   larger than any honest one (LARGEST), or more than `proportion` times the median of its round: refused
-    a claim     of examples, or of terms of a loss, more than `claims` times the median: refused with the update
-    a step      not finite, farther than the weights' dtype goes, or more than `proportion` times as large as the median
+    an update   larger than any honest one (LARGEST), or more than `proportion` times the median of
+    its round: refused
+    a claim     of examples, or of terms of a loss, more than `claims` times the median: refused
+    with the update
+    a step      not finite, farther than the weights' dtype goes, or more than `proportion` times as
+    large as the median
                 of the last WINDOW steps: not taken, and nothing is remembered of its answers
 
-Payloads say how large they are (`Payload.size`). The median is the lower one of those that are not zero, so that any
-minority may lie in either direction. It takes FEW sizes at least: fewer can't outvote a liar.
-Where all updates of a round are too large, nobody can say that it is one client's doing: none is refused, and the step
-is not taken. So a run that diverges goes on to its end.
+Payloads say how large they are (`Payload.size`). The median is the lower one of those that are not
+zero, so that any minority may lie in either direction. It takes FEW sizes at least: fewer can't
+outvote a liar. Where all updates of a round are too large, nobody can say that it is one client's
+doing: none is refused, and the step is not taken. So a run that diverges goes on to its end.
 
-Everything here follows from the round's answers and the steps before, so a coordinator that is started again decides
-as the first one did. Free of torch.
+Everything here follows from the round's answers and the steps before, so a coordinator that is
+started again decides as the first one did. Free of torch.
 """
 
 from collections import deque
@@ -33,14 +36,18 @@ HIGHEST = {"float16": 65504.0}  # what a weight can hold, where that is less tha
 
 
 class Bounds(BaseModel):
-    """How far from the others a client, or a step, may be. The defaults are far outside of what honest clients send.
+    """How far from the others a client, or a step, may be.
+
+    The defaults are far outside of what honest clients send.
 
     Args:
-        proportion: an update this many times as large as the median of its round is refused (of three answers or
-            more), a step this many times as large as the median of the last 16 is not taken; "off": neither.
-        claims: where clients weigh by their examples or terms: one that says it has this many times the median of its
-            round is refused; "off": it is not. A client that claims less takes its weight: a lower value bounds that,
-            and method.weighting = "equal" makes such claims worth nothing.
+        proportion: an update this many times as large as the median of its round is refused (of
+            three answers or more), a step this many times as large as the median of the last 16 is
+            not taken; "off": neither.
+        claims: where clients weigh by their examples or terms: one that says it has this many times
+            the median of its round is refused; "off": it is not. A client that claims less takes
+            its weight: a lower value bounds that, and method.weighting = "equal" makes such claims
+            worth nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -61,10 +68,19 @@ class Bounds(BaseModel):
             return {}
         sizes = {client: size for client, size in sizes.items() if client not in found}
         for client in _beyond(self.claims, claims):
-            found[client] = f"it claims more than {self.claims:g} times the examples or terms of others (bounds.claims)"
+            found[client] = (
+                f"it claims more than {self.claims:g} times the examples or terms of others "
+                "(bounds.claims)"
+            )
         for client in _beyond(self.proportion, sizes):
-            times = f"{10 ** int(log10(sizes[client] / lower_median(sizes.values()))):.0e} times the median"
-            found[client] = f"out of all proportion: {times} of its round (bounds.proportion = {self.proportion:g})"
+            times = (
+                f"{10 ** int(log10(sizes[client] / lower_median(sizes.values()))):.0e} times "
+                "the median"
+            )
+            found[client] = (
+                f"out of all proportion: {times} of its round (bounds.proportion = "
+                f"{self.proportion:g})"
+            )
         return found
 
 
@@ -78,7 +94,9 @@ class LastSteps:
     def problem(self, size: float) -> str | None:
         """Returns why a step of this size is not taken; None: it is."""
         if not size <= LARGEST:
-            return f"it is out of all proportion: {size:.3g}, and no honest one is above {LARGEST:.0e}"
+            return (
+                f"it is out of all proportion: {size:.3g}, and no honest one is above {LARGEST:.0e}"
+            )
         if len(self._sizes) < FEW or self.bounds.proportion == "off":
             return None
         usual = lower_median(self._sizes)
@@ -106,10 +124,15 @@ class LastSteps:
 
 
 def too_far(change: Change, layout: Layout) -> str | None:
-    """Returns why a sum of directions or entries can't be added to the weights; None: it can, or it is no such sum."""
+    """Returns why a sum of directions or entries can't be added to the weights.
+
+    None: it can, or it is no such sum.
+    """
     most = min(HIGHEST.get(entry.dtype, LARGEST) for entry in layout.tensors)
     if isinstance(change, Entries):
-        farthest = max((float(np.abs(patch.values).max(initial=0)) for patch in change.patches), default=0.0)
+        farthest = max(
+            (float(np.abs(patch.values).max(initial=0)) for patch in change.patches), default=0.0
+        )
         what, far = "a weight by", abs(change.scale) * farthest
     elif isinstance(change, Add | Rebuild | Optimize) and change.terms:
         scale = change.rule.rate if isinstance(change, Optimize) else change.scale

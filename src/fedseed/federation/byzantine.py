@@ -1,7 +1,9 @@
-"""What Byzantine clients of a simulated round send. They keep to the protocol: each lie is an encoded update.
+"""What Byzantine clients of a simulated round send.
 
-A lie of one client alone is made of its honest update (`fedseed.attacks.updates.alone`); those who know the honest
-updates of the round decode them, as the coordinator would, and agree on one vector.
+They keep to the protocol: each lie is an encoded update.
+
+A lie of one client alone is made of its honest update (`fedseed.attacks.updates.alone`); those who
+know the honest updates of the round decode them, as the coordinator would, and agree on one vector.
 """
 
 from collections.abc import Callable, Mapping, Set
@@ -35,7 +37,8 @@ class Byzantine:
     coordinator: Coordinator  # of the run; its bounds and state are known to everybody
     kind: AttackKind  # what they do; "labels" acts through their data
     attackers: Set[int]  # their numbers
-    strength: float | None = None  # z of "alie", epsilon of "inner-product", times of "claims"; None: as usual
+    # z of "alie", epsilon of "inner-product", times of "claims"; None: as usual
+    strength: float | None = None
 
     def __post_init__(self) -> None:
         if problem := attack_problem(self.coordinator.method, self.kind):
@@ -45,7 +48,10 @@ class Byzantine:
                 self.coordinator.examples[client] = self._claimed(self.coordinator.examples[client])
 
     def sent(
-        self, number: int, messages: Mapping[int, bytes], corrupt: Callable[[bytes, AttackKind], bytes]
+        self,
+        number: int,
+        messages: Mapping[int, bytes],
+        corrupt: Callable[[bytes, AttackKind], bytes],
     ) -> dict[int, bytes]:
         """Returns what each client sends; honest ones what they were given.
 
@@ -58,14 +64,24 @@ class Byzantine:
         if self.kind == "labels" or not liars:
             return dict(messages)
         if self.kind in SINGLE:
-            return {c: corrupt(data, self.kind) if c in self.attackers else data for c, data in messages.items()}
+            return {
+                c: corrupt(data, self.kind) if c in self.attackers else data
+                for c, data in messages.items()
+            }
         method, state = self.coordinator.method, self.coordinator.state
         about = About(method, state, "update", number)
         frames = {client: Message.decode(message) for client, message in messages.items()}
-        updates = {c: method.decode_update(state, number, frame.payload) for c, frame in frames.items()}
-        honest = {client: update for client, update in updates.items() if client not in self.attackers}
+        updates = {
+            c: method.decode_update(state, number, frame.payload) for c, frame in frames.items()
+        }
+        honest = {
+            client: update for client, update in updates.items() if client not in self.attackers
+        }
         lies = self._lies(updates, honest, liars, about)
-        changed = {client: replace(frames[client], payload=lie.encode()).encode() for client, lie in lies.items()}
+        changed = {
+            client: replace(frames[client], payload=lie.encode()).encode()
+            for client, lie in lies.items()
+        }
         return {client: changed.get(client, message) for client, message in messages.items()}
 
     def _lies(
@@ -75,40 +91,55 @@ class Byzantine:
         if self.kind in OMNISCIENT and honest:
             if self.kind == "mimic":
                 return dict.fromkeys(liars, honest[min(honest)])
-            vectors = np.stack([update.vector(about) for update in honest.values()]).astype(np.float64)
+            vectors = np.stack([update.vector(about) for update in honest.values()]).astype(
+                np.float64
+            )
             alie = self.kind == "alie"
             lie = (
-                little_is_enough(vectors, self.strength) if alie else inner_product(vectors, len(liars), self.strength)
+                little_is_enough(vectors, self.strength)
+                if alie
+                else inner_product(vectors, len(liars), self.strength)
             )
             return {client: updates[client].with_vector(lie, about) for client in liars}
         seed = self.coordinator.state.seed  # reversed, also by those who know nobody's update
         lies = {client: alone(updates[client], "sign", seed, client, about) for client in liars}
         if self.kind == "largest":
-            most = largest_accepted([update.size(about) for update in honest.values()], self.coordinator.bounds)
+            most = largest_accepted(
+                [update.size(about) for update in honest.values()], self.coordinator.bounds
+            )
             return {client: _as_large_as(lie, most, about) for client, lie in lies.items()}
         if self.kind == "claims":
-            for client, lie in lies.items():  # a loss of so many times the terms, too, where that decides its weight
+            # a loss of so many times the terms, too, where that decides its weight
+            for client, lie in lies.items():
                 if (field := lie.weight_terms) is not None:
                     lies[client] = replace(lie, **{field: self._claimed(getattr(lie, field))})
         return lies
 
     def _claimed(self, count: int) -> int:
-        return min(int(count * (CLAIMED if self.strength is None else self.strength)), (1 << 32) - 1)
+        return min(
+            int(count * (CLAIMED if self.strength is None else self.strength)), (1 << 32) - 1
+        )
 
 
 def largest_accepted(sizes: list[float], bounds: Bounds) -> float:
-    """Returns how large an update may be beside others of these sizes, just so that nobody refuses it."""
+    """Returns how large an update may be beside others of these sizes, just so that nobody refuses
+    it.
+    """
     if bounds.proportion == "off" or not any(size > 0 for size in sizes):
         return _BELOW * LARGEST
     return _BELOW * min(LARGEST, bounds.proportion * lower_median(sizes))
 
 
 def _as_large_as(lie: Any, most: float, about: About) -> Any:
-    """Returns the same update, longer. One whose size says nothing, such as a vote, stays as it is."""
+    """Returns the same update, longer.
+
+    One whose size says nothing, such as a vote, stays as it is.
+    """
     vector = lie.vector(about).astype(np.float64)
     peak = float(np.abs(vector).max(initial=0.0))
     if not lie.size(about) or not peak:
         return lie
-    scaled = lie.with_vector(vector * (most / peak), about)  # sizes have floors: first make it large, then fit
+    # sizes have floors: first make it large, then fit
+    scaled = lie.with_vector(vector * (most / peak), about)
     factor = most / scaled.size(about)
     return lie.with_vector(vector * (most / peak * factor), about)

@@ -1,9 +1,11 @@
-"""Declares the messages, in JSON, in which coordinator and clients tell each other about themselves.
+"""Declares the messages, in JSON, in which coordinator and clients tell each other about
+themselves.
 
-Whoever sends one may lie or be broken. `read` returns a message within the bounds that stand here, or refuses it by a
-MessageError that names the field; so whoever uses one later finds numbers that can be added up over all processes and
-rounds and be written down. What is in bounds is believed as far as docs/federation.md says: it is shown, and digests
-are compared. No weight, step or privacy account depends on it.
+Whoever sends one may lie or be broken. `read` returns a message within the bounds that stand here,
+or refuses it by a MessageError that names the field; so whoever uses one later finds numbers that
+can be added up over all processes and rounds and be written down. What is in bounds is believed as
+far as docs/federation.md says: it is shown, and digests are compared. No weight, step or privacy
+account depends on it.
 """
 
 import json
@@ -11,7 +13,15 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, PlainSerializer, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainSerializer,
+    ValidationError,
+)
 
 from fedseed.errors import MessageError
 from fedseed.federation.cost import Cost, Seconds, check_name
@@ -19,7 +29,8 @@ from fedseed.orbit.record import DIGEST_BYTES
 from fedseed.reports.results import FIELDS
 from fedseed.text import first_problem
 
-MOST_PARTS = 250_000  # values and keys of a message: a hello of so many clients, a report of their figures
+# values and keys of a message: a hello of so many clients, a report of their figures
+MOST_PARTS = 250_000
 MOST_TEXT = 1 << 20  # characters of a field that holds bytes
 MOST_ROUND = 0xFFFFFFFF  # a round's number has 32 bits in every message
 MOST_EXAMPLES = 10**9  # of a client
@@ -29,8 +40,11 @@ MOST_LOSS = 1e39  # the mean of those that are reported; a float32 ends at 3.4e3
 HELD_OUT = "held_out"
 VALIDATION = "validation"
 COUNTS = (HELD_OUT, VALIDATION)  # numbers of examples among a client's figures
-# fields of a line of metrics: no metric, which keeps the name that a client gives it, may have such a name
-LINE_FIELDS = frozenset((*FIELDS, "epsilon", "evaluated", "metrics", "privacy", "step_over_weights", "weights_moved"))
+# fields of a line of metrics: no metric, which keeps the name that a client gives it, may have such
+# a name
+LINE_FIELDS = frozenset(
+    (*FIELDS, "epsilon", "evaluated", "metrics", "privacy", "step_over_weights", "weights_moved")
+)
 
 M = TypeVar("M", bound="Control")
 
@@ -77,7 +91,9 @@ Examples = Annotated[int, Field(ge=0, le=MOST_EXAMPLES)]
 Names = Annotated[list[Name], Field(max_length=MOST_CLIENTS), FailFast()]
 Digest = Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * DIGEST_BYTES}}}$")]
 Encoded = Annotated[str, Field(max_length=MOST_TEXT)]  # bytes in base64
-Metrics = Annotated[dict[Annotated[str, AfterValidator(_metric)], float], Field(max_length=MOST_METRICS)]
+Metrics = Annotated[
+    dict[Annotated[str, AfterValidator(_metric)], float], Field(max_length=MOST_METRICS)
+]
 Figures = Annotated[Metrics, AfterValidator(_figures)]
 Ratio = Annotated[float, AfterValidator(_ratio)]
 Spent = Annotated[Cost, AfterValidator(_plausible), PlainSerializer(Cost.to_json)]
@@ -110,8 +126,10 @@ class Hello(Control):
     names_matter: bool = True  # whether the run must have these clients
     at: RoundNumber  # the last step that it has taken
     bucket: bool = False  # whether it wants to store large messages
-    begins: Annotated[str, Field(max_length=64)] | None = None  # the digest of its weights before the first step
-    weights: Encoded | None = None  # those weights, or a reference to them, if it was asked for them
+    # the digest of its weights before the first step
+    begins: Annotated[str, Field(max_length=64)] | None = None
+    # those weights, or a reference to them, if it was asked for them
+    weights: Encoded | None = None
 
 
 class Beat(Control):
@@ -128,9 +146,11 @@ class Report(Beat):
     round: RoundNumber  # which round
     digest: Digest  # of the weights, in hex; zeros: they were not hashed
     spent: Spent  # what its work since its last report has cost
-    ratio: Ratio | None = None  # the length of the newest step over that of the weights; None: not known
+    # the length of the newest step over that of the weights; None: not known
+    ratio: Ratio | None = None
     metrics: Metrics | None = None  # what it has measured, by name; None: it has not evaluated
-    by_client: dict[Name, Figures] | None = None  # the same of each client's own held-out data; None: not asked for
+    # the same of each client's own held-out data; None: not asked for
+    by_client: dict[Name, Figures] | None = None
     seconds: Seconds = 0.0  # that the evaluation took
 
 
@@ -155,12 +175,15 @@ class Question(Said):
     """Asks for a report on the weights after a round."""
 
     round: RoundNumber  # which round
-    evaluate: str | bool | None = None  # the host that evaluates, too; True: every one, on what its clients hold out
+    # the host that evaluates, too; True: every one, on what its clients hold out
+    evaluate: str | bool | None = None
     digest: bool = True  # whether they are hashed
 
 
 class Beginning(Said):
-    """What a log begins with, besides the orbit's header: its incarnation, the clients, how many rounds there are."""
+    """What a log begins with, besides the orbit's header: its incarnation, the clients, how many
+    rounds there are.
+    """
 
     epoch: str
     names: list[str]
@@ -178,10 +201,15 @@ class Status(Said):
 
 
 def read(kind: type[M], data: bytes) -> M:
-    """Returns a message. Raises MessageError: not valid, or of so many parts that they take far more memory than it."""
+    """Returns a message.
+
+    Raises MessageError: not valid, or of so many parts that they take far more memory than it.
+    """
     parts = 1 + sum(map(data.count, (b",", b"[", b"{", b":")))
     if parts > MOST_PARTS:
-        raise MessageError(f"not valid JSON: about {parts:,} values, at most {MOST_PARTS:,} are read")
+        raise MessageError(
+            f"not valid JSON: about {parts:,} values, at most {MOST_PARTS:,} are read"
+        )
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -189,10 +217,13 @@ def read(kind: type[M], data: bytes) -> M:
 
 
 def averaged(by_client: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of clients' metrics, each weighed by the examples that it is of; who has none is left out.
+    """Returns the mean of clients' metrics, each weighed by the examples that it is of.
 
-    A client's figures are its metrics by name, and the number of examples: "held_out", and "validation" for metrics
-    that begin with "validation_". They are added up in the mapping's order.
+    Who has none is left out.
+
+    A client's figures are its metrics by name, and the number of examples: "held_out", and
+    "validation" for metrics that begin with "validation_". They are added up in the mapping's
+    order.
     """
     sums: dict[str, float] = {}
     weights: dict[str, float] = {}

@@ -1,4 +1,7 @@
-"""The coordinator: picks clients, plans, checks and combines answers. It holds no model and imports no torch."""
+"""The coordinator: picks clients, plans, checks and combines answers.
+
+It holds no model and imports no torch.
+"""
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,9 +38,12 @@ class Round:
     updates: dict[int, Any] = field(default_factory=dict)
     planned: Content = field(default_factory=Content)  # of a plan
     received: dict[int, Content] = field(default_factory=dict)  # of each update that counts
-    sizes: dict[int, float] = field(default_factory=dict)  # the same updates', as they say themselves
-    said: dict[int, int] = field(default_factory=dict)  # what each that counts claims to weigh, from `screen` on
-    outliers: dict[int, str] | None = None  # whose updates were out of all proportion, once that was looked at
+    # the same updates', as they say themselves
+    sizes: dict[int, float] = field(default_factory=dict)
+    # what each that counts claims to weigh, from `screen` on
+    said: dict[int, int] = field(default_factory=dict)
+    # whose updates were out of all proportion, once that was looked at
+    outliers: dict[int, str] | None = None
 
 
 class Coordinator:
@@ -52,15 +58,23 @@ class Coordinator:
         aggregation: how vectors of the clients become one; None: the weighted mean.
         bounds: how far from the others a client, or a step, may be; None: as by default.
 
-    Raises ValueError: the settings do not fit the layout, the rule does not fit the method, or needs more clients.
+    Raises ValueError: the settings do not fit the layout, the rule does not fit the method, or
+    needs more clients.
     """
 
-    sums: ClassVar[bool] = False  # whether it learns sums of answers alone (`fedseed.federation.secure`)
+    # whether it learns sums of answers alone (`fedseed.federation.secure`)
+    sums: ClassVar[bool] = False
 
     def __init__(
-        self, method: Method, layout: Layout, seed: int, examples: Sequence[int], per_round: int,
-        aggregation: AggregationRule | None = None, bounds: Bounds | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        method: Method,
+        layout: Layout,
+        seed: int,
+        examples: Sequence[int],
+        per_round: int,
+        aggregation: AggregationRule | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
         self.method = method
         self.protection = protection_of(method)
         self.examples = list(examples)
@@ -69,16 +83,21 @@ class Coordinator:
         if problem := misfit(method, self.aggregation, per_round):
             raise ValueError(problem)
         self.state = method.start(layout, seed)
-        self.steps = 0  # that were made, counted here: what privacy they have spent hangs on nothing else
-        self._turns = np.zeros(len(self.examples), dtype=np.int64)  # of each client in them, where that is counted
+        # that were made, counted here: what privacy they have spent hangs on nothing else
+        self.steps = 0
+        # of each client in them, where that is counted
+        self._turns = np.zeros(len(self.examples), dtype=np.int64)
         self.untaken: str | None = None  # why the last round's step was not taken
         self.bounds = bounds or Bounds()
         self._steps = LastSteps(self.bounds)
-        self._outcome: Sequence[NDArray[Any]] | None = None  # of the last round that had one, if the rule remembers it
+        # of the last round that had one, if the rule remembers it
+        self._outcome: Sequence[NDArray[Any]] | None = None
         self._open: Round | None = None
         self.closed = Content()  # of the last round's step
 
-    def open(self, number: int, attempt: int = 0, alive: Collection[int] | None = None) -> list[int]:
+    def open(
+        self, number: int, attempt: int = 0, alive: Collection[int] | None = None
+    ) -> list[int]:
         """Begin a round, or begin it again: what has come for an earlier attempt is dropped.
 
         Args:
@@ -96,13 +115,16 @@ class Coordinator:
     def sampled(self, number: int, alive: Collection[int] | None = None) -> list[int]:
         """Returns the clients that take part in a round, whether it was, is or will be.
 
-        (seed, round) put all clients in an order; the first ones that are alive take part. So who is drawn does not
-        depend on who of the others can be reached. Where turns are counted nobody takes the place of one who can't be:
-        each client's number of turns is known beforehand.
+        (seed, round) put all clients in an order; the first ones that are alive take part. So who
+        is drawn does not depend on who of the others can be reached. Where turns are counted nobody
+        takes the place of one who can't be: each client's number of turns is known beforehand.
         """
         if self.per_round >= len(self.examples):  # whatever the order
             return [i for i in range(len(self.examples)) if alive is None or i in alive]
-        order = (int(i) for i in permutation(self.state.seed, Domain.SAMPLING, len(self.examples), number))
+        order = (
+            int(i)
+            for i in permutation(self.state.seed, Domain.SAMPLING, len(self.examples), number)
+        )
         if self.by_turns:
             return sorted(i for i in list(order)[: self.per_round] if alive is None or i in alive)
         return sorted([i for i in order if alive is None or i in alive][: self.per_round])
@@ -118,7 +140,10 @@ class Coordinator:
         return int(self._turns.max(initial=0)) if self.by_turns else self.steps
 
     def last_round(self, rounds: int) -> int:
-        """Returns the last of so many rounds that privacy's budget allows; it is the same whenever it is asked for."""
+        """Returns the last of so many rounds that privacy's budget allows.
+
+        It is the same whenever it is asked for.
+        """
         most = None if self.protection is None else self.protection.mechanism.affordable
         if most is None:
             return rounds
@@ -154,12 +179,16 @@ class Coordinator:
         return self._open
 
     def plan(self, client: int) -> bytes:
-        """Returns the message, addressed to everybody, that asks a client to take part in the open round."""
+        """Returns the message, addressed to everybody, that asks a client to take part in the open
+        round.
+        """
         current = self.current
         plan = self.method.plan(self.state, PlannedRound(current.number, client, current.clients))
         payload = plan.encode()
         current.planned = plan.content(self.state.layout.size, payload)
-        return Message(MessageKind.PLAN, self.method.code, current.number, EVERYBODY, payload, current.attempt).encode()
+        return Message(
+            MessageKind.PLAN, self.method.code, current.number, EVERYBODY, payload, current.attempt
+        ).encode()
 
     def plans(self) -> dict[bytes, list[int]]:
         """Returns the open round's plans, each with the clients it is for: mostly one for all."""
@@ -172,7 +201,9 @@ class Coordinator:
         return found
 
     def receive(self, data: bytes, sender: int) -> None:
-        """Take a client's update; a refused one changes nothing. Raises MessageError: refused, and why.
+        """Take a client's update; a refused one changes nothing.
+
+        Raises MessageError: refused, and why.
 
         Args:
             data: the message.
@@ -181,9 +212,13 @@ class Coordinator:
         current = self.current
         message = Message.decode(data).expect(MessageKind.UPDATE, self.method.code, current.number)
         if message.client != sender:
-            raise MessageError(f"client {sender} sent an update in the name of client {message.client}")
+            raise MessageError(
+                f"client {sender} sent an update in the name of client {message.client}"
+            )
         if message.attempt != current.attempt:
-            raise MessageError(f"attempt {current.attempt} is open, this answers attempt {message.attempt}")
+            raise MessageError(
+                f"attempt {current.attempt} is open, this answers attempt {message.attempt}"
+            )
         at = bisect_left(current.clients, sender)
         if current.clients[at : at + 1] != [sender]:
             raise MessageError(f"client {sender} takes no part in round {current.number}")
@@ -201,25 +236,35 @@ class Coordinator:
         return update, update.size(About(self.method, self.state, "update", current.number))
 
     def screen(self) -> dict[int, str]:
-        """Refuse the updates that are out of all proportion, once all have come; returns whose, and why, also again."""
+        """Refuse the updates that are out of all proportion, once all have come.
+
+        Returns whose, and why, also again.
+        """
         current = self.current
         if current.outliers is None:
             clients = sorted(current.updates)
             updates = [current.updates[client] for client in clients]
-            terms = [getattr(u, u.weight_terms) if u.weight_terms else 0 for u in updates]  # of their losses
+            # of their losses
+            terms = [getattr(u, u.weight_terms) if u.weight_terms else 0 for u in updates]
             examples = [self.examples[client] for client in clients]
-            current.said = dict(zip(clients, claims(self.method.weighting, examples, terms), strict=True))
-            bounded = self.protection is not None and self.protection.bounds  # by itself: none decides of another's
+            current.said = dict(
+                zip(clients, claims(self.method.weighting, examples, terms), strict=True)
+            )
+            # by itself: none decides of another's
+            bounded = self.protection is not None and self.protection.bounds
             current.outliers = {} if bounded else self.bounds.outliers(current.sizes, current.said)
             for client in current.outliers:
                 del current.updates[client], current.received[client], current.sizes[client]
         return current.outliers
 
     def close(self) -> bytes:
-        """End the round: combine the answers into a step, for everybody; `untaken` says if it is an empty one instead.
+        """End the round: combine the answers into a step, for everybody.
 
-        A step that is not finite, out of all proportion to those before, or of fewer answers than the rule needs is not
-        taken: nothing is remembered of the round's answers, as if nobody had answered.
+        `untaken` says if it is an empty one instead.
+
+        A step that is not finite, out of all proportion to those before, or of fewer answers than
+        the rule needs is not taken: nothing is remembered of the round's answers, as if nobody had
+        answered.
         """
         current = self.current
         self.screen()
@@ -245,10 +290,15 @@ class Coordinator:
         self.closed = step.content(self.state.layout.size, payload)
         self._advance(step)
         self._open = None
-        return Message(MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
+        return Message(
+            MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload
+        ).encode()
 
     def _step(self, answers: Answers) -> tuple[State, bytes, Payload, float]:
-        """Returns the state after answers, the step's bytes and content, its size. Raises MessageError: it can't be."""
+        """Returns the state after answers, the step's bytes and content, its size.
+
+        Raises MessageError: it can't be.
+        """
         with np.errstate(all="ignore"):  # what is not finite is found below
             state: State = self.method.remember(self.state, answers)
             payload = self.method.aggregate(state, answers).encode()
@@ -258,43 +308,60 @@ class Coordinator:
             return state, payload, step, 0.0
         for name, kept in state.state_dict().items():
             if not np.isfinite(kept).all():
-                raise MessageError(f"what the server's optimiser keeps ({name}) would not be finite")
-        if self.method.catch_up.replaces:  # as large as the largest update: Adam's steps are all of one size
+                raise MessageError(
+                    f"what the server's optimiser keeps ({name}) would not be finite"
+                )
+        # as large as the largest update: Adam's steps are all of one size
+        if self.method.catch_up.replaces:
             size = max(self.current.sizes[answer.client] for answer in answers)
         else:
             size = step.size(About(self.method, state, "step"))
-        if problem := self._steps.problem(size) or too_far(self.method.change(state, step), state.layout):
+        if problem := self._steps.problem(size) or too_far(
+            self.method.change(state, step), state.layout
+        ):
             raise MessageError(problem)
         return state, payload, step, size
 
     def _weighted(self, current: Round) -> Answers:
         """Returns the answers of a round that was screened, with the clients' weights."""
         clients = sorted(current.updates)
-        weights = shares([current.said[client] for client in clients])  # as they were screened, whatever was said since
-        answers = tuple(Answer(c, w, current.updates[c]) for c, w in zip(clients, weights, strict=True))
+        # as they were screened, whatever was said since
+        weights = shares([current.said[client] for client in clients])
+        answers = tuple(
+            Answer(c, w, current.updates[c]) for c, w in zip(clients, weights, strict=True)
+        )
         past = Past(self.state.seed, current.number, self._outcome if self.keeps_outcomes else None)
         return Answers(current.number, answers, self.aggregation, past)
 
     def catch_up(self, payloads: Iterable[bytes]) -> list[Content]:
-        """Go on after earlier steps, as an orbit holds them; returns what each holds. Raises MessageError."""
+        """Go on after earlier steps, as an orbit holds them; returns what each holds.
+
+        Raises MessageError.
+        """
         contents = []
         for payload in payloads:
             step = self.method.decode_step(self.state, payload)
             contents.append(step.content(self.state.layout.size, payload))
-            if not self.method.catch_up.replaces:  # whole weights do not say how large the steps to them were
+            # whole weights do not say how large the steps to them were
+            if not self.method.catch_up.replaces:
                 self._steps.take(step.size(About(self.method, self.state, "step")))
             self._advance(step)
         return contents
 
     @property
     def weights(self) -> bytes | None:
-        """Returns the trainable tensors' bytes, where the method's steps are whole weights and one is known."""
+        """Returns the trainable tensors' bytes, where the method's steps are whole weights and one
+        is known.
+        """
         held = getattr(self.state, "weights", None)
         return None if held is None else held.data
 
     @weights.setter
     def weights(self, data: bytes) -> None:
-        """Takes the base's weights, with which a method whose steps replace each other begins. Raises MessageError."""
+        """Takes the base's weights, with which a method whose steps replace each other begins.
+
+        Raises MessageError.
+        """
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, data))
 
     @property
@@ -303,7 +370,10 @@ class Coordinator:
         return self.aggregation.remembers and self.method.lasting_entries
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns what the coordinator remembers besides the steps, as arrays by name; most methods have nothing."""
+        """Returns what the coordinator remembers besides the steps, as arrays by name.
+
+        Most methods have nothing.
+        """
         arrays: dict[str, NDArray[Any]] = self.state.state_dict()
         if self.method.catch_up.replaces:
             arrays = {**arrays, SIZES: self._steps.sizes}
@@ -311,9 +381,17 @@ class Coordinator:
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Takes up what `state_dict` gave. Raises LookupError or ValueError if it does not fit."""
-        parts = sorted((int(name.removeprefix(OUTCOME)), name) for name in arrays if name.startswith(OUTCOME))
-        self._outcome = [arrays[name] for _, name in parts] if parts and self.keeps_outcomes else None
-        own = {name: array for name, array in arrays.items() if name != SIZES and not name.startswith(OUTCOME)}
+        parts = sorted(
+            (int(name.removeprefix(OUTCOME)), name) for name in arrays if name.startswith(OUTCOME)
+        )
+        self._outcome = (
+            [arrays[name] for _, name in parts] if parts and self.keeps_outcomes else None
+        )
+        own = {
+            name: array
+            for name, array in arrays.items()
+            if name != SIZES and not name.startswith(OUTCOME)
+        }
         self.state = self.state.load_state_dict(own)
         if self.method.catch_up.replaces:
             self._steps.load(arrays.get(SIZES, ()))

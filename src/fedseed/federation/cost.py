@@ -11,7 +11,8 @@ MOST_COUNT = 10**15  # passes, steps, weights, losses in one report
 MOST_SECONDS = 1e9  # of a phase: thirty years
 MOST_PHASES = 32
 MOST_NAME = 100  # characters that a phase's name may have, or a metric's; plug-ins choose them
-OWN_PHASES = frozenset(("aggregation", "evaluation", "total"))  # which the coordinator measures itself
+# which the coordinator measures itself
+OWN_PHASES = frozenset(("aggregation", "evaluation", "total"))
 
 
 def check_name(name: str) -> str:
@@ -28,21 +29,25 @@ def _phase(name: str) -> str:
 
 
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
-Seconds = Annotated[float, Field(ge=-1.0, le=MOST_SECONDS)]  # a clock may be off by a little between two readings
+# a clock may be off by a little between two readings
+Seconds = Annotated[float, Field(ge=-1.0, le=MOST_SECONDS)]
 Phase = Annotated[str, AfterValidator(_phase)]
 
 
 @dataclass(slots=True)  # a coordinator keeps one of each client
 class Cost:
-    """What clients report about their work: seconds by phase, passes, their losses' sum and number, skipped steps.
+    """What clients report about their work: seconds by phase, passes, their losses' sum and number,
+    skipped steps.
 
-    And, of their first round where 16-bit weights lose small steps, how many weights have moved, of how many. The types
-    are the bounds of what a client may report.
+    And, of their first round where 16-bit weights lose small steps, how many weights have moved, of
+    how many. The types are the bounds of what a client may report.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
-    seconds: Annotated[dict[Phase, Seconds], Field(max_length=MOST_PHASES)] = field(default_factory=dict)
+    seconds: Annotated[dict[Phase, Seconds], Field(max_length=MOST_PHASES)] = field(
+        default_factory=dict
+    )
     forward_passes: Count = 0
     backward_passes: Count = 0
     skipped_steps: Count = 0
@@ -63,13 +68,18 @@ class Cost:
         return {name: value for name, value in asdict(self).items() if value}
 
     def fit(self, seconds: float) -> None:
-        """Work that several processes did at once took this long by the clock: phases keep their proportions."""
+        """Work that several processes did at once took this long by the clock: phases keep their
+        proportions.
+        """
         spent = sum(self.seconds.values())
         if spent > seconds:
             self.seconds = {phase: part * seconds / spent for phase, part in self.seconds.items()}
 
     def tell(self, line: RoundLine) -> None:
-        """Write the work into a line of metrics, in place of what stands there; seconds are not touched."""
+        """Write the work into a line of metrics, in place of what stands there.
+
+        Seconds are not touched.
+        """
         line.train_loss = self.losses / self.counted if self.counted else None
         line.forward_passes, line.backward_passes = self.forward_passes, self.backward_passes
         line.skipped_steps = self.skipped_steps
@@ -78,9 +88,14 @@ class Cost:
 
 
 def rounding_warning(moved: float) -> str:
-    """Says that 16-bit weights lose small steps; `moved`: the share that moved in a client's training."""
+    """Says that 16-bit weights lose small steps.
+
+    `moved`: the share that moved in a client's training.
+    """
     return (
-        f"{moved:.2%} of the 16-bit weights moved in a client's local training: steps below half a unit in their last "
-        'place are rounded away (method.training.small_steps = "nearest"); "master" keeps all in a float32 copy, '
+        f"{moved:.2%} of the 16-bit weights moved in a client's local training: steps below half a "
+        "unit in their last "
+        'place are rounded away (method.training.small_steps = "nearest"); "master" keeps all in a '
+        "float32 copy, "
         '"stochastic" on average without one'
     )

@@ -1,7 +1,8 @@
-"""A run, or a client, that a group of processes computes together: `torchrun` starts them, and they hold shards.
+"""A run, or a client, that a group of processes computes together: `torchrun` starts them, and they
+hold shards.
 
-The first of them is all that others know: it reads plans, answers, writes files. What needs every process' shards it
-tells the others before it does it, and they do the same.
+The first of them is all that others know: it reads plans, answers, writes files. What needs every
+process' shards it tells the others before it does it, and they do the same.
 """
 
 import atexit
@@ -19,21 +20,38 @@ from fedseed.processes import GROUP, alone
 from fedseed.weights.space import ParameterSpace
 
 # what needs every process, as a path from `Hosted`
-TOLD = ("evaluate", *(f"worker.{name}" for name in (
-    "train_all", "look", "apply", "catch_up", "space.digest", "space.dense", "space.norm",
-)))  # fmt: skip
+TOLD = (
+    "evaluate",
+    *(
+        f"worker.{name}"
+        for name in (
+            "train_all",
+            "look",
+            "apply",
+            "catch_up",
+            "space.digest",
+            "space.dense",
+            "space.norm",
+        )
+    ),
+)
 _led: list[Hosted] = []  # what this process has a part of
 _busy: list[str] = []  # what all do at the moment
 
 
 def space_of(model: Any) -> type[ParameterSpace]:
-    """Shards a model if this process is one of a group; returns its space's class. Raises RecipeError: it can't be."""
+    """Shards a model if this process is one of a group; returns its space's class.
+
+    Raises RecipeError: it can't be.
+    """
     if GROUP == 1:
         return ParameterSpace
     from fedseed.weights.sharded import ShardedSpace, shard
 
     if _led:
-        raise RecipeError("a torchrun group holds one model at its base, once: start it again, for one run")
+        raise RecipeError(
+            "a torchrun group holds one model at its base, once: start it again, for one run"
+        )
     if hasattr(model, "peft_config"):
         alone("an adapter")
     shard(model, int(os.environ["LOCAL_RANK"]))
@@ -41,7 +59,10 @@ def space_of(model: Any) -> type[ParameterSpace]:
 
 
 def gathered(hosted: Hosted) -> Hosted:
-    """Returns what a group's first process has; others do what it tells them, and end. Raises FedseedError."""
+    """Returns what a group's first process has; others do what it tells them, and end.
+
+    Raises FedseedError.
+    """
     if GROUP == 1:
         return hosted
     _led.append(hosted)
@@ -65,7 +86,10 @@ def _told(path: str, act: Callable[..., Any], *given: Any) -> Any:
     _busy.append(path)
     try:
         result = act(*given)
-    except (FedseedError, ValueError):  # which the others see, too; of anything else this group is to end
+    except (
+        FedseedError,
+        ValueError,
+    ):  # which the others see, too; of anything else this group is to end
         _busy.clear()
         raise
     _busy.clear()
@@ -75,7 +99,9 @@ def _told(path: str, act: Callable[..., Any], *given: Any) -> Any:
 def _follow(hosted: Hosted) -> NoReturn:
     """Does what the first process says, until that is over, and ends this one."""
     if _say() != hosted.start:
-        raise FedseedError("this process has loaded another base, or other settings, than the first of its group")
+        raise FedseedError(
+            "this process has loaded another base, or other settings, than the first of its group"
+        )
     while (order := _say()) is not None:
         path, given = order
         with suppress(FedseedError, ValueError):

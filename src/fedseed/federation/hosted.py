@@ -25,19 +25,25 @@ T = TypeVar("T")
 class Hosted:
     """A model at the base, and the hosted clients' examples; nothing of other clients."""
 
-    names: Sequence[str]  # all clients of the run, in the order of their numbers, as far as they are known here
-    items: Mapping[str, Sequence[Any]]  # the hosted clients' prepared examples, by client, in that order
+    # all clients of the run, in the order of their numbers, as far as they are known here
+    names: Sequence[str]
+    # the hosted clients' prepared examples, by client, in that order
+    items: Mapping[str, Sequence[Any]]
     worker: Worker  # holds the model
     header: Header  # the orbit's
-    evaluate: Callable[[torch.nn.Module], dict[str, Any]]  # measures the model, if this process is to evaluate
+    # measures the model, if this process is to evaluate
+    evaluate: Callable[[torch.nn.Module], dict[str, Any]]
     attack: AttackKind | None = None  # what Byzantine clients send (simulation)
     attackers: Collection[int] = ()  # the numbers of the Byzantine clients
     notes: Sequence[str] = field(default_factory=tuple)  # about the data, for a person
-    party: bool = False  # these clients have data of their own, and the coordinator alone knows who else takes part
+    # these clients have data of their own, and the coordinator alone knows who else takes part
+    party: bool = False
     processor: Any = None  # the base's tokenizer or image processor
     secure: SecureSums | None = None  # how answers are masked; None: they are sent as they are
-    identities: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict)  # sign in secure sums, by client
-    opened: Path | None = None  # folder for which round of secure sums each has opened last; None: nothing is kept
+    # sign in secure sums, by client
+    identities: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict)
+    # folder for which round of secure sums each has opened last; None: nothing is kept
+    opened: Path | None = None
 
     @property
     def host(self) -> str:
@@ -51,11 +57,16 @@ class Hosted:
 
 
 class WorkThread:
-    """A thread for what takes long, so that signs of life go on meanwhile. One piece of work at a time."""
+    """A thread for what takes long, so that signs of life go on meanwhile.
+
+    One piece of work at a time.
+    """
 
     def __init__(self) -> None:
         threads = torch.get_num_threads()
-        self._executor = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,))
+        self._executor = ThreadPoolExecutor(
+            1, initializer=torch.set_num_threads, initargs=(threads,)
+        )
 
     async def do(self, act: Callable[..., T], *arguments: Any) -> T:
         """Do a piece of work there."""

@@ -1,4 +1,6 @@
-"""Asking the clients about their weights: digests, what their work cost, and for evaluations: one of them, or each."""
+"""Asking the clients about their weights: digests, what their work cost, and for evaluations: one
+of them, or each.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -10,7 +12,15 @@ from fedseed.federation.control import MOST_ROUND, Beat, Question, Report, avera
 from fedseed.federation.cost import MOST_PHASES, Cost
 from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import listed
-from fedseed.federation.session import GRACE_SECONDS, RESEND_SECONDS, TIMES, Late, Session, Wait, between_looks
+from fedseed.federation.session import (
+    GRACE_SECONDS,
+    RESEND_SECONDS,
+    TIMES,
+    Late,
+    Session,
+    Wait,
+    between_looks,
+)
 from fedseed.orbit.record import NO_DIGEST
 from fedseed.reports.results import PHASES, RoundLine
 from fedseed.text import shown
@@ -24,22 +34,29 @@ Reports = Mapping[str, Report]  # by host
 class Inquiry:
     """Asks, and takes beats and reports.
 
-    Nobody is waited for without end: a process that lets the deadline pass, or the others wait, is not waited for any
-    more until it reports again, and one that was to evaluate, or is much slower at it, is followed by the next; where
-    all answer and none evaluates, the run ends.
+    Nobody is waited for without end: a process that lets the deadline pass, or the others wait, is
+    not waited for any more until it reports again, and one that was to evaluate, or is much slower
+    at it, is followed by the next; where all answer and none evaluates, the run ends.
     """
 
     session: Session
     roster: Roster
-    drifted: set[str] = field(default_factory=set)  # hosts whose weights were others than most clients'
+    # hosts whose weights were others than most clients'
+    drifted: set[str] = field(default_factory=set)
     awaited: set[str] = field(default_factory=set)  # hosts that the open question waits for
-    _refused: set[str] = field(default_factory=set)  # hosts whose answer to the open question was refused
-    _late: set[str] = field(default_factory=set)  # hosts that have let a deadline pass since they last reported
-    _idle: set[str] = field(default_factory=set)  # hosts that were to evaluate and let a deadline pass since they did
+    # hosts whose answer to the open question was refused
+    _refused: set[str] = field(default_factory=set)
+    # hosts that have let a deadline pass since they last reported
+    _late: set[str] = field(default_factory=set)
+    # hosts that were to evaluate and let a deadline pass since they did
+    _idle: set[str] = field(default_factory=set)
     _asked: set[str] = field(default_factory=set)  # hosts that were to evaluate after this round
-    _tried: set[str] = field(default_factory=set)  # those of them who are asked again when all others have been
-    _phases: set[str] = field(default_factory=set)  # that clients have named: so few that a summary can list them
-    _took: dict[str, float] = field(default_factory=dict)  # seconds from the question to each host's last evaluation
+    # those of them who are asked again when all others have been
+    _tried: set[str] = field(default_factory=set)
+    # that clients have named: so few that a summary can list them
+    _phases: set[str] = field(default_factory=set)
+    # seconds from the question to each host's last evaluation
+    _took: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.late = Late[str](self.session)  # hosts that have let the others wait
@@ -69,7 +86,8 @@ class Inquiry:
                 hosts.discard(name)
             if beat.metrics:
                 self._idle.discard(name)
-            if not self.awaited or beat.metrics:  # looking at all hosts for each of them would take long
+            # looking at all hosts for each of them would take long
+            if not self.awaited or beat.metrics:
                 self.session.stir()
 
     def _check(self, host: str, report: Report) -> None:
@@ -89,7 +107,8 @@ class Inquiry:
                     raise MessageError(f"an evaluation without {needed}")
 
     async def ask(self, line: RoundLine, evaluate: bool, digest: bool = True) -> str | None:
-        """Ask all who are there about the weights after a round, and add to its line of metrics what they say.
+        """Ask all who are there about the weights after a round, and add to its line of metrics
+        what they say.
 
         Args:
             line: of the round "round".
@@ -97,18 +116,25 @@ class Inquiry:
             digest: whether they hash their weights.
 
         Returns:
-            The weights' digest: that of most clients; None where they are not hashed, or no digest is that of most.
+            The weights' digest: that of most clients; None where they are not hashed, or no digest
+            is that of most.
         """
         number = line.round
         reports = await self._reports(number, evaluate, digest)
         found = self._compare(number, reports) if digest else None
         if evaluate and self.session.settings.each_evaluates:
-            said = {client: found for report in reports.values() for client, found in (report.by_client or {}).items()}
+            said = {
+                client: found
+                for report in reports.values()
+                for client, found in (report.by_client or {}).items()
+            }
             line.by_client = {name: said[name] for name in self.roster.names if name in said}
             line.metrics.update(averaged(line.by_client))
             line.seconds["evaluation"] = max(report.seconds for report in reports.values())
         elif evaluate:
-            evaluated = [report for name, report in reports.items() if report.metrics and name in self._asked]
+            evaluated = [
+                report for name, report in reports.items() if report.metrics and name in self._asked
+            ]
             best = next((report for report in evaluated if report.digest == found), evaluated[0])
             line.metrics.update(best.metrics or {})
             line.seconds["evaluation"] = best.seconds
@@ -118,7 +144,9 @@ class Inquiry:
         return found
 
     def _compare(self, number: int, reports: Reports) -> str | None:
-        """Returns the digest of more than half of the clients, by the processes that speak for them."""
+        """Returns the digest of more than half of the clients, by the processes that speak for
+        them.
+        """
         speaks_for = Counter(map(self.roster.host_of, self.roster.names))
         votes: Counter[str] = Counter()
         for name, report in reports.items():
@@ -126,17 +154,27 @@ class Inquiry:
                 votes[report.digest] += speaks_for[name]
         found = next((one for one, count in votes.items() if 2 * count > votes.total()), None)
         if found is None:
-            said = ", ".join(f"{name} has {report.digest}" for name, report in list(reports.items())[:8])
-            self.session.progress.warn(f"round {number}: no weights are those of most clients: {said}")
+            said = ", ".join(
+                f"{name} has {report.digest}" for name, report in list(reports.items())[:8]
+            )
+            self.session.progress.warn(
+                f"round {number}: no weights are those of most clients: {said}"
+            )
             return None
-        if drifted := {name for name, report in reports.items() if report.digest not in (found, NO_DIGEST)}:
+        if drifted := {
+            name for name, report in reports.items() if report.digest not in (found, NO_DIGEST)
+        }:
             self.drifted |= drifted
-            text = f"round {number}: {listed(drifted)} has other weights: it repairs itself by replay"
+            text = (
+                f"round {number}: {listed(drifted)} has other weights: it repairs itself by replay"
+            )
             self.session.progress.warn(text)
         return found
 
     async def _reports(self, number: int, evaluate: bool, digest: bool) -> Reports:
-        """Returns reports about a round by host: of all hosts there, or as many as come before the deadline."""
+        """Returns reports about a round by host: of all hosts there, or as many as come before the
+        deadline.
+        """
         session, roster = self.session, self.roster
         for host in roster.hosts.values():
             host.report = None
@@ -152,16 +190,37 @@ class Inquiry:
         while True:
             alive = roster.alive()
             now = session.clock()
-            reports = {n: h.report for n, h in alive.items() if h.report is not None and h.report.round == number}
+            reports = {
+                n: h.report
+                for n, h in alive.items()
+                if h.report is not None and h.report.round == number
+            }
             if each:
-                reports = {name: report for name, report in reports.items() if report.metrics is not None}
-            evaluated = not evaluate or each or any(reports[name].metrics for name in self._asked & reports.keys())
-            late = {n for n in alive.keys() - reports.keys() - self._refused - self._late if not self.late.is_out(n)}
-            if evaluate and not each and evaluated and evaluator is not None and reports.keys() & {evaluator}:
+                reports = {
+                    name: report for name, report in reports.items() if report.metrics is not None
+                }
+            evaluated = (
+                not evaluate
+                or each
+                or any(reports[name].metrics for name in self._asked & reports.keys())
+            )
+            late = {
+                n
+                for n in alive.keys() - reports.keys() - self._refused - self._late
+                if not self.late.is_out(n)
+            }
+            if (
+                evaluate
+                and not each
+                and evaluated
+                and evaluator is not None
+                and reports.keys() & {evaluator}
+            ):
                 self._took[evaluator] = now - since
             held = wait.holding(reports.keys() | self._refused) if wait is not None else set()
             if reports and evaluated and (late <= held or now > deadline):
-                self._late |= late  # the deadline, or the patience, is over: until they report again nobody waits
+                # the deadline, or the patience, is over: until they report again nobody waits
+                self._late |= late
                 for name in sorted(late):
                     assert wait is not None
                     wait.leave_out(name, f"round {number}: no report of {name} {wait.within}")
@@ -170,23 +229,34 @@ class Inquiry:
                     self.late.back(name)
                 return reports
             vain |= self._refused | reports.keys()
-            if not evaluated and (evaluator not in alive or evaluator in self._refused or now > evaluate_by):
-                before, again = evaluator, again or (bool(self._tried) and not alive.keys() - self._tried)
+            if not evaluated and (
+                evaluator not in alive or evaluator in self._refused or now > evaluate_by
+            ):
+                before, again = (
+                    evaluator,
+                    again or (bool(self._tried) and not alive.keys() - self._tried),
+                )
                 evaluator = self._next_evaluator(number, alive.keys(), before, now > evaluate_by)
                 since, evaluate_by = now, now + session.settings.deadline
                 # those who are asked once more are so in their time
-                resend = now if evaluator != before and not again else min(resend, now + RESEND_SECONDS)
+                resend = (
+                    now if evaluator != before and not again else min(resend, now + RESEND_SECONDS)
+                )
             elif now > deadline and not reports and not told:
                 told = True
-                session.progress.warn(f"round {number}: no report has come: waiting for {listed(alive)}")
+                session.progress.warn(
+                    f"round {number}: no report has come: waiting for {listed(alive)}"
+                )
             if not evaluated and again and now > give_up and alive.keys() <= vain:
                 raise NetworkError(
-                    f"round {number}: {listed(alive)} have answered for {longest:g} s, and none has sent an evaluation "
-                    "that can be used"
+                    f"round {number}: {listed(alive)} have answered for {longest:g} s, and none "
+                    "has sent an evaluation that can be used"
                 )
             if wait is None and alive:
                 hosted = roster.spoken_for()
-                wait = Wait(self.late, {name: hosted.get(name, 1) for name in late - {evaluator}}, 1)
+                wait = Wait(
+                    self.late, {name: hosted.get(name, 1) for name in late - {evaluator}}, 1
+                )
             self.awaited = {*late} if evaluated or evaluator is None else {*late, evaluator}
             if now >= resend:
                 if alive:
@@ -199,28 +269,44 @@ class Inquiry:
                 resend = now + (session.end.resend_seconds if alive else 0.5)
             await session.pause(between_looks(len(alive)))
 
-    def _next_evaluator(self, number: int, alive: Set[str], before: str | None, over: bool) -> str | None:
-        """Returns who evaluates after `before`, whose time may be over: by number, the idle and those tried last."""
+    def _next_evaluator(
+        self, number: int, alive: Set[str], before: str | None, over: bool
+    ) -> str | None:
+        """Returns who evaluates after `before`, whose time may be over: by number, the idle and
+        those tried last.
+        """
         if over and before is not None:
             self._idle.add(before)
         if not alive - self._tried:
             self._tried, self._refused = set(), set()
         left = alive - self._tried - {before} or alive
-        order = {n: (n in self._idle, self._is_slow(n), self.roster.numbers.get(n, MOST_ROUND)) for n in left}
+        order = {
+            n: (n in self._idle, self._is_slow(n), self.roster.numbers.get(n, MOST_ROUND))
+            for n in left
+        }
         chosen = min(order, key=order.__getitem__, default=None)
         if before is not None and over:
             patience = self.session.settings.deadline
             follows = "it is waited for" if chosen in (None, before) else f"{chosen} is asked"
-            self.session.progress.warn(f"round {number}: {before} has not evaluated within {patience:g} s: {follows}")
+            self.session.progress.warn(
+                f"round {number}: {before} has not evaluated within {patience:g} s: {follows}"
+            )
         if chosen is not None:
             self._asked.add(chosen)
             self._tried.add(chosen)
         return chosen
 
     def _is_slow(self, host: str) -> bool:
-        """Returns whether another should evaluate: this one took much longer than others, or very long."""
-        mine, others = self._took.get(host, 0.0), [took for name, took in self._took.items() if name != host]
-        return mine > (max(GRACE_SECONDS, TIMES * min(others)) if others else self.session.settings.patience)
+        """Returns whether another should evaluate: this one took much longer than others, or very
+        long.
+        """
+        mine, others = (
+            self._took.get(host, 0.0),
+            [took for name, took in self._took.items() if name != host],
+        )
+        return mine > (
+            max(GRACE_SECONDS, TIMES * min(others)) if others else self.session.settings.patience
+        )
 
     def _add_costs(self, line: RoundLine, reports: Reports) -> None:
         """Adds to a line what the clients' work since the last line has cost."""

@@ -1,4 +1,6 @@
-"""Messages that are too large for one piece: they travel as blobs, and a reference goes in their place."""
+"""Messages that are too large for one piece: they travel as blobs, and a reference goes in their
+place.
+"""
 
 import asyncio
 import re
@@ -45,7 +47,9 @@ def is_stored(carried: bytes) -> bool:
 
 
 async def carry(end: End, message: bytes, name: str) -> bytes:
-    """Returns the message itself, or, if it is large, a reference to it: it is stored as a blob `name` of this end."""
+    """Returns the message itself, or, if it is large, a reference to it: it is stored as a blob
+    `name` of this end.
+    """
     if len(message) <= end.largest:
         return message
     await end.put(name, message)
@@ -75,7 +79,9 @@ async def fetch(end: End, carried: bytes, owner: str | None, most: int | None = 
 
 
 def about_of(carried: bytes) -> tuple[int, int]:
-    """Returns the round and the attempt that a plan or an answer is about, wherever it is; they are not checked.
+    """Returns the round and the attempt that a plan or an answer is about, wherever it is.
+
+    They are not checked.
 
     Raises MessageError: it can't be read.
     """
@@ -87,10 +93,13 @@ def about_of(carried: bytes) -> tuple[int, int]:
 
 @dataclass
 class Room:
-    """Memory for what is fetched: whoever comes first has it first, and all together never have more than there is."""
+    """Memory for what is fetched: whoever comes first has it first, and all together never have
+    more than there is.
+    """
 
     free: int  # bytes; nobody needs more alone than there are at first
-    _first: asyncio.Lock = field(default_factory=asyncio.Lock)  # who holds it is the first of those who wait
+    # who holds it is the first of those who wait
+    _first: asyncio.Lock = field(default_factory=asyncio.Lock)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager

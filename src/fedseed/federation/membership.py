@@ -25,12 +25,15 @@ class Roster:
     """The clients of a run, who of them is there, and how many examples each says it has."""
 
     dead_after: float  # seconds of silence after which a host counts as gone
-    names: list[str] = field(default_factory=list)  # in the order of their numbers; none: the first to come says
+    # in the order of their numbers; none: the first to come says
+    names: list[str] = field(default_factory=list)
     open: bool = False  # whoever comes before the run begins is one
     now: Callable[[], float] = time.monotonic
-    reached: Callable[[str], bool | None] = lambda name: None  # is a host connected; None: its signs of life tell
+    # is a host connected; None: its signs of life tell
+    reached: Callable[[str], bool | None] = lambda name: None
     examples: dict[str, int] = field(default_factory=dict)
-    outvoted: set[str] = field(default_factory=set)  # clients whose process has another base or layout than most
+    # clients whose process has another base or layout than most
+    outvoted: set[str] = field(default_factory=set)
     goes_without: bool = False  # whether the start waits for these no longer
     hosts: dict[str, Host] = field(default_factory=dict)
     _host_of: dict[str, str] = field(default_factory=dict)  # by client
@@ -65,7 +68,11 @@ class Roster:
 
     def alive(self) -> dict[str, Host]:
         """Returns the hosts that can be reached."""
-        return {name: host for name, host in self.hosts.items() if host.fits and self._reached(name, host)}
+        return {
+            name: host
+            for name, host in self.hosts.items()
+            if host.fits and self._reached(name, host)
+        }
 
     def _reached(self, name: str, host: Host) -> bool:
         present = self.reached(name)
@@ -82,7 +89,10 @@ class Roster:
         self.open = False
 
     def enrol(self, host: str, names: Iterable[str]) -> None:
-        """Take up the clients that a process speaks for; they are numbered by their names' order."""
+        """Take up the clients that a process speaks for.
+
+        They are numbered by their names' order.
+        """
         for name in names:
             at = bisect_left(self.names, name)
             if self.host_of(name) == host and self.names[at : at + 1] != [name]:
@@ -94,20 +104,31 @@ class Roster:
         return frozenset(self.numbers[name] for name in self.clients() if name in self.numbers)
 
     def wanted(self, start_with: int | None) -> int:
-        """Returns how many clients must be there before the first round; 0 while that is not known."""
+        """Returns how many clients must be there before the first round.
+
+        0 while that is not known.
+        """
         wanted = start_with or len(self.names)
         if not self.goes_without or not self.names:
             return wanted
         return max(1, min(wanted, len(self.names) - len(self.outvoted)))
 
     def spoken_for(self) -> dict[str, int]:
-        """Returns how many clients each process that can be reached speaks for; all names count while none is known."""
+        """Returns how many clients each process that can be reached speaks for.
+
+        All names count while none is known.
+        """
         hosted = {host: self._hosted.get(host, set()) for host in self.alive()}
-        counts = {host: len(mine & self.numbers.keys() if self.names else mine) for host, mine in hosted.items()}
+        counts = {
+            host: len(mine & self.numbers.keys() if self.names else mine)
+            for host, mine in hosted.items()
+        }
         return {host: count for host, count in counts.items() if count}
 
     def work(self, clients: Iterable[int]) -> dict[int, int]:
-        """Returns of some clients, how many of them are in each one's process: it answers for all of those."""
+        """Returns of some clients, how many of them are in each one's process: it answers for all
+        of those.
+        """
         hosts = {client: self.host_of(self.names[client]) for client in clients}
         counts = Counter(hosts.values())
         return {client: counts[host] for client, host in hosts.items()}

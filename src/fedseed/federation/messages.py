@@ -1,7 +1,9 @@
-"""Messages: plan (coordinator to client), update (client to coordinator) and step (coordinator to everybody).
+"""Messages: plan (coordinator to client), update (client to coordinator) and step (coordinator to
+everybody).
 
-A message is a frame of 28 bytes and a payload. The frame says what the message is and guards it; the payload is the
-method's own and is what byte counts mean. Nothing in a message is trusted before it has been checked.
+A message is a frame of 28 bytes and a payload. The frame says what the message is and guards it;
+the payload is the method's own and is what byte counts mean. Nothing in a message is trusted before
+it has been checked.
 """
 
 import struct
@@ -51,29 +53,46 @@ class Message:
 
     @classmethod
     def decode(cls, data: bytes) -> "Message":
-        """Returns the inverse of `encode`. Raises MessageError: another version, cut short, too long or damaged."""
+        """Returns the inverse of `encode`.
+
+        Raises MessageError: another version, cut short, too long or damaged.
+        """
         if len(data) < FRAME_BYTES:
             raise MessageError(f"a message has at least {FRAME_BYTES} bytes, this one {len(data)}")
-        magic, fmt, stream, kind, method, attempt, number, client, length, check = _FRAME.unpack_from(data)
+        magic, fmt, stream, kind, method, attempt, number, client, length, check = (
+            _FRAME.unpack_from(data)
+        )
         if magic != MAGIC:
             raise MessageError(f"not a fedseed message: it begins with {magic!r}")
         if fmt != FORMAT:
-            raise MessageError(f"message format {fmt}: this version of fedseed reads format {FORMAT}")
+            raise MessageError(
+                f"message format {fmt}: this version of fedseed reads format {FORMAT}"
+            )
         if stream != STREAM_VERSION:
-            raise MessageError(f"random stream version {stream}: this version of fedseed has {STREAM_VERSION}")
+            raise MessageError(
+                f"random stream version {stream}: this version of fedseed has {STREAM_VERSION}"
+            )
         if kind not in _KINDS:
             raise MessageError(f"message kind {kind} is unknown")
         if length != len(data) - FRAME_BYTES:
-            raise MessageError(f"the frame announces {length} payload bytes, {len(data) - FRAME_BYTES} came")
+            raise MessageError(
+                f"the frame announces {length} payload bytes, {len(data) - FRAME_BYTES} came"
+            )
         payload = data[FRAME_BYTES:]
-        if zlib.crc32(payload, zlib.crc32(data[: FRAME_BYTES - 4] + bytes(4))) != check:  # made with zeros in its place
+        # made with zeros in its place
+        if zlib.crc32(payload, zlib.crc32(data[: FRAME_BYTES - 4] + bytes(4))) != check:
             raise MessageError("checksum differs: the message was damaged on the way")
         return cls(MessageKind(kind), method, number, client, payload, attempt)
 
     def expect(self, kind: MessageKind, method: int, number: int) -> "Message":
-        """Returns the message, if it is about this. Raises MessageError: another kind, method or round."""
+        """Returns the message, if it is about this.
+
+        Raises MessageError: another kind, method or round.
+        """
         if self.kind != kind:
-            raise MessageError(f"a {kind.name.lower()} was expected, a {self.kind.name.lower()} came")
+            raise MessageError(
+                f"a {kind.name.lower()} was expected, a {self.kind.name.lower()} came"
+            )
         if self.method != method:
             raise MessageError(f"method code {method} was expected, {self.method} came")
         if self.round != number:

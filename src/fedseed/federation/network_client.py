@@ -1,7 +1,7 @@
 """A client behind a transport. One process may speak for many clients; the model stays in memory.
 
-What comes from the log goes first, then plans, then questions. Work is done in a thread of its own, so that signs of
-life go on meanwhile.
+What comes from the log goes first, then plans, then questions. Work is done in a thread of its own,
+so that signs of life go on meanwhile.
 """
 
 import asyncio
@@ -32,17 +32,23 @@ class NetworkClient:
     Args:
         transport: how to reach the run.
         run: the run's name.
-        load: makes the model at its base, with the hosted clients' data; called again if the weights have to be
-            replayed.
+        load: makes the model at its base, with the hosted clients' data; called again if the
+            weights have to be replayed.
         rounds: how many the run has, for showing how far it is.
         progress: shows the run going on.
-        orbit: a new file for the run's orbit, written when the run is over; of a method that has one.
+        orbit: a new file for the run's orbit, written when the run is over; of a method that has
+            one.
     """
 
     def __init__(
-        self, transport: Transport, run: str, load: Callable[[], Hosted], rounds: int, progress: Progress | None = None,
+        self,
+        transport: Transport,
+        run: str,
+        load: Callable[[], Hosted],
+        rounds: int,
+        progress: Progress | None = None,
         orbit: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.transport = transport
         self.run_name = run
         self.rounds = rounds
@@ -52,8 +58,10 @@ class NetworkClient:
             self.progress.note(note)
         if self.hosted.worker.method.remembers:
             self.progress.note(
-                f"{self.hosted.worker.method.name}: what has not been sent yet is remembered in this process: one that "
-                "is started again begins with nothing to add, and what the last one had yet to send is lost"
+                f"{self.hosted.worker.method.name}: what has not been sent yet is remembered in "
+                "this process: one that "
+                "is started again begins with nothing to add, and what the last one had yet to "
+                "send is lost"
             )
         self.replica: Replica | None = None  # once connected
         self.evaluations: list[dict[str, Any]] = []  # what this process has measured, by round
@@ -69,7 +77,10 @@ class NetworkClient:
         return 0 if self.replica is None else self.replica.at
 
     def run(self) -> str:
-        """Take part until the run is over; returns the weights' digest. Raises FedseedError: it can't."""
+        """Take part until the run is over; returns the weights' digest.
+
+        Raises FedseedError: it can't.
+        """
         try:
             return asyncio.run(self._run())
         finally:
@@ -79,7 +90,9 @@ class NetworkClient:
         host = self.hosted.host
 
         def refused(text: str) -> None:
-            self._fail(NetworkError(f"the server refuses {host}: {text}: its key is not allowed to"))
+            self._fail(
+                NetworkError(f"the server refuses {host}: {text}: its key is not allowed to")
+            )
 
         events = Events(refused, lambda: presence.again(), self.progress.warn, self._fail)
         end = await self.transport.client(host, events)
@@ -128,7 +141,9 @@ class NetworkClient:
 
 
 async def _write_log(end: End, run: str, path: Path) -> None:
-    """Write the orbit of a run that is over, made of its log: the bytes are those of the coordinator's file."""
+    """Write the orbit of a run that is over, made of its log: the bytes are those of the
+    coordinator's file.
+    """
     if path.exists():
         raise OrbitError(f"{path}: there is an orbit already")
     records: list[Record] = []
@@ -144,5 +159,7 @@ async def _write_log(end: End, run: str, path: Path) -> None:
             before = after
             records.append(Record(number, message[FRAME_BYTES:], log.marks.get(number, NO_DIGEST)))
     except (IndexError, MessageError) as error:
-        raise NetworkError(f"the log of run {run} can't be read again for its orbit: {error}") from error
+        raise NetworkError(
+            f"the log of run {run} can't be read again for its orbit: {error}"
+        ) from error
     write_orbit(path, begin(log.header), ending(packed(log.header.method, records)))

@@ -1,4 +1,7 @@
-"""Runs a coordinator behind a transport. It needs no torch, models or data, nor does it know what carries the bytes."""
+"""Runs a coordinator behind a transport.
+
+It needs no torch, models or data, nor does it know what carries the bytes.
+"""
 
 import asyncio
 import json
@@ -28,7 +31,13 @@ from fedseed.privacy.secure.settings import SecureSums
 from fedseed.reports.machine import resident_memory
 from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine
-from fedseed.transport.base import CoordinatorEnd, LogLostError, LogOlderError, TakenOverError, Working
+from fedseed.transport.base import (
+    CoordinatorEnd,
+    LogLostError,
+    LogOlderError,
+    TakenOverError,
+    Working,
+)
 
 SHOWN = ("round", "evaluated", "train_loss", "bytes_up", "bytes_down", "weights_digest")
 MOST_SHOWN = 12  # metrics shown beside them
@@ -36,8 +45,13 @@ MOST_NAMED = 100  # clients in an answer about the status
 LOOK_SECONDS = 2.5  # between two checks that the log is there
 
 
-def _summing(session: Session, settings: SecureSums, names: Sequence[str], common: tuple[Any, ...]) -> Coordinator:
-    """Returns a coordinator that learns sums alone; who was barred before is so. Raises ValueError: that can't be."""
+def _summing(
+    session: Session, settings: SecureSums, names: Sequence[str], common: tuple[Any, ...]
+) -> Coordinator:
+    """Returns a coordinator that learns sums alone; who was barred before is so.
+
+    Raises ValueError: that can't be.
+    """
     from fedseed.federation.secure import SecureCoordinator
     from fedseed.privacy.secure.summing import kept_proofs
 
@@ -53,7 +67,8 @@ def _summing(session: Session, settings: SecureSums, names: Sequence[str], commo
 
 
 class NetworkCoordinator(Working):
-    """Coordinates one run: brings together its reception, its rounds, its log, and what it asks and answers.
+    """Coordinates one run: brings together its reception, its rounds, its log, and what it asks and
+    answers.
 
     Args:
         end: the transport.
@@ -66,13 +81,21 @@ class NetworkCoordinator(Working):
     """
 
     def __init__(
-        self, end: CoordinatorEnd, run: str, method: Method, seed: int, total: int, settings: CoordinatorSettings,
+        self,
+        end: CoordinatorEnd,
+        run: str,
+        method: Method,
+        seed: int,
+        total: int,
+        settings: CoordinatorSettings,
         progress: Progress,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.run = run
         self.total = total
         self.session = Session(end, settings, progress, Rejected(progress, run), clock=end.now)
-        self.roster = Roster(settings.dead_after, list(settings.names), settings.enrols, end.now, end.present)
+        self.roster = Roster(
+            settings.dead_after, list(settings.names), settings.enrols, end.now, end.present
+        )
         self.reception = Reception(self.session, self.roster, method, seed)
         self.inquiry = Inquiry(self.session, self.roster)
         self.log = StepLog(end, method.catch_up.replaces)
@@ -81,13 +104,16 @@ class NetworkCoordinator(Working):
         self.began = time.time()
 
     async def start(self, fresh: bool, known: bool) -> Header:
-        """Takes up the run, or waits for clients and begins it; returns the header. `open` comes next.
+        """Takes up the run, or waits for clients and begins it; returns the header.
+
+        `open` comes next.
 
         Args:
             fresh: whether to delete a run of this name from the server first.
             known: whether there are files of this run here.
 
-        Raises NetworkError: another coordinator runs this run; MessageError: the server holds another of this name.
+        Raises NetworkError: another coordinator runs this run; MessageError: the server holds
+        another of this name.
         """
         end = self.session.end
         await self._be_the_only_one()
@@ -96,14 +122,23 @@ class NetworkCoordinator(Working):
             await end.delete()
             there = None
         await end.allow(None, None)
-        await end.listen(self.receive, lambda: status_answer(self.status(), end.largest), self.session.rejected.add)
+        await end.listen(
+            self.receive,
+            lambda: status_answer(self.status(), end.largest),
+            self.session.rejected.add,
+        )
         if there is None or not there.last:  # or who made it ended before its first entry
             if known and end.lasting:
-                self.session.progress.warn("the server has lost the run: it is put there again from the orbit")
+                self.session.progress.warn(
+                    "the server has lost the run: it is put there again from the orbit"
+                )
             header = await self.reception.assemble()
-            await end.allow(None, None)  # once more: the server may have been another one while clients were waited for
+            # once more: the server may have been another one while clients were waited for
+            await end.allow(None, None)
             copies = self.session.settings.copies
-            self.session.incarnation = await self.log.create(header, self.roster.names, self.total, copies)
+            self.session.incarnation = await self.log.create(
+                header, self.roster.names, self.total, copies
+            )
         else:
             log = await self.log.read(there.last, self.run)
             self.session.incarnation, names, header = log.about.epoch, log.about.names, log.header
@@ -112,8 +147,8 @@ class NetworkCoordinator(Working):
             if self.roster.names and self.roster.names != names:
                 began, recipes = listed(names), listed(self.roster.names)
                 raise MessageError(
-                    f"run {self.run} began with the clients {began}, the recipe has {recipes}: choose another name "
-                    "(--run), or delete it from the server with --fresh"
+                    f"run {self.run} began with the clients {began}, the recipe has {recipes}: "
+                    "choose another name (--run), or delete it from the server with --fresh"
                 )
             self.roster.name(names)
             if self.log.steps:
@@ -125,7 +160,9 @@ class NetworkCoordinator(Working):
         return header
 
     async def _watch_log(self, between: float = LOOK_SECONDS) -> None:
-        """Ends the run when the log is another coordinator's, or (partly) lost, also while nothing is written."""
+        """Ends the run when the log is another coordinator's, or (partly) lost, also while nothing
+        is written.
+        """
         seen = True
         while True:
             await asyncio.sleep(between)
@@ -148,7 +185,9 @@ class NetworkCoordinator(Working):
         await self.stop()
         await self.session.end.close()
 
-    async def open(self, per_round: int, aggregation: AggregationRule, bounds: Bounds | None = None) -> Coordinator:
+    async def open(
+        self, per_round: int, aggregation: AggregationRule, bounds: Bounds | None = None
+    ) -> Coordinator:
         """Makes and returns the coordinator, and lets the clients know.
 
         Args:
@@ -156,7 +195,8 @@ class NetworkCoordinator(Working):
             aggregation: how their answers become one.
             bounds: how far from the others a client, or a step, may be.
 
-        Raises RecipeError: the numbers of clients don't allow it, or the method does not fit the model.
+        Raises RecipeError: the numbers of clients don't allow it, or the method does not fit the
+        model.
         """
         names, reception = self.roster.names, self.reception
         self.session.settings.check(len(names))
@@ -166,9 +206,21 @@ class NetworkCoordinator(Working):
         assert reception.header is not None
         try:
             layout = reception.header.layout
-            common = reception.method, layout, reception.seed, examples, per_round, aggregation, bounds
+            common = (
+                reception.method,
+                layout,
+                reception.seed,
+                examples,
+                per_round,
+                aggregation,
+                bounds,
+            )
             secure = self.session.settings.secure
-            made = Coordinator(*common) if secure is None else _summing(self.session, secure, names, common)
+            made = (
+                Coordinator(*common)
+                if secure is None
+                else _summing(self.session, secure, names, common)
+            )
         except ValueError as error:
             raise RecipeError(str(error)) from error
         reception.coordinator = made
@@ -183,7 +235,10 @@ class NetworkCoordinator(Working):
             return
         about = read(Status, answer)
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(about.began))
-        told = f"another coordinator runs {self.run} already (since {since} UTC, round {about.round}): this one stops"
+        told = (
+            f"another coordinator runs {self.run} already (since {since} UTC, round "
+            f"{about.round}): this one stops"
+        )
         raise NetworkError(told)
 
     async def receive(self, sender: str, what: str, data: bytes) -> bytes | None:
@@ -204,21 +259,38 @@ class NetworkCoordinator(Working):
             else:
                 raise MessageError(f"a message of unknown kind {what[:20]!r}")
         except (MessageError, ValueError) as error:  # a ValueError: what should be base64 is not
-            reason = str(error) if isinstance(error, MessageError) else f"not valid: {type(error).__name__}: {error}"
+            reason = (
+                str(error)
+                if isinstance(error, MessageError)
+                else f"not valid: {type(error).__name__}: {error}"
+            )
             self.session.rejected.add(sender, reason)
-        except NetworkError as error:  # the server does not answer just now: no answer here, and the client asks again
+        except NetworkError as error:
+            # the server does not answer just now: no answer here, and the client asks again
             self.session.progress.warn(f"{sender} can't be answered now: {error}")
         return None
 
     def _together(self, one: str, other: str) -> bool:
-        """Tells whether one key speaks for both clients, as far as keys are known: they may be in one process then."""
+        """Tells whether one key speaks for both clients, as far as keys are known: they may be in
+        one process then.
+        """
         keys = self.session.end.keys
-        return keys is None or one == other or bool(keys.get(one, frozenset()) & keys.get(other, frozenset()))
+        return (
+            keys is None
+            or one == other
+            or bool(keys.get(one, frozenset()) & keys.get(other, frozenset()))
+        )
 
     def tell(self, line: RoundLine) -> None:
         """Takes a new line of metrics, or more of a known one, for the status."""
         told = line.to_json()
-        self.line.update({key: told[key] for key in (*SHOWN, *shown_metrics(line.metrics)[:MOST_SHOWN]) if key in told})
+        self.line.update(
+            {
+                key: told[key]
+                for key in (*SHOWN, *shown_metrics(line.metrics)[:MOST_SHOWN])
+                if key in told
+            }
+        )
 
     def figures(self) -> dict[str, Any]:
         """Returns what status and summary both say."""
@@ -243,7 +315,8 @@ class NetworkCoordinator(Working):
         rounds, roster, names = self.rounds, self.roster, self.roster.names
         current = None if rounds is None else rounds.open
         missing = [] if current is None else [names[number] for number in sorted(current.missing)]
-        late = [] if rounds is None else [names[client] for client in rounds.late.named()]  # who holds others up
+        # who holds others up
+        late = [] if rounds is None else [names[client] for client in rounds.late.named()]
         return {
             **self.figures(),
             "method": self.reception.method.name,
@@ -264,13 +337,21 @@ class NetworkCoordinator(Working):
         }
 
 
-LEVELS = ((100, 20, 200), (20, 5, 100), (5, 1, 50), (0, 0, 50))  # senders and other names, reasons of each, letters
+# senders and other names, reasons of each, letters
+LEVELS = ((100, 20, 200), (20, 5, 100), (5, 1, 50), (0, 0, 50))
 
 
 def status_answer(about: Mapping[str, Any], most: int) -> bytes:
-    """Returns a status as JSON, names and refusals shortened until it has `most` bytes; `summary.json` has all."""
+    """Returns a status as JSON, names and refusals shortened until it has `most` bytes.
+
+    `summary.json` has all.
+    """
     for names, reasons, letters in LEVELS:
-        short = {key: _short(value, max(names, 1), letters) for key, value in about.items() if key != "refusals"}
+        short = {
+            key: _short(value, max(names, 1), letters)
+            for key, value in about.items()
+            if key != "refusals"
+        }
         short["refusals"] = _refusals(about["refusals"], names, reasons, letters)
         if len(answer := json.dumps(short).encode()) <= most:
             break
@@ -278,7 +359,10 @@ def status_answer(about: Mapping[str, Any], most: int) -> bytes:
 
 
 def _short(value: Any, names: int, letters: int) -> Any:
-    """Returns texts, lists and tables cut to a bounded length; the status's own tables have fewer entries than that."""
+    """Returns texts, lists and tables cut to a bounded length.
+
+    The status's own tables have fewer entries than that.
+    """
     if isinstance(value, str):
         return value[:letters]
     if isinstance(value, list):
@@ -289,8 +373,13 @@ def _short(value: Any, names: int, letters: int) -> Any:
     return value
 
 
-def _refusals(all_of_them: Mapping[str, Mapping[str, int]], names: int, reasons: int, letters: int) -> dict[str, Any]:
-    """Returns the most frequent refusals of the senders with the most; the rest is added up as "others"."""
+def _refusals(
+    all_of_them: Mapping[str, Mapping[str, int]], names: int, reasons: int, letters: int
+) -> dict[str, Any]:
+    """Returns the most frequent refusals of the senders with the most.
+
+    The rest is added up as "others".
+    """
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     ordered = sorted(all_of_them.items(), key=lambda item: -sum(item[1].values()))
     for at, (sender, counts) in enumerate(ordered):

@@ -1,4 +1,6 @@
-"""How a client's process makes itself known: it says hello until it is welcome, and gives signs of life."""
+"""How a client's process makes itself known: it says hello until it is welcome, and gives signs of
+life.
+"""
 
 import asyncio
 import base64
@@ -26,7 +28,8 @@ class Presence:
     failed: Callable[[Exception], None]  # told what ends the process
     welcome: bool = False
     incarnation: str = ""
-    _call: asyncio.Event = field(default_factory=asyncio.Event)  # the coordinator calls, or an interruption is over
+    # the coordinator calls, or an interruption is over
+    _call: asyncio.Event = field(default_factory=asyncio.Event)
     _beat_seconds: float = RETRY_SECONDS
     _bring_weights: bool = False
     _begins: str | None = None  # the digest of the weights that the coordinator may ask for
@@ -40,7 +43,9 @@ class Presence:
 
     def begin(self) -> None:
         """Begin to say hello."""
-        self._tasks = [asyncio.create_task(work) for work in (self._keep_hello(), self._keep_beating())]
+        self._tasks = [
+            asyncio.create_task(work) for work in (self._keep_hello(), self._keep_beating())
+        ]
 
     async def stop(self) -> None:
         """Say nothing any more."""
@@ -52,7 +57,10 @@ class Presence:
         self._call.set()
 
     def called(self, incarnation: str) -> None:
-        """Answers a coordinator that calls; one that this process does not know has to let it in first."""
+        """Answers a coordinator that calls.
+
+        One that this process does not know has to let it in first.
+        """
         self.welcome &= incarnation == self.incarnation
         self._call.set()
 
@@ -69,7 +77,10 @@ class Presence:
         return self._has_blobs
 
     async def greet(self) -> None:
-        """Say hello if it is due, and again while an answer asks for more. Raises FedseedError if it does not fit."""
+        """Say hello if it is due, and again while an answer asks for more.
+
+        Raises FedseedError if it does not fit.
+        """
         due = not self.welcome or self._call.is_set()
         while due:
             self._call.clear()
@@ -91,28 +102,37 @@ class Presence:
                     answered = await self._hello()
                 if not answered and not told and not self.welcome:
                     told = True
-                    self.replica.progress.note(f"waiting for the coordinator of run {self.replica.run}")
+                    self.replica.progress.note(
+                        f"waiting for the coordinator of run {self.replica.run}"
+                    )
                 if not answered and not self.incarnation:
                     await self.replica.look()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._call.wait(), None if self.welcome else RETRY_SECONDS)
+                    await asyncio.wait_for(
+                        self._call.wait(), None if self.welcome else RETRY_SECONDS
+                    )
                 await asyncio.sleep(0.05)
         except Exception as error:
             self.failed(error)
 
     async def _hello(self) -> bool:
-        """Say hello once; whether it was answered. Raises FedseedError if this process does not fit."""
+        """Say hello once; whether it was answered.
+
+        Raises FedseedError if this process does not fit.
+        """
         hosted = self.replica.hosted
         private = hosted.worker.private  # how many examples there are is not told
         for name, items in hosted.items.items():
             attach = Attach(client=name, host=hosted.host, examples=0 if private else len(items))
             await self.end.send(name, "attach", attach.encode())
         about: dict[str, Any] = {
-            "host": hosted.host, "header": base64.b64encode(hosted.start).decode(),
+            "host": hosted.host,
+            "header": base64.b64encode(hosted.start).decode(),
             "names": list(hosted.items if hosted.party else hosted.names),
             **({"names_matter": False} if hosted.party else {}),
-            "at": self.replica.at, "bucket": self._wants_blobs,
-        }  # fmt: skip
+            "at": self.replica.at,
+            "bucket": self._wants_blobs,
+        }
         if self.replica.replaces:
             if self._begins is None and not self.replica.at:  # those before the first step
                 self._begins = await self.replica.thread.do(hosted.worker.space.digest)
@@ -122,7 +142,9 @@ class Presence:
             await self.replica.unlearn()
             frame = Message(MessageKind.STEP, hosted.worker.method.code, 0, 0, b"").encode()
             weights = frame + await self.replica.thread.do(self.replica.hosted.worker.space.dense)
-            about["weights"] = base64.b64encode(await carry(self.end, weights, "base-weights")).decode()
+            about["weights"] = base64.b64encode(
+                await carry(self.end, weights, "base-weights")
+            ).decode()
         reply = await self.end.ask(hosted.host, "hello", Hello(**about).encode(), HELLO_SECONDS)
         if reply is None:
             return False

@@ -1,16 +1,21 @@
-"""Encodes what travels besides plans, updates and steps: log entries, calls and questions, and wrapped messages.
+"""Encodes what travels besides plans, updates and steps: log entries, calls and questions, and
+wrapped messages.
 
-Broadcast by the coordinator, not kept: calls ("C"), plans ("P") and questions about the weights ("A"). Sent by clients:
-hello (a question), attach, beat, update and report. An entry of the log is a byte that says what it is, and a body:
+Broadcast by the coordinator, not kept: calls ("C"), plans ("P") and questions about the weights
+("A"). Sent by clients: hello (a question), attach, beat, update and report. An entry of the log is
+a byte that says what it is, and a body:
 
-    H   header: length u32 | JSON (epoch: the log's incarnation; names) | the orbit's beginning, as its file has it
-    S   session: 8 random bytes; a coordinator has begun to write, and whoever wrote before may no longer do so
-    T   step: link | step message      link: hash of the link before it and of the message, so that steps are chained
+    H   header: length u32 | JSON (epoch: the log's incarnation; names) | the orbit's beginning, as
+    its file has it
+    S   session: 8 random bytes; a coordinator has begun to write, and whoever wrote before may no
+    longer do so
+    T   step: link | step message      link: hash of the link before it and of the message, so that
+    steps are chained
     M   mark: round u32 | digest       the weights after that round, as the clients found them
     E   end: the run is over
 
-The chain begins with the orbit header's link. A message too large for one piece is a blob, and a reference stands in
-its place. Nothing here imports torch or knows what carries the bytes.
+The chain begins with the orbit header's link. A message too large for one piece is a blob, and a
+reference stands in its place. Nothing here imports torch or knows what carries the bytes.
 """
 
 import struct
@@ -53,7 +58,9 @@ class Entry:
         if kind not in shortest:
             raise MessageError(f"entry of unknown kind {kind!r}")
         if len(data) - 1 < shortest[kind]:
-            raise MessageError(f"entry {kind} with {len(data) - 1} bytes: at least {shortest[kind]}")
+            raise MessageError(
+                f"entry {kind} with {len(data) - 1} bytes: at least {shortest[kind]}"
+            )
         return cls(kind, bytes(data[1:]))
 
 
@@ -64,7 +71,8 @@ def header_entry(about: Beginning, orbit_start: bytes) -> Entry:
 
 
 def read_header(entry: Entry) -> tuple[Beginning, Header, bytes]:
-    """Returns what a header entry says, the orbit's header, and the link that the first step follows.
+    """Returns what a header entry says, the orbit's header, and the link that the first step
+    follows.
 
     Raises MessageError, or OrbitError of the orbit's beginning, where it is not valid.
     """
@@ -72,7 +80,11 @@ def read_header(entry: Entry) -> tuple[Beginning, Header, bytes]:
     if entry.kind != "H" or len(entry.body) < 4 + size + LINK_BYTES:
         raise MessageError("the log does not begin with a header")
     start = entry.body[4 + size :]
-    return read(Beginning, entry.body[4 : 4 + size]), scan(start, "the log's header")[0].header, start[-LINK_BYTES:]
+    return (
+        read(Beginning, entry.body[4 : 4 + size]),
+        scan(start, "the log's header")[0].header,
+        start[-LINK_BYTES:],
+    )
 
 
 class LogContents(NamedTuple):
@@ -88,7 +100,10 @@ class LogContents(NamedTuple):
 
     @classmethod
     def read(cls, data: Sequence[bytes]) -> "LogContents":
-        """Returns what some entries say, the first one a header. Raises MessageError or OrbitError."""
+        """Returns what some entries say, the first one a header.
+
+        Raises MessageError or OrbitError.
+        """
         entries = [Entry.decode(one) for one in data]
         kinds = [entry.kind for entry in entries]
         steps = [read_step(entry) for entry in entries if entry.kind == "T"]
@@ -97,7 +112,10 @@ class LogContents(NamedTuple):
 
 
 def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, bytes]:
-    """Returns a step's entry, and its link after the `previous` one; `carried`: the message, or a reference to it."""
+    """Returns a step's entry, and its link after the `previous` one.
+
+    `carried`: the message, or a reference to it.
+    """
     after = link(previous, message)
     return Entry("T", after + carried), after
 
@@ -147,7 +165,10 @@ def silent_message(number: int, attempt: int, reason: str) -> bytes:
 
 
 def read_silent(data: bytes) -> tuple[int, int, str]:
-    """Returns the round, the attempt and the reason of a `silent_message`. Raises MessageError: it is not valid."""
+    """Returns the round, the attempt and the reason of a `silent_message`.
+
+    Raises MessageError: it is not valid.
+    """
     if not _SILENT.size <= len(data) <= _SILENT.size + _REASON_BYTES:
         raise MessageError(f"{len(data)} bytes where a client says that it sends nothing")
     _, number, attempt = _SILENT.unpack_from(data)

@@ -24,16 +24,21 @@ from fedseed.orbit.record import LINK_BYTES
 from fedseed.text import shown
 
 REMEDY = "name the clients in its recipe (federation.clients)"
-SPARE_BYTES = 8 << 20  # of a message of scalars (two million), and of a client's blobs besides the messages
-MOST_START = 160 << 10  # bytes of a header, compressed: of fifty thousand tensors, a block each; 40 MiB when decoded
-SPARE_START = 8 << 10  # bytes that a header may have more than the run's, once that is known: names, and settings
+# of a message of scalars (two million), and of a client's blobs besides the messages
+SPARE_BYTES = 8 << 20
+# bytes of a header, compressed: of fifty thousand tensors, a block each; 40 MiB when decoded
+MOST_START = 160 << 10
+# bytes that a header may have more than the run's, once that is known: names, and settings
+SPARE_START = 8 << 10
 MOST_PLACE = 4096  # characters of a base's name or folder
 MOST_REFUSAL = 1000  # characters of the reason that a process is told
 BRING_SECONDS = 60.0  # for a client to bring the base's weights, before another is asked
 
 
 def read_start(data: bytes, most: int = MOST_START) -> Header:
-    """Returns how the orbit of somebody who says hello begins. Refuses steps behind it, which could cost much to read.
+    """Returns how the orbit of somebody who says hello begins.
+
+    Refuses steps behind it, which could cost much to read.
 
     Args:
         data: the header with its link.
@@ -55,9 +60,11 @@ def read_start(data: bytes, most: int = MOST_START) -> Header:
 
 @dataclass
 class BaseWeights:
-    """Asks clients for the base's weights, with which a coordinator begins where steps are whole weights.
+    """Asks clients for the base's weights, with which a coordinator begins where steps are whole
+    weights.
 
-    They must have the digest that most clients say theirs have (`agreement`), and come from one that was asked.
+    They must have the digest that most clients say theirs have (`agreement`), and come from one
+    that was asked.
     """
 
     session: Session
@@ -75,7 +82,10 @@ class BaseWeights:
         return self.needed and self.data is None
 
     def asks(self, host: str) -> bool:
-        """Returns whether a client is to bring them. One is enough; another is asked if this one does not."""
+        """Returns whether a client is to bring them.
+
+        One is enough; another is asked if this one does not.
+        """
         if not self.missing or host in self._failed or time.monotonic() <= self._ask_again:
             return False
         self._ask_again = time.monotonic() + BRING_SECONDS
@@ -83,7 +93,10 @@ class BaseWeights:
         return True
 
     def take(self, host: str, brought: str, header: Header | None, most: int) -> None:
-        """Takes weights, or a reference, that a client has brought; `most`: bytes of its largest message."""
+        """Takes weights, or a reference, that a client has brought.
+
+        `most`: bytes of its largest message.
+        """
         if host not in self._asked:
             self.session.rejected.add(host, "base weights that it was not asked for")
             return
@@ -100,7 +113,9 @@ class BaseWeights:
                 raise MessageError(f"{len(weights)} bytes of weights")
             digest = self.digest and await asyncio.to_thread(header.digest_of, weights)
             if digest != self.digest:
-                raise MessageError(f"base weights with the digest {digest}: this run's have {self.digest}")
+                raise MessageError(
+                    f"base weights with the digest {digest}: this run's have {self.digest}"
+                )
             if self.missing:
                 self.data = weights
         except MessageError as error:
@@ -137,7 +152,9 @@ class Reception:
         self.base = BaseWeights(self.session, self.method.catch_up.replaces)
 
     async def assemble(self) -> Header:
-        """Wait until the clients that the recipe asks for are here, with what is needed; returns the run's header.
+        """Wait until the clients that the recipe asks for are here, with what is needed.
+
+        Returns the run's header.
 
         Raises RecipeError: they are too few for it, or do not agree on what the run is about.
         """
@@ -145,13 +162,19 @@ class Reception:
         while True:
             self._heard = 0
             self._decide()
-            if (now := time.monotonic()) >= called + RESEND_SECONDS:  # not at each hello: it would call forth the next
+            # not at each hello: it would call forth the next
+            if (now := time.monotonic()) >= called + RESEND_SECONDS:
                 called = now
-                bring = self.header is not None and self.base.missing  # one of them has to hear that it is to
+                # one of them has to hear that it is to
+                bring = self.header is not None and self.base.missing
                 await self.session.call(roster.clients()[:1] if bring else ())
             if roster.names and not roster.open:
                 self.session.settings.check(len(roster.names))
-            if self.header is not None and self._all_here(len(roster.present())) and not self.base.missing:
+            if (
+                self.header is not None
+                and self._all_here(len(roster.present()))
+                and not self.base.missing
+            ):
                 roster.open = self._assembling = False
                 return self.header
             self._assembling = True
@@ -161,7 +184,10 @@ class Reception:
             await self.session.pause(RESEND_SECONDS)
 
     def _decide(self) -> None:
-        """See what most clients say that the run is about. Raises RecipeError: nobody is to come for a majority."""
+        """See what most clients say that the run is about.
+
+        Raises RecipeError: nobody is to come for a majority.
+        """
         roster, settings = self.roster, self.session.settings
         if self._decided or (self.header is not None and not self.base.missing):
             return
@@ -172,15 +198,21 @@ class Reception:
             heard = sum(clients.values())
             if everybody and heard >= everybody:
                 claims, groups = self.agreement.claims, self.agreement.groups(clients)
-                told = "; ".join(f"{count} ({listed(hosts)}): {claims[hosts[0]]}" for count, hosts in groups)
+                told = "; ".join(
+                    f"{count} ({listed(hosts)}): {claims[hosts[0]]}" for count, hosts in groups
+                )
                 raise RecipeError(
-                    f"the clients do not agree on what the run is about: {told}; there is no majority: name the right "
+                    f"the clients do not agree on what the run is about: {told}; there is no "
+                    "majority: name the right "
                     "one in the recipe (federation.base_digest, and of methods that send weights "
                     "federation.weights_digest)"
                 )
             return
         self._decided = True
-        self.header, self.base.digest = self.header or found.header, settings.weights_digest or found.weights
+        self.header, self.base.digest = (
+            self.header or found.header,
+            settings.weights_digest or found.weights,
+        )
         if found.names is not None:
             roster.name(found.names)
         (most, _), *others = self.agreement.groups(clients)
@@ -192,15 +224,21 @@ class Reception:
                 roster.outvote(host, True)
             except MessageError as error:
                 what = str(error)
-            self.session.rejected.add(host, f"{what} ({most} of {sum(clients.values())} clients agree)")
+            self.session.rejected.add(
+                host, f"{what} ({most} of {sum(clients.values())} clients agree)"
+            )
 
     def _all_here(self, here: int) -> bool:
-        """Returns whether the first round can begin: without those that do not fit and do not mend that in time."""
+        """Returns whether the first round can begin: without those that do not fit and do not mend
+        that in time.
+        """
         roster, settings = self.roster, self.session.settings
         wanted = roster.wanted(settings.start_with)
         if here >= wanted:
             return True
-        enough = roster.outvoted and here + len(roster.outvoted) >= wanted and here >= settings.minimum
+        enough = (
+            roster.outvoted and here + len(roster.outvoted) >= wanted and here >= settings.minimum
+        )
         if not enough:
             self._ready_since = None
             return False
@@ -208,8 +246,8 @@ class Reception:
         if self._ready_since is None:
             self._ready_since = now
             self.session.progress.warn(
-                f"{listed(roster.outvoted)} has another base, layout or first weights than most: in "
-                f"{settings.deadline:g} s (federation.deadline) the run begins without"
+                f"{listed(roster.outvoted)} has another base, layout or first weights than most: "
+                f"in {settings.deadline:g} s (federation.deadline) the run begins without"
             )
         roster.goes_without = now >= self._ready_since + settings.deadline
         return roster.goes_without
@@ -228,7 +266,9 @@ class Reception:
         return f"{len(self.roster.present())} of {wanted} clients are here{coming}"
 
     def check(self, header: Header, first: Header | None) -> None:
-        """Raises MessageError if what somebody has is another base, recipe or model; the text says what differs.
+        """Raises MessageError if what somebody has is another base, recipe or model.
+
+        The text says what differs.
 
         Args:
             header: what it has.
@@ -238,12 +278,17 @@ class Reception:
         expected = first or header.of_recipe(self.method, self.seed, settings.digest)
         wanted = settings.base_digest or expected.base_digest
         if header.base_digest != wanted and header.hashed_alike(expected):
-            raise MessageError(f"another base: its digest is {header.base_digest}, this run's base has {wanted}")
+            raise MessageError(
+                f"another base: its digest is {header.base_digest}, this run's base has {wanted}"
+            )
         if differences := header.differences(expected):
             raise MessageError(f"another recipe or model: {differences[0]} here")
 
     def attach(self, sender: str, about: Attach) -> None:
-        """Notes which process hosts a client and how many examples it has, as it says. Raises MessageError."""
+        """Notes which process hosts a client and how many examples it has, as it says.
+
+        Raises MessageError.
+        """
         client = about.client
         if client != sender:
             raise MessageError(f"it speaks for client {client}")
@@ -258,13 +303,20 @@ class Reception:
             self.coordinator.examples[number] = about.examples
 
     async def hello(self, sender: str, about: Hello) -> bytes:
-        """Returns what a process is told that introduces itself. Raises MessageError: it is in another's name."""
+        """Returns what a process is told that introduces itself.
+
+        Raises MessageError: it is in another's name.
+        """
         host, known, all_of_them = about.host, about.names, about.names_matter
         if host != sender:
             raise MessageError(f"it speaks for client {host}")
         try:
             header = read_start(base64.b64decode(about.header), self._longest_start())
-            listing = tuple(known) if all_of_them and not self.roster.names and not self.roster.open else None
+            listing = (
+                tuple(known)
+                if all_of_them and not self.roster.names and not self.roster.open
+                else None
+            )
             self.check(header, None)
             self._compare(header, about.begins, host)
             self._compare_names(host, known, all_of_them)
@@ -275,9 +327,14 @@ class Reception:
         if not self._decided:  # then it is the run's
             self.agreement.claims[host] = claim
         self.roster.outvote(host, False)
-        answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
+        answer: dict[str, Any] = {
+            "epoch": self.session.incarnation,
+            "beat": self.session.settings.dead_after / 3,
+        }
         new = self.roster.hello(host, about.at)
-        answer.update({"waits": self._told} if self._assembling else {"clients": len(self.roster.names)})
+        answer.update(
+            {"waits": self._told} if self._assembling else {"clients": len(self.roster.names)}
+        )
         most = 0 if self.header is None else self.largest_message()
         if about.bucket and most:
             await self.session.end.allow(host, 4 * most + SPARE_BYTES)
@@ -287,40 +344,58 @@ class Reception:
             answer["bring"] = "weights"
         self._heard += 1
         wanted = self.roster.wanted(self.session.settings.start_with)
-        # looking at all clients for each would take long: all may be here, or a tenth more than at the last look
+        # looking at all clients for each would take long: all may be here, or a tenth more than at
+        # the last look
         if (new and self.roster.attached >= wanted) or 10 * self._heard >= len(self.roster.hosts):
             self.session.stir()
         return Welcome(**answer).encode()
 
     def _longest_start(self) -> int:
-        """Returns the bytes of the longest header that is decoded: one far longer than the run's can't be it."""
+        """Returns the bytes of the longest header that is decoded: one far longer than the run's
+        can't be it.
+        """
         if self.header is None:
             return MOST_START
         if self._longest[0] is not self.header:
-            self._longest = self.header, min(len(self.header.encode()) + LINK_BYTES + SPARE_START, MOST_START)
+            self._longest = (
+                self.header,
+                min(len(self.header.encode()) + LINK_BYTES + SPARE_START, MOST_START),
+            )
         return self._longest[1]
 
     def _compare(self, header: Header, begins: str | None, host: str) -> None:
-        """Outvotes a process whose base, layout or first weights are not the run's or recipe's. Raises MessageError."""
-        wanted = self.session.settings.weights_digest or (self.base.digest if self.base.missing else None)
+        """Outvotes a process whose base, layout or first weights are not the run's or recipe's.
+
+        Raises MessageError.
+        """
+        wanted = self.session.settings.weights_digest or (
+            self.base.digest if self.base.missing else None
+        )
         try:
             self.check(header, self.header)
             if begins is None and self.base.missing:
                 raise MessageError("it does not say which weights it begins with")
             if wanted is not None and begins is not None and begins != wanted:
-                raise MessageError(f"other first weights: their digest is {begins}, this run's have {wanted}")
+                raise MessageError(
+                    f"other first weights: their digest is {begins}, this run's have {wanted}"
+                )
         except MessageError:
             self.roster.outvote(host, True)
             raise
 
     def _compare_names(self, host: str, names: list[str], all_of_them: bool) -> None:
-        """Checks that a process knows `all_of_them`, or that its own clients may take part. Raises MessageError."""
+        """Checks that a process knows `all_of_them`, or that its own clients may take part.
+
+        Raises MessageError.
+        """
         roster = self.roster
         if not names or len(set(names)) < len(names):
             raise MessageError("a list of clients that is empty or names one twice")
         if roster.open:
             if all_of_them:
-                raise MessageError("clients enrol in this run: federation.enrolment is not set in the recipe there")
+                raise MessageError(
+                    "clients enrol in this run: federation.enrolment is not set in the recipe there"
+                )
             roster.enrol(host, names)
         elif all_of_them and not roster.names:
             pass  # it is one opinion (`agreement`)
@@ -329,12 +404,23 @@ class Reception:
             order = " in another order" if sorted(names) == sorted(roster.names) else ""
             raise MessageError(f"another list of clients{order}: {there}")
         elif not roster.names:
-            raise MessageError(f"it has data of its own, but the coordinator does not know who takes part: {REMEDY}")
+            raise MessageError(
+                "it has data of its own, but the coordinator does not know who takes part: "
+                f"{REMEDY}"
+            )
         elif unknown := [name for name in names if name not in roster.numbers]:
-            late = "; it has begun, and nobody else can enrol" if self.session.settings.enrols else ""
-            raise MessageError(f"this run has no client {listed(unknown)}: it has {listed(roster.names)}{late}")
+            late = (
+                "; it has begun, and nobody else can enrol" if self.session.settings.enrols else ""
+            )
+            raise MessageError(
+                f"this run has no client {listed(unknown)}: it has {listed(roster.names)}{late}"
+            )
 
     def largest_message(self) -> int:
-        """Returns the bytes of the largest message of a client: all weights, or what scalars take of any model."""
+        """Returns the bytes of the largest message of a client: all weights, or what scalars take
+        of any model.
+        """
         assert self.header is not None
-        return FRAME_BYTES + max(self.header.layout.dense_bytes if self.method.entrywise else 0, SPARE_BYTES)
+        return FRAME_BYTES + max(
+            self.header.layout.dense_bytes if self.method.entrywise else 0, SPARE_BYTES
+        )

@@ -1,4 +1,6 @@
-"""A client's copy of the weights: it follows the run's log from its beginning, each step once, chained to the last."""
+"""A client's copy of the weights: it follows the run's log from its beginning, each step once,
+chained to the last.
+"""
 
 import asyncio
 import time
@@ -17,7 +19,8 @@ from fedseed.orbit.record import link
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd, Stop
 
-WEIGHTS_PATIENCE_SECONDS = 60.0  # how long newer weights may take to come when older ones have been deleted
+# how long newer weights may take to come when older ones have been deleted
+WEIGHTS_PATIENCE_SECONDS = 60.0
 MISSED_SECONDS = 0.1  # until an object that is not there is asked for again
 MOST_REPAIRS = 3
 
@@ -30,7 +33,8 @@ class _Log:
     incarnation: str = ""  # as its header says; "": the header has not come
     following: Stop | None = None  # ends that its entries are handed out
     missed: float | None = None  # since when a step's object is not there
-    looking: bool | None = False  # no coordinator has said that it is this run's; None: looked at, it is another's
+    # no coordinator has said that it is this run's; None: looked at, it is another's
+    looking: bool | None = False
 
 
 @dataclass
@@ -49,9 +53,11 @@ class Replica:
     ended: bool = False
     version: int = 0  # other weights, another version
     norm: float | None = None  # of the newest step, where the method knows it
-    _awaited: tuple[float, bytes] | None = None  # whole weights that are to be loaded, and since when
+    # whole weights that are to be loaded, and since when
+    _awaited: tuple[float, bytes] | None = None
     _queue: deque[Entry | Exception] = field(default_factory=deque)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # whoever reads the log on, or begins again
+    # whoever reads the log on, or begins again
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _log: _Log = field(default_factory=_Log)
     _repairs: int = 0
     _digest: tuple[int, str] = (-1, "")  # of which version
@@ -72,7 +78,9 @@ class Replica:
         return self._awaited is None
 
     async def begin(self, incarnation: str) -> None:
-        """Follow this log from its beginning, if it is another than before: with a new model if this one has steps."""
+        """Follow this log from its beginning, if it is another than before: with a new model if
+        this one has steps.
+        """
         async with self._turn:
             self._log.looking = False
             if self._log.following is None or self._log.incarnation != incarnation:
@@ -93,7 +101,9 @@ class Replica:
                 await self.stop()
 
     async def unlearn(self) -> None:
-        """Go back to the base, if there are steps on it: the run begins again, and its log with them is gone."""
+        """Go back to the base, if there are steps on it: the run begins again, and its log with
+        them is gone.
+        """
         async with self._turn:
             if self.at:
                 await self._begin()
@@ -130,11 +140,13 @@ class Replica:
         await self._begin()
 
     async def advance(self) -> None:
-        """Take everything that has come from the log: steps that follow each other are applied together.
+        """Take everything that has come from the log: steps that follow each other are applied
+        together.
 
         Whole weights that could not be had when they were announced are asked for again.
 
-        Raises FedseedError: the log is another run's, not valid, or misses steps; this machine computes differently.
+        Raises FedseedError: the log is another run's, not valid, or misses steps; this machine
+        computes differently.
         """
         async with self._turn:
             steps: list[bytes] = []
@@ -145,22 +157,31 @@ class Replica:
                     raise entry
                 if entry.kind == "H":
                     if self._log.incarnation:  # it has come before
-                        await self._begin_again("the run has been put on the server again, or its log is an older one")
+                        await self._begin_again(
+                            "the run has been put on the server again, or its log is an older one"
+                        )
                         return
                     if not await self._fits(entry):
                         return
                 elif entry.kind == "T":
                     mark = None
                     after, carried = read_step(entry)
-                    # whole weights of their own object are fetched when it is known that they are the newest
+                    # whole weights of their own object are fetched when it is known that they are
+                    # the newest
                     try:
-                        message = None if self.replaces and is_stored(carried) else await fetch(self.end, carried, None)
+                        message = (
+                            None
+                            if self.replaces and is_stored(carried)
+                            else await fetch(self.end, carried, None)
+                        )
                     except MessageError as error:
                         await self._miss(entry, error)
                         break
                     if message is not None and link(self._log.link, message) != after:
                         number = self.at + len(steps) + 1
-                        await self._begin_again(f"step {number} of the log does not follow those that were applied")
+                        await self._begin_again(
+                            f"step {number} of the log does not follow those that were applied"
+                        )
                         return
                     self._log.link, self._log.missed = after, None
                     steps.append(carried if message is None else message)
@@ -176,7 +197,9 @@ class Replica:
                 await self._compare(mark[1])
 
     async def _miss(self, entry: Entry, error: MessageError) -> None:
-        """Waits for a step's object that is not there (the server has an older store), or goes on to a new header."""
+        """Waits for a step's object that is not there (the server has an older store), or goes on
+        to a new header.
+        """
         self._log.missed = self._log.missed or time.monotonic()
         if any(isinstance(later, Entry) and later.kind == "H" for later in self._queue):
             while not (isinstance(later := self._queue[0], Entry) and later.kind == "H"):
@@ -189,14 +212,19 @@ class Replica:
             await asyncio.sleep(MISSED_SECONDS)
 
     async def _fits(self, header: Entry) -> bool:
-        """Returns whether the log is this run's. Raises FedseedError if it must be, because the coordinator says so."""
+        """Returns whether the log is this run's.
+
+        Raises FedseedError if it must be, because the coordinator says so.
+        """
         try:
             about, theirs, self._log.link = read_header(header)
             self._log.incarnation = about.epoch
             if differences := theirs.differences(self.hosted.header):
                 raise FedseedError(f"run {self.run} is another one: {differences[0]} here")
             if any(name not in about.names for name in self.hosted.items):
-                raise FedseedError(f"run {self.run} has no client {self.hosted.host}: it has {listed(about.names)}")
+                raise FedseedError(
+                    f"run {self.run} has no client {self.hosted.host}: it has {listed(about.names)}"
+                )
         except FedseedError as error:
             if not self._log.looking:
                 raise
@@ -209,7 +237,10 @@ class Replica:
         return True
 
     async def _apply(self, steps: list[bytes]) -> None:
-        """Apply steps that follow each other: many are merged, as in a replay; of whole weights the newest count."""
+        """Apply steps that follow each other: many are merged, as in a replay.
+
+        Of whole weights the newest count.
+        """
         self.version += 1
         if self.replaces:
             if changed := [step for step in steps if is_stored(step) or len(step) > FRAME_BYTES]:
@@ -218,7 +249,9 @@ class Replica:
             await self._apply_one(steps[0])
         else:
             began = time.perf_counter()
-            records = [Record(message.round, message.payload) for message in map(Message.decode, steps)]
+            records = [
+                Record(message.round, message.payload) for message in map(Message.decode, steps)
+            ]
             await self.thread.do(self.hosted.worker.catch_up, records)
             self.norm = None
             self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
@@ -231,7 +264,10 @@ class Replica:
         self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
 
     async def _take_weights(self, since: float, carried: bytes) -> None:
-        """Load the newest weights, if they are there. Raises NetworkError: they have not come for a minute."""
+        """Load the newest weights, if they are there.
+
+        Raises NetworkError: they have not come for a minute.
+        """
         try:
             step = await fetch(self.end, carried, None)
         except MessageError as error:  # they have been deleted already: newer ones are on their way
@@ -256,5 +292,7 @@ class Replica:
         self._repairs += 1
         differ = f"after step {self.at} the weights' digest is {mine} here, {digest} elsewhere"
         if self._repairs > MOST_REPAIRS:
-            raise OrbitError(f"{differ}, and replay does not mend it: this machine computes differently")
+            raise OrbitError(
+                f"{differ}, and replay does not mend it: this machine computes differently"
+            )
         await self._begin_again(differ)

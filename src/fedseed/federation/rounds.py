@@ -1,4 +1,6 @@
-"""A round over a network: plans go out, answers come in, until there are enough of them or time is over."""
+"""A round over a network: plans go out, answers come in, until there are enough of them or time is
+over.
+"""
 
 import asyncio
 import time
@@ -32,9 +34,11 @@ class Gathered:
     clients: Sequence[int]  # who took part, in ascending order
     plan_bytes: int  # payload of a plan
     update_bytes: list[int] = field(default_factory=list)  # payload of each update that came
-    skipped: list[tuple[int, str]] = field(default_factory=list)  # clients whose update does not count, and why
+    # clients whose update does not count, and why
+    skipped: list[tuple[int, str]] = field(default_factory=list)
     refused: int = 0  # messages
-    spent: Cost = field(default_factory=Cost)  # what the clients' work cost, as far as it is known by now
+    # what the clients' work cost, as far as it is known by now
+    spent: Cost = field(default_factory=Cost)
     secure_up: int = 0  # bytes that all clients have said for secure sums, besides their updates
     secure_down: int = 0  # bytes that all clients were asked
 
@@ -49,8 +53,10 @@ class OpenRound:
     missing: set[int]  # who of them is waited for
     silent: dict[int, str] = field(default_factory=dict)  # who has nothing to send, and why
     refused: dict[int, str] = field(default_factory=dict)  # whose answer was refused, and why
-    bytes_up: dict[int, int] = field(default_factory=dict)  # the payload of each update that counts, by client
-    again: Counter[int] = field(default_factory=Counter)  # how many answers to repeated plans are still to come
+    # the payload of each update that counts, by client
+    bytes_up: dict[int, int] = field(default_factory=dict)
+    # how many answers to repeated plans are still to come
+    again: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass
@@ -64,15 +70,19 @@ class Rounds:
     open: OpenRound | None = None
     repeated: int = 0
     grace: float = inf  # until when all clients are waited for, as before the first round
-    idle: set[int] = field(default_factory=set)  # who has sent nothing: said once of those without examples
+    # who has sent nothing: said once of those without examples
+    idle: set[int] = field(default_factory=set)
     secure: "SecureTalk | None" = None
     _running: bool = False  # whether a round was begun here
     # a client's answers that are being fetched, by its name
-    _fetching: defaultdict[str, set[asyncio.Task[None]]] = field(default_factory=lambda: defaultdict(set))
+    _fetching: defaultdict[str, set[asyncio.Task[None]]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
     _before: OpenRound | None = None  # the one before the open one
 
     def __post_init__(self) -> None:
-        self.late = Late[int](self.session)  # who has let the others wait since its last answer that counts
+        # who has let the others wait since its last answer that counts
+        self.late = Late[int](self.session)
         self._room = Room(self.largest)
         if self.coordinator.sums:  # only then its libraries are loaded
             from fedseed.federation.secure import SecureCoordinator, SecureTalk
@@ -96,7 +106,9 @@ class Rounds:
             elif data[:2] == SILENT:
                 self._take_silent(number, data)
             elif current is None:
-                about = "" if is_stored(data) else f", this is for round {Message.decode(data).round}"
+                about = (
+                    "" if is_stored(data) else f", this is for round {Message.decode(data).round}"
+                )
                 raise MessageError(f"no round is open{about}")
             elif is_stored(data):
                 self._begin_fetch(current, name, number, data)
@@ -108,7 +120,9 @@ class Rounds:
                 self._wait_no_more(current, number)
 
     def _repeated(self, name: str, client: int, data: bytes) -> OpenRound | None:
-        """Returns the round of an answer that has come before and comes again because its plan went out again."""
+        """Returns the round of an answer that has come before and comes again because its plan went
+        out again.
+        """
         for past in (self.open, self._before):
             if past is not None and past.again[client] > 0:
                 answered = client in (past.silent if data[:2] == SILENT else past.bytes_up)
@@ -136,8 +150,15 @@ class Rounds:
             self.session.stir()
 
     def _check_wanted(self, current: OpenRound, client: int, silent: Collection[int] = ()) -> None:
-        if client not in current.clients or client in self.coordinator.current.updates or client in silent:
-            raise MessageError(f"client {client} has answered round {current.number} already, or takes no part in it")
+        if (
+            client not in current.clients
+            or client in self.coordinator.current.updates
+            or client in silent
+        ):
+            raise MessageError(
+                f"client {client} has answered round {current.number} already, or takes no part in "
+                "it"
+            )
 
     def _take_silent(self, client: int, data: bytes) -> None:
         number, attempt, reason = read_silent(data)
@@ -155,7 +176,9 @@ class Rounds:
             raise MessageError(f"round {current.number} was expected, round {about[0]} came")
         self._check_wanted(current, number)
         if reference.size > self.largest:
-            raise MessageError(f"a message of {reference.size:,} bytes: at most {self.largest:,} are accepted")
+            raise MessageError(
+                f"a message of {reference.size:,} bytes: at most {self.largest:,} are accepted"
+            )
         if len(self._fetching[name]) >= 2:
             raise MessageError("too many large messages at once")
         task = asyncio.create_task(self._fetch(name, number, data, reference))
@@ -170,7 +193,8 @@ class Rounds:
                 message = await fetch(self.session.end, data, owner, self.largest)
                 self._receive(self._still_open(), number, message)
         except MessageError as error:
-            if self.open is not None and self.open.again[number] > 0:  # it was put there anew, and comes again
+            # it was put there anew, and comes again
+            if self.open is not None and self.open.again[number] > 0:
                 self.open.again[number] -= 1
             else:
                 self._refuse(name, number, str(error))
@@ -190,8 +214,11 @@ class Rounds:
         if self.secure is not None:
             self.secure.begin()
         while gathered is None:
-            clients = self.coordinator.open(number, attempt, self.late.without(await self._enough(), self._least))
-            if len(clients) < self.session.settings.minimum:  # privacy lets nobody take the place of those who are away
+            clients = self.coordinator.open(
+                number, attempt, self.late.without(await self._enough(), self._least)
+            )
+            # privacy lets nobody take the place of those who are away
+            if len(clients) < self.session.settings.minimum:
                 await self.session.pause(0.25)
                 continue
             self._running = True
@@ -215,7 +242,10 @@ class Rounds:
         return gathered
 
     async def _attempt(self, number: int, attempt: int, clients: Sequence[int]) -> Gathered:
-        """Ask the open round's clients, and gather what counts. Raises TooFewError, or LostError."""
+        """Ask the open round's clients, and gather what counts.
+
+        Raises TooFewError, or LostError.
+        """
         if self.secure is not None:
             await self.secure.hold(self.secure.coordinator.agreeing())
         plans = self.coordinator.plans()
@@ -223,7 +253,8 @@ class Rounds:
         self._before = self.open or self._before
         self.open = current = OpenRound(number, attempt, frozenset(asked), set(asked))
         within = await self._ask(current, plans)
-        outliers = self.coordinator.screen()  # they have answered: asked again they would say the same
+        # they have answered: asked again they would say the same
+        outliers = self.coordinator.screen()
         for client, why in outliers.items():
             del current.bytes_up[client]
             self._refuse(self.roster.names[client], client, why)
@@ -234,10 +265,14 @@ class Rounds:
             await self.secure.hold(self.secure.coordinator.opening())
             for client in current.clients - current.missing - self.secure.slow:
                 self.late.back(client)
-            current.refused |= {c: proof.reason for c, proof in self.secure.coordinator.summing.barred.items()}
+            current.refused |= {
+                c: proof.reason for c, proof in self.secure.coordinator.summing.barred.items()
+            }
         without = sorted(current.clients - set(self.coordinator.current.updates))
         skipped = [(client, self._why(current, client, within)) for client in without]
-        skipped += [(client, "it has sent no keys") for client in clients if client not in current.clients]
+        skipped += [
+            (client, "it has sent no keys") for client in clients if client not in current.clients
+        ]
         sizes = [current.bytes_up[client] for client in sorted(current.bytes_up)]
         return Gathered(clients, len(next(iter(plans))) - FRAME_BYTES, sizes, skipped)
 
@@ -248,12 +283,16 @@ class Rounds:
         return max(self.session.settings.minimum, sums)
 
     def _why(self, current: OpenRound, client: int, within: str) -> str:
-        """Returns why a client's update does not count, and warns of it. `within`: how long it was waited for."""
+        """Returns why a client's update does not count, and warns of it.
+
+        `within`: how long it was waited for.
+        """
         name, number = self.roster.names[client], current.number
         if client in current.silent:
             # the reason would depend on the client's data
             why = WITHHELD if self.coordinator.private else current.silent[client]
-            if self.coordinator.examples[client] or client not in self.idle:  # once, if it has nothing to learn from
+            # once, if it has nothing to learn from
+            if self.coordinator.examples[client] or client not in self.idle:
                 self.session.progress.warn(f"round {number}: {name} sends nothing: {why}")
             self.idle.add(client)
             return why
@@ -265,18 +304,29 @@ class Rounds:
         return why
 
     async def _ask(self, current: OpenRound, plans: dict[bytes, list[int]]) -> str:
-        """Send the plans and wait for answers; returns for how long. Who lets the others wait is left out (`Late`)."""
+        """Send the plans and wait for answers; returns for how long.
+
+        Who lets the others wait is left out (`Late`).
+        """
         end, names = self.session.end, self.roster.names
-        blobs = [f"plan-{current.number}-{current.attempt}-{clients[0]}" for clients in plans.values()]
+        blobs = [
+            f"plan-{current.number}-{current.attempt}-{clients[0]}" for clients in plans.values()
+        ]
         carried = [await carry(end, plan, blob) for plan, blob in zip(plans, blobs, strict=True)]
 
         async def send(missing: Set[int], again: bool) -> None:
-            missing = {client for client in missing if not self._fetching[names[client]]} if again else missing
+            missing = (
+                {client for client in missing if not self._fetching[names[client]]}
+                if again
+                else missing
+            )
             for message, clients in zip(carried, plans.values(), strict=True):
                 if asked := [client for client in clients if client in missing]:
                     current.again.update(asked if again else ())
                     everybody = len(asked) == len(names)
-                    await end.broadcast(plan_message(asked, everybody, message), [names[client] for client in asked])
+                    await end.broadcast(
+                        plan_message(asked, everybody, message), [names[client] for client in asked]
+                    )
 
         wait = Wait(self.late, self.roster.work(current.clients), self._least)
         late = await wait.answers(lambda: current.missing, self.roster.present, send)
@@ -293,10 +343,16 @@ class Rounds:
         settings = self.session.settings
         told = called = 0.0
         while True:
-            barred = frozenset() if self.secure is None else frozenset(self.secure.coordinator.summing.barred)
+            barred = (
+                frozenset()
+                if self.secure is None
+                else frozenset(self.secure.coordinator.summing.barred)
+            )
             here, least = self.roster.present() - barred, self._least
             grace = self.grace - self.session.clock()
-            wanted = min(self.roster.wanted(settings.start_with), len(self.roster.names) - len(barred))
+            wanted = min(
+                self.roster.wanted(settings.start_with), len(self.roster.names) - len(barred)
+            )
             if len(here) >= (least if grace <= 0 else max(wanted, least)):
                 self.grace = 0.0
                 return here
@@ -305,6 +361,8 @@ class Rounds:
                 await self.session.call()
                 called = now
             if grace <= 0 and now > told + 30:
-                self.session.progress.warn(f"{len(here)} clients are alive, a round needs {least}: waiting")
+                self.session.progress.warn(
+                    f"{len(here)} clients are alive, a round needs {least}: waiting"
+                )
                 told = now
             await self.session.pause(0.25)

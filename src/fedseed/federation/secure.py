@@ -1,9 +1,11 @@
-"""Secure sums in a federation: what a coordinator does with a sum in place of answers, and how clients mask theirs.
+"""Secure sums in a federation: what a coordinator does with a sum in place of answers, and how
+clients mask theirs.
 
     client        update -> vector -> whole numbers -> masked words -> an update message
     coordinator   masked words -> their sum -> one update that stands for all -> method.aggregate
 
-Over a transport what the coordinator asks is broadcast, and what clients say comes back as their answers:
+Over a transport what the coordinator asks is broadcast, and what clients say comes back as their
+answers:
 
     broadcast     K | clients, as in a plan | ask
     answer        FK | the ask's first 15 bytes | kind | what is said
@@ -42,13 +44,16 @@ from fedseed.privacy.secure.summing import Asking, Summing, keep_proof
 from fedseed.text import shown
 
 FIRST_OUT = 8  # rounds that somebody is left out of at first, who may have lied in a sum
-FINE = 50  # steps of fixed point: with fewer the largest value of a vector is rounded by more than a hundredth
+# steps of fixed point: with fewer the largest value of a vector is rounded by more than a hundredth
+FINE = 50
 ABOUT_BYTES = 15  # phase, setup, and where they matter round and attempt
 NOTHING, SOMETHING, OPENED = 0, 1, 2
 
 
 def count_words(method: Method, state: State) -> int:
-    """Returns how many words a client sends: its vector, and its weight unless votes are counted."""
+    """Returns how many words a client sends: its vector, and its weight unless votes are
+    counted.
+    """
     kind = summand(method)
     return kind.words(About(method, state, "update")) + (not kind.counted)
 
@@ -62,10 +67,12 @@ class Masked(Payload):
 
 
 class Suspects:
-    """Finds who lies where sums prove that somebody does: clients are left out in turn, until sums are possible ones.
+    """Finds who lies where sums prove that somebody does: clients are left out in turn, until sums
+    are possible ones.
 
-    Whoever was in most of the lies is the next, the first by number of several: so one liar is left out after as many
-    lies as there are clients at the most. It is left out for `FIRST_OUT` rounds, each further time for twice as many.
+    Whoever was in most of the lies is the next, the first by number of several: so one liar is left
+    out after as many lies as there are clients at the most. It is left out for `FIRST_OUT` rounds,
+    each further time for twice as many.
     """
 
     def __init__(self) -> None:
@@ -76,7 +83,11 @@ class Suspects:
 
     def among(self, number: int, clients: Collection[int], least: int) -> set[int]:
         """Returns who of these is left out of a round, unless fewer than `least` would remain."""
-        return {self._out}.intersection(clients) if number <= self._until and len(clients) > least else set()
+        return (
+            {self._out}.intersection(clients)
+            if number <= self._until and len(clients) > least
+            else set()
+        )
 
     def lied(self, number: int, clients: Sequence[int]) -> None:
         """Notes that the sum of a round with these clients proves that one of them lies."""
@@ -91,12 +102,16 @@ class Suspects:
         """Nothing is wrong with the sum of a round with these clients."""
         if not self._found and self._out not in clients:
             self._found = True
-            text = f"sums of rounds with it could not be, and that of round {number}, without it, can"
+            text = (
+                f"sums of rounds with it could not be, and that of round {number}, without it, can"
+            )
             self.news.append((self._out, f"{text}: it is left out until round {self._until}"))
 
 
 class SecureCoordinator(Coordinator):
-    """A coordinator that gets masked words. A round goes on after the last answer: `opening` says how.
+    """A coordinator that gets masked words.
+
+    A round goes on after the last answer: `opening` says how.
 
     Args:
         settings: the recipe's.
@@ -112,19 +127,32 @@ class SecureCoordinator(Coordinator):
         if problem := secure_problem(settings, self.method, self.aggregation, self.per_round):
             raise ValueError(problem)
         self.secure = settings
-        self.summing = Summing(settings.threshold, settings.form(summand(self.method).counted), settings.ahead)
+        self.summing = Summing(
+            settings.threshold, settings.form(summand(self.method).counted), settings.ahead
+        )
         self.suspects = Suspects()
-        self._sum: Words | str | None = None  # of the open round; why there is none and will be none
-        self._declared, self.examples = self.examples, [0] * len(self.examples)  # by client; 0: not told
+        # of the open round; why there is none and will be none
+        self._sum: Words | str | None = None
+        # by client; 0: not told
+        self._declared, self.examples = self.examples, [0] * len(self.examples)
 
     def open(self, number: int, attempt: int = 0, alive: Any = None) -> list[int]:
-        """Begin a round, or begin it again; who has broken the rules, or may have, takes no part."""
+        """Begin a round, or begin it again.
+
+        Who has broken the rules, or may have, takes no part.
+        """
         self._sum = None
-        there = set(range(len(self.examples)) if alive is None else alive) - self.summing.barred.keys()
-        return super().open(number, attempt, there - self.suspects.among(number, there, self.secure.least))
+        there = (
+            set(range(len(self.examples)) if alive is None else alive) - self.summing.barred.keys()
+        )
+        return super().open(
+            number, attempt, there - self.suspects.among(number, there, self.secure.least)
+        )
 
     def agreeing(self) -> Asking[None]:
-        """Asks for keys before the plans of the open round go out: who sends none is not asked for an update."""
+        """Asks for keys before the plans of the open round go out: who sends none is not asked for
+        an update.
+        """
         current = self.current
         setup = yield from self.summing.prepare(current.number, current.attempt, current.clients)
         current.clients = [client for client in current.clients if client in setup.members]
@@ -138,12 +166,18 @@ class SecureCoordinator(Coordinator):
             del current.updates[client], current.received[client]
 
     def lose(self, reason: str) -> None:
-        """Gives up the open round's sum, which can't be had: `close` makes an empty step, and says why."""
+        """Gives up the open round's sum, which can't be had: `close` makes an empty step, and says
+        why.
+        """
         current, self._sum = self.current, reason
         current.updates, current.received = {}, {}
 
     def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
-        kind, count, name = self.summing.form.dtype, count_words(self.method, self.state), data[:SETUP_BYTES]
+        kind, count, name = (
+            self.summing.form.dtype,
+            count_words(self.method, self.state),
+            data[:SETUP_BYTES],
+        )
         if len(data) != (size := SETUP_BYTES + count * kind.itemsize):
             raise MessageError(f"{len(data)} bytes of masked words: {count} words take {size}")
         assert self.summing.setup is not None
@@ -153,7 +187,11 @@ class SecureCoordinator(Coordinator):
 
     def _weighted(self, current: Round) -> Answers:
         """Returns one answer that stands for all of them; none, if nobody had anything to send."""
-        kind, form, answers = summand(self.method), self.summing.form, Answers(current.number, (), self.aggregation)
+        kind, form, answers = (
+            summand(self.method),
+            self.summing.form,
+            Answers(current.number, (), self.aggregation),
+        )
         self.untaken = self._sum if isinstance(self._sum, str) else None
         if not current.updates:
             return answers
@@ -165,11 +203,16 @@ class SecureCoordinator(Coordinator):
             self.suspects.lied(current.number, sorted(current.updates))
             return answers
         self.suspects.believed(current.number, sorted(current.updates))
-        vector = form.read(self._sum) if kind.counted else form.read(self._sum[:-1]) / int(self._sum[-1])
+        vector = (
+            form.read(self._sum) if kind.counted else form.read(self._sum[:-1]) / int(self._sum[-1])
+        )
         return replace(answers, answers=(Answer(EVERYBODY, 1.0, kind.of(vector, about)),))
 
     def _impossible(self, current: Round, words: Words, counted: bool) -> str | None:
-        """Returns why no honest clients have this sum, or nobody has anything to send; None: neither."""
+        """Returns why no honest clients have this sum, or nobody has anything to send.
+
+        None: neither.
+        """
         what, most = "weights", len(current.updates)
         if counted:
             what, found = "votes", int(np.abs(self.summing.form.read(words)).max(initial=0))
@@ -191,14 +234,19 @@ class Masking:
     warn: Callable[[str], None] | None = None  # told once if values are too small
     # what signs for them; of others a new key, which proves nothing
     identities: Mapping[int, Ed25519PrivateKey] = field(default_factory=dict)
-    known: Mapping[int, bytes] | None = None  # public keys that sign for clients; None: whatever the coordinator says
-    places: Mapping[int, Path] = field(default_factory=dict)  # files for the newest round that each has opened
+    # public keys that sign for clients; None: whatever the coordinator says
+    known: Mapping[int, bytes] | None = None
+    # files for the newest round that each has opened
+    places: Mapping[int, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.form = self.settings.form(summand(self.method).counted)
         keys = {n: self.identities.get(n) or Ed25519PrivateKey.generate() for n in self.examples}
         common = self.settings.threshold, self.form
-        self.clients = {n: SecureClient(n, *common, key, self.known, self.places.get(n)) for n, key in keys.items()}
+        self.clients = {
+            n: SecureClient(n, *common, key, self.known, self.places.get(n))
+            for n, key in keys.items()
+        }
 
     def update(self, state: State, plan: Message, client: int, update: bytes | None) -> bytes:
         """Returns the message that a client sends in place of its update.
@@ -213,7 +261,9 @@ class Masking:
         """
         words = self._words(state, plan.round, client, update)
         payload = self.clients[client].masked(plan.round, plan.attempt, words)
-        return Message(MessageKind.UPDATE, self.method.code, plan.round, client, payload, plan.attempt).encode()
+        return Message(
+            MessageKind.UPDATE, self.method.code, plan.round, client, payload, plan.attempt
+        ).encode()
 
     def _words(self, state: State, number: int, client: int, update: bytes | None) -> Words:
         """weight * vector and the weight, as whole numbers; zeros where there is nothing."""
@@ -228,15 +278,20 @@ class Masking:
         most, step = float(np.abs(vector).max(initial=0.0)) * weight, 2.0**-self.form.fraction
         if self.warn is not None and 0 < most < FINE * step:
             self.warn(
-                f"round {number}: values of at most {most:.1e} are added up in steps of {step:.1e}: they lose "
-                f"{step / 2 / most:.0%} and more; raise secure_sums.fraction_bits, {self.form.fraction} now, 48 at most"
+                f"round {number}: values of at most {most:.1e} are added up in steps of "
+                f"{step:.1e}: they lose "
+                f"{step / 2 / most:.0%} and more; raise secure_sums.fraction_bits, "
+                f"{self.form.fraction} now, 48 at most"
             )
             self.warn = None
         return np.append(self.form.write(vector, weight), self.form.dtype.type(weight))
 
 
 def first_round(ask: bytes) -> int | None:
-    """Returns the round that new keys are asked for; None: something else is asked, or nothing that can be read."""
+    """Returns the round that new keys are asked for.
+
+    None: something else is asked, or nothing that can be read.
+    """
     with suppress(MessageError):
         phase, setup, body = unframed(ask)
         return Terms.decode(setup, body).round if phase is Phase.KEYS else None
@@ -244,7 +299,10 @@ def first_round(ask: bytes) -> int | None:
 
 
 def answered(masking: Masking | None, client: int, ask: bytes) -> bytes:
-    """Returns a client's message that answers an ask; `masking`: its process' secrets, None: it has none yet."""
+    """Returns a client's message that answers an ask.
+
+    `masking`: its process' secrets, None: it has none yet.
+    """
     try:
         if masking is None:
             raise MessageError("this process has no keys yet")
@@ -264,7 +322,8 @@ class SecureTalk:
     roster: Roster
     coordinator: SecureCoordinator  # asks
     late: Late[int]  # whoever lets a deadline pass is left out for a while
-    slow: set[int] = field(default_factory=set)  # who has let a deadline pass in this round: nobody waits for it again
+    # who has let a deadline pass in this round: nobody waits for it again
+    slow: set[int] = field(default_factory=set)
     up: int = 0  # bytes that were said
     down: int = 0  # bytes that were asked
     _asks: dict[int, bytes] = field(default_factory=dict)
@@ -283,7 +342,10 @@ class SecureTalk:
         self.slow, self._opened, self._failed = set(), set(), 0
 
     async def hold(self, asking: Asking[None]) -> None:
-        """Hold a conversation. Raises TooFewError, and LostError if too few are left that have not opened the round."""
+        """Hold a conversation.
+
+        Raises TooFewError, and LostError if too few are left that have not opened the round.
+        """
         try:
             asks = next(asking)
             while True:
@@ -298,14 +360,19 @@ class SecureTalk:
             self._name_barred()
 
     async def _ask(self, asks: dict[int, bytes]) -> dict[int, bytes]:
-        """Ask, and wait for all that may still come. Who is there and lets time pass is left out, as in a plan's."""
+        """Ask, and wait for all that may still come.
+
+        Who is there and lets time pass is left out, as in a plan's.
+        """
         self._asks, self._answers, least = asks, {}, self.coordinator.secure.least
         self.down += sum(map(len, asks.values()))
 
         def here() -> Set[int]:
             if not self._answers:  # it may be this side: everybody is waited for
                 return asks.keys()
-            return self.roster.present() - (self.slow if len(self._answers) >= least else frozenset())
+            return self.roster.present() - (
+                self.slow if len(self._answers) >= least else frozenset()
+            )
 
         async def send(missing: Set[int], again: bool) -> None:
             alike: dict[bytes, list[int]] = {}
@@ -314,7 +381,9 @@ class SecureTalk:
             for ask, clients in alike.items():
                 await self.session.end.broadcast(b"K" + plan_message(clients, False, ask)[1:])
 
-        wait = Wait(self.late, self.roster.work(asks), min(least, len(asks) - 1), 2 ** min(self._failed, 6))
+        wait = Wait(
+            self.late, self.roster.work(asks), min(least, len(asks) - 1), 2 ** min(self._failed, 6)
+        )
         late = await wait.answers(lambda: asks.keys() - self._answers.keys(), here, send)
         phase = Phase(next(iter(asks.values()))[0]).name
         for client in sorted(late - self.slow):
@@ -323,7 +392,10 @@ class SecureTalk:
         self.slow |= late
         self._waited = wait.seconds
         if self._opened and len(set(self.coordinator.current.clients) - self._opened) < least:
-            raise LostError(f"{len(self._opened)} clients have opened it before, and do not again: its sum is lost")
+            raise LostError(
+                f"{len(self._opened)} clients have opened it before, and do not again: its sum is "
+                "lost"
+            )
         return {client: answer for client, answer in self._answers.items() if answer is not None}
 
     def take(self, client: int, data: bytes) -> None:
@@ -339,14 +411,21 @@ class SecureTalk:
         self._answers[client] = body if kind == SOMETHING else None
         if kind == OPENED:
             self._opened.add(client)  # whoever says so alone may lie
-            self.session.progress.warn(f"{name} has opened this round, or a later one, before, and does not again")
+            self.session.progress.warn(
+                f"{name} has opened this round, or a later one, before, and does not again"
+            )
         elif kind != SOMETHING:
-            self.session.progress.warn(f"{name} says nothing for a secure sum: {shown(body.decode(errors='replace'))}")
+            self.session.progress.warn(
+                f"{name} says nothing for a secure sum: {shown(body.decode(errors='replace'))}"
+            )
         if self._answers.keys() >= self._asks.keys():
             self.session.stir()
 
     def _name_barred(self) -> None:
-        """Say who has broken the rules, once, and whose answers are in doubt. Raises FedseedError: too few are left."""
+        """Say who has broken the rules, once, and whose answers are in doubt.
+
+        Raises FedseedError: too few are left.
+        """
         barred, doubted = self.coordinator.summing.barred, self.coordinator.summing.doubted
         names, proofs = self.roster.names, self.session.settings.proofs
         for client in barred.keys() - self._named:
@@ -356,12 +435,16 @@ class SecureTalk:
                 keep_proof(proofs, client, barred[client])
         for client, why in doubted.items():
             self.session.rejected.add(names[client], why)
-            self.late.leave_out(client, max(RESEND_SECONDS, self._waited), f"what {names[client]} says can't be taken")
+            self.late.leave_out(
+                client,
+                max(RESEND_SECONDS, self._waited),
+                f"what {names[client]} says can't be taken",
+            )
             self.slow.add(client)
         doubted.clear()
         left = len(names) - len(barred)
         if left < (least := self.coordinator.secure.least):
             raise FedseedError(
-                f"{left} clients are left that keep to the rules of secure sums, {least} are needed "
-                "(secure_sums.threshold)"
+                f"{left} clients are left that keep to the rules of secure sums, {least} are "
+                "needed (secure_sums.threshold)"
             )

@@ -25,7 +25,8 @@ Who = TypeVar("Who", bound=Hashable)
 
 MOST_TOLD = 50  # refusals that are shown; all are counted
 MOST_REASONS = 50  # reasons that are kept for each sender
-MOST_KEPT = 300  # reasons of all senders: so many fit into an answer about the status, whatever characters they have
+# reasons of all senders: so many fit into an answer about the status, whatever characters they have
+MOST_KEPT = 300
 MOST_SENDERS = 1_000  # senders that are kept
 MOST_NAME = 100  # characters of a sender's name
 OTHERS = "others"
@@ -35,14 +36,18 @@ OTHERS = "others"
 class Rejected:
     """Counts refusals by sender and reason, in bounded memory, and shows the first ones.
 
-    Senders and reasons are somebody else's text: each is kept as one short line that a terminal can show.
+    Senders and reasons are somebody else's text: each is kept as one short line that a terminal can
+    show.
     """
 
     progress: Progress  # shows refusals
     run: str  # the run's name, for saying where further refusals can be seen
-    _kept: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # how often, the oldest first
-    _others: Counter[str] = field(default_factory=Counter)  # how often for reasons that are not kept, by sender
-    _reasons: Counter[str] = field(default_factory=Counter)  # how many are kept, by every sender there was
+    # how often, the oldest first
+    _kept: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)
+    # how often for reasons that are not kept, by sender
+    _others: Counter[str] = field(default_factory=Counter)
+    # how many are kept, by every sender there was
+    _reasons: Counter[str] = field(default_factory=Counter)
     _told: int = 0
     _since: int = 0
 
@@ -58,7 +63,8 @@ class Rejected:
         else:
             self._kept[sender, reason] = self._kept.pop((sender, reason), 0) + 1  # at the end
             self._reasons[sender] += new
-            if len(self._kept) > MOST_KEPT:  # the reason that has not come up for longest is forgotten, not its count
+            # the reason that has not come up for longest is forgotten, not its count
+            if len(self._kept) > MOST_KEPT:
                 (oldest, _), count = self._kept.popitem(last=False)
                 self._others[oldest] += count
                 self._reasons[oldest] -= 1
@@ -91,18 +97,26 @@ class CoordinatorSettings:
     minimum: int = 1  # answers that a round needs; with fewer it is begun again
     start_with: int | None = None  # clients that must be there before the first round; None: all
     dead_after: float = 6.0  # seconds of silence after which a client is taken for dead
-    base_digest: str | None = None  # digest that the clients' base must have; None: that of most clients
+    # digest that the clients' base must have; None: that of most clients
+    base_digest: str | None = None
     copies: int = 1  # how many copies of the run's log are kept, where there are several servers
     digest: DigestKind = "blake2b"  # how base and weights are hashed
     names: tuple[str, ...] = ()  # the clients, where they are known before anybody comes
     enrols: bool = False  # whether whoever comes before the start takes part
-    each_evaluates: bool = False  # whether every client evaluates on what it holds out, not one for all
-    measures: tuple[str, ...] = ()  # metrics that an evaluation must have, because the run looks at them
-    check: Callable[[int], None] = lambda clients: None  # raises RecipeError if the run can't be with so many clients
-    weights_digest: str | None = None  # digest that the trained tensors must begin with; None: what most clients have
-    secure: SecureSums | None = None  # how sums of answers are made in secret; None: every answer is read
-    patience: float = 20.0  # seconds in all for which one several times as slow as the others may hold them up
-    proofs: Path | None = None  # folder for why clients are barred from secure sums; None: nothing is kept
+    # whether every client evaluates on what it holds out, not one for all
+    each_evaluates: bool = False
+    # metrics that an evaluation must have, because the run looks at them
+    measures: tuple[str, ...] = ()
+    # raises RecipeError if the run can't be with so many clients
+    check: Callable[[int], None] = lambda clients: None
+    # digest that the trained tensors must begin with; None: what most clients have
+    weights_digest: str | None = None
+    # how sums of answers are made in secret; None: every answer is read
+    secure: SecureSums | None = None
+    # seconds in all for which one several times as slow as the others may hold them up
+    patience: float = 20.0
+    # folder for why clients are barred from secure sums; None: nothing is kept
+    proofs: Path | None = None
 
 
 @dataclass
@@ -113,11 +127,13 @@ class Session:
     settings: CoordinatorSettings  # deadlines and the like
     progress: Progress  # shows the run going on
     rejected: Rejected  # counts messages that are not accepted
-    incarnation: str = ""  # the log's incarnation; the log begins anew when a run is put on the server again
+    # the log's incarnation; the log begins anew when a run is put on the server again
+    incarnation: str = ""
     stranger: bool = False  # whether somebody has written whom this coordinator does not know
     clock: Callable[[], float] = time.monotonic  # returns seconds since some moment
     failure: Exception | None = None  # the error that ends the run, whatever it waits for
-    at_hand: bool = False  # whether clients are in this process: each answers once, whatever becomes of its answer
+    # whether clients are in this process: each answers once, whatever becomes of its answer
+    at_hand: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
     _between: float = 1.0  # seconds between calls because of a stranger
@@ -132,7 +148,10 @@ class Session:
         self._changed.set()
 
     async def call(self, soon: Collection[str] = ()) -> None:
-        """Asks everybody to say hello; `soon`: clients that must not wait for another message to hear of it."""
+        """Asks everybody to say hello.
+
+        `soon`: clients that must not wait for another message to hear of it.
+        """
         await self.end.broadcast(b"C" + self.incarnation.encode(), soon)
 
     async def pause(self, seconds: float) -> None:
@@ -141,39 +160,48 @@ class Session:
             raise self.failure
         now = self.clock()
         if self.stranger and now > self._called + self._between and self.incarnation:
-            again = now < self._called + 2 * STRANGER_SECONDS  # a stranger who keeps writing does not say hello
+            # a stranger who keeps writing does not say hello
+            again = now < self._called + 2 * STRANGER_SECONDS
             self._between = min(2 * self._between, STRANGER_SECONDS) if again else 1.0
             self.stranger, self._called = False, now
             await self.call()
         self._changed.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):  # `wait_for` would make a task, and this runs at every step
+            # `wait_for` would make a task, and this runs at every step
+            async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
 
 def between_looks(count: int) -> float:
-    """Returns seconds between two looks at all of so many that are waited for: each costs a microsecond or two."""
+    """Returns seconds between two looks at all of so many that are waited for: each costs a
+    microsecond or two.
+    """
     return max(0.25, 1e-5 * count)
 
 
 @dataclass
 class Late(Generic[Who]):
-    """Keeps who is there and lets the others wait: each is left out for a while and then asked again.
+    """Keeps who is there and lets the others wait: each is left out for a while and then asked
+    again.
 
-    What somebody takes beyond `TIMES` of what the slowest of the others needed is held against it, and what it does in
-    time speaks for it. When that comes to the settings' `patience`, and to several times what the others needed, it is
-    not waited for.
+    What somebody takes beyond `TIMES` of what the slowest of the others needed is held against it,
+    and what it does in time speaks for it. When that comes to the settings' `patience`, and to
+    several times what the others needed, it is not waited for.
     """
 
     session: Session
-    _out: dict[Who, tuple[float, float]] = field(default_factory=dict)  # until when, and for how many seconds
-    _owed: dict[Who, float] = field(default_factory=dict)  # seconds for which the others have waited
+    # until when, and for how many seconds
+    _out: dict[Who, tuple[float, float]] = field(default_factory=dict)
+    # seconds for which the others have waited
+    _owed: dict[Who, float] = field(default_factory=dict)
 
     def leave_out(self, who: Who, seconds: float, why: str) -> None:
-        """Leaves somebody out for twice the seconds it was waited for, or what it owes; doubled each time in a row.
+        """Leaves somebody out for twice the seconds it was waited for, or what it owes.
 
-        So all waiting for one client is at most the rest of a run's time, where that is a deadline or more: it is
-        waited for when the rest has come to 0, 2, 6, 14, ... deadlines.
+        Doubled each time in a row.
+
+        So all waiting for one client is at most the rest of a run's time, where that is a deadline
+        or more: it is waited for when the rest has come to 0, 2, 6, 14, ... deadlines.
         """
         seconds = max(2 * seconds, self._owed.get(who, 0.0), 2 * self._out.get(who, (0.0, 0.0))[1])
         self._out[who] = self.session.clock() + seconds, seconds
@@ -189,7 +217,9 @@ class Late(Generic[Who]):
 
     def patience(self, who: Who, needed: float) -> float:
         """Returns for how long somebody may hold up others that needed so many seconds."""
-        return max(0.0, max(self.session.settings.patience, REPEATED * needed) - self._owed.get(who, 0.0))
+        return max(
+            0.0, max(self.session.settings.patience, REPEATED * needed) - self._owed.get(who, 0.0)
+        )
 
     def is_out(self, who: Who) -> bool:
         """Tells whether somebody is left out now."""
@@ -198,10 +228,16 @@ class Late(Generic[Who]):
     def named(self) -> list[Who]:
         """Returns who is left out, or has used up a third of the patience with it."""
         most = self.session.settings.patience / 3
-        return [who for who in {**self._out, **self._owed} if self.is_out(who) or self._owed.get(who, 0.0) > most]
+        return [
+            who
+            for who in {**self._out, **self._owed}
+            if self.is_out(who) or self._owed.get(who, 0.0) > most
+        ]
 
     def without(self, here: frozenset[Who], least: int) -> frozenset[Who]:
-        """Returns those here who may be asked: all but those left out, unless too few would remain."""
+        """Returns those here who may be asked: all but those left out, unless too few would
+        remain.
+        """
         rest = frozenset(who for who in here if not self.is_out(who))
         return rest if len(rest) >= least else here
 
@@ -211,7 +247,8 @@ class Wait(Generic[Who]):
     """Waits for several at once, and sees who of them holds the others up."""
 
     late: Late[Who]  # what is known of each
-    asked: Mapping[Who, int]  # who is waited for, and for how much work: two of one process wait for each other
+    # who is waited for, and for how much work: two of one process wait for each other
+    asked: Mapping[Who, int]
     least: int  # answers without which nothing can go on
     longer: float = 1.0  # how many times as much patience as usual
     _answered: Set[Who] = frozenset()
@@ -240,14 +277,20 @@ class Wait(Generic[Who]):
         if not enough:
             return set()
         waited = self.asked.keys() - answered
-        most = {who: self._fair(who) + self.late.patience(who, self._needed) * self.longer for who in waited}
+        most = {
+            who: self._fair(who) + self.late.patience(who, self._needed) * self.longer
+            for who in waited
+        }
         return {who for who in waited if took > most[who]}
 
     async def answers(
-        self, missing: Callable[[], Set[Who]], here: Callable[[], Set[Who]],
+        self,
+        missing: Callable[[], Set[Who]],
+        here: Callable[[], Set[Who]],
         ask: Callable[[Set[Who], bool], Awaitable[None]],
-    ) -> Set[Who]:  # fmt: skip
-        """Asks, and asks again, until all have answered, or nobody is there to wait for, or time is over.
+    ) -> Set[Who]:
+        """Asks, and asks again, until all have answered, or nobody is there to wait for, or time is
+        over.
 
         Args:
             missing: returns who has not answered yet.
@@ -261,7 +304,8 @@ class Wait(Generic[Who]):
         resend, until = self._began, self._began + session.settings.deadline * self.longer
         while True:
             missing_now = missing()
-            held = self.holding(self.asked.keys() - missing_now)  # who comes last may have held up the others
+            # who comes last may have held up the others
+            held = self.holding(self.asked.keys() - missing_now)
             if not missing_now:
                 return frozenset()
             waited, now = missing_now & here(), session.clock()
@@ -273,7 +317,9 @@ class Wait(Generic[Who]):
             await session.pause(between_looks(len(self.asked)))
 
     def _hold_up(self, who: Who) -> None:
-        """Somebody has held the others up until now: for half as long, each of them may itself, as machines stall."""
+        """Somebody has held the others up until now: for half as long, each of them may itself, as
+        machines stall.
+        """
         seconds = max(0.0, self.seconds - self._fair(who))
         self.late.owe(who, seconds)
         for other in self._in_time:
@@ -292,4 +338,5 @@ class Wait(Generic[Who]):
     @property
     def within(self) -> str:
         """Says how long was waited."""
-        return f"within {round(min(self.seconds, self.late.session.settings.deadline * self.longer), 1):g} s"
+        longest = self.late.session.settings.deadline * self.longer
+        return f"within {round(min(self.seconds, longest), 1):g} s"

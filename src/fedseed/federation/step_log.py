@@ -1,7 +1,7 @@
 """A coordinator's side of the run's log: what stands in it, and how steps get there.
 
-A step counts when the log has it, once, because only a coordinator that knows the log's last entry can write.
-docs/internals.md has the argument.
+A step counts when the log has it, once, because only a coordinator that knows the log's last entry
+can write. docs/internals.md has the argument.
 """
 
 import secrets
@@ -25,10 +25,13 @@ class Logged:
 
     run: str  # its name there
     last: int = 0  # step
-    payloads: Sequence[bytes] = ()  # of all steps; where a step replaces those before, of the newest that is not empty
+    # of all steps; where a step replaces those before, of the newest that is not empty
+    payloads: Sequence[bytes] = ()
     changed: int = 0  # the number of that one
-    digests: Mapping[int, str] = field(default_factory=dict)  # of the weights after a step, where clients have said it
-    waits: bool = False  # the last step, if a file has not got it, waits for its digest (`StepStore.confirm`)
+    # of the weights after a step, where clients have said it
+    digests: Mapping[int, str] = field(default_factory=dict)
+    # the last step, if a file has not got it, waits for its digest (`StepStore.confirm`)
+    waits: bool = False
     lasting: bool = True  # it outlives the coordinator, so that the files may follow it
 
 
@@ -38,14 +41,16 @@ class StepLog:
 
     end: CoordinatorEnd
     replacing: bool  # each step is whole weights: only the newest are kept
-    steps: list[tuple[bytes, bytes]] = field(default_factory=list)  # of earlier sessions: link, message or reference
+    # of earlier sessions: link, message or reference
+    steps: list[tuple[bytes, bytes]] = field(default_factory=list)
     marks: dict[int, str] = field(default_factory=dict)  # digests by round
     ended: bool = False
     _writer: LogWriter = field(init=False)  # once the log was made or read
     _sessions: int = 0  # that are known to have begun, this one included
     _looked: int = 0  # up to which entry `is_taken_over` has looked
     _link: bytes = b""
-    _blobs: list[str] = field(default_factory=list)  # of the newest steps, where they replace each other
+    # of the newest steps, where they replace each other
+    _blobs: list[str] = field(default_factory=list)
 
     async def create(self, header: Header, names: Sequence[str], rounds: int, copies: int) -> str:
         """Make the log; returns its incarnation."""
@@ -57,13 +62,21 @@ class StepLog:
         return incarnation
 
     async def read(self, last: int, run: str) -> LogContents:
-        """Read the log up to entry `last`; returns what it says. Raises NetworkError: it is empty, or MessageError."""
+        """Read the log up to entry `last`; returns what it says.
+
+        Raises NetworkError: it is empty, or MessageError.
+        """
         entries = await self.end.entries(last)
         self._writer = await self.end.writer(last)
         if not entries:
             raise NetworkError(f"the log of run {run} is empty: start again with --fresh")
         whole = LogContents.read(entries)
-        self.steps, self.marks, self._sessions, self.ended = whole.steps, whole.marks, whole.sessions, whole.ended
+        self.steps, self.marks, self._sessions, self.ended = (
+            whole.steps,
+            whole.marks,
+            whole.sessions,
+            whole.ended,
+        )
         self._link = whole.link
         return whole
 
@@ -73,7 +86,10 @@ class StepLog:
         self._sessions += 1
 
     async def is_taken_over(self, last: int) -> bool:
-        """Returns whether another coordinator has begun a session by entry `last`; each entry is looked at once."""
+        """Returns whether another coordinator has begun a session by entry `last`.
+
+        Each entry is looked at once.
+        """
         if last <= max(self.last, self._looked):
             return False
         self._looked = last
@@ -91,8 +107,14 @@ class StepLog:
         if steps:
             self._link = steps[-1][0]
         if self.replacing:
-            sizes = (Stored.decode(carried).size if is_stored(carried) else len(carried) for carried in wanted)
-            changed = max((number for number, size in enumerate(sizes, start=1) if size > FRAME_BYTES), default=0)
+            sizes = (
+                Stored.decode(carried).size if is_stored(carried) else len(carried)
+                for carried in wanted
+            )
+            changed = max(
+                (number for number, size in enumerate(sizes, start=1) if size > FRAME_BYTES),
+                default=0,
+            )
             wanted = [wanted[changed - 1]] if changed else []
             self._blobs = [f"step-{changed}"] if changed else []
         payloads = [(await fetch(self.end, carried, None))[FRAME_BYTES:] for carried in wanted]

@@ -35,11 +35,15 @@ class Answer:
 
     message: bytes | None  # the update's bytes, or None if the client sends nothing
     reason: str | None  # why it sends nothing
-    cost: ClientCost  # of the work; of a private method nothing, for it depends on the client's data
+    # of the work; of a private method nothing, for it depends on the client's data
+    cost: ClientCost
 
     @property
     def spent(self) -> Cost:
-        """Returns what the work cost, as it is reported; without the losses where nothing is sent."""
+        """Returns what the work cost, as it is reported.
+
+        Without the losses where nothing is sent.
+        """
         cost, losses = self.cost, [] if self.message is None else self.cost.losses
         passes = (cost.forward_passes, cost.backward_passes, cost.skipped_steps)
         moved = (cost.moved_weights, cost.movable_weights)
@@ -48,7 +52,10 @@ class Answer:
 
 @dataclass(eq=False)
 class Worker:
-    """A model with the clients it trains for; all of them are at the same weights, so one copy serves."""
+    """A model with the clients it trains for.
+
+    All of them are at the same weights, so one copy serves.
+    """
 
     model: InitVar[torch.nn.Module]  # the base
     method: Method
@@ -58,15 +65,20 @@ class Worker:
     digest: InitVar[DigestKind] = "blake2b"  # how weights are hashed
     kind: InitVar[type[ParameterSpace]] = ParameterSpace
 
-    def __post_init__(self, model: torch.nn.Module, digest: DigestKind, kind: type[ParameterSpace]) -> None:
+    def __post_init__(
+        self, model: torch.nn.Module, digest: DigestKind, kind: type[ParameterSpace]
+    ) -> None:
         method, objective = self.method, self.objective
         self.space = kind(model, method.blocks, digest)
         method.check(self.space.layout)
         check_dtypes(method, map(dtype_name, (*model.parameters(), *model.buffers())))
-        if not getattr(objective, "differentiable", True) and (problem := without_gradients(method)):
+        if not getattr(objective, "differentiable", True) and (
+            problem := without_gradients(method)
+        ):
             raise ValueError(problem)
         self.protection = protection_of(method)
-        self.private = self.protection is not None  # nothing is told that depends on data, but what the method sends
+        # nothing is told that depends on data, but what the method sends
+        self.private = self.protection is not None
         self.state = method.start(self.space.layout, self.seed)
         self.memory = Memory()  # of clients, from round to round
         if method.from_base:
@@ -78,14 +90,20 @@ class Worker:
 
     @property
     def shares(self) -> bool:
-        """Returns whether a round's clients share forward passes here; otherwise each works alone."""
+        """Returns whether a round's clients share forward passes here.
+
+        Otherwise each works alone.
+        """
         alone = self.protection is not None and self.protection.alone
         return self.joint and self.method.shares_losses and not alone
 
     def train_all(
-        self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]],
+        self,
+        plans: Sequence[bytes],
+        clients: Sequence[int],
+        items: Sequence[Sequence[Any]],
         known: Mapping[Look, Seen] | None = None,
-    ) -> list[Answer]:  # fmt: skip
+    ) -> list[Answer]:
         """Like `train` for several clients, which compute in one go what the method allows.
 
         Args:
@@ -95,14 +113,27 @@ class Worker:
             known: what other processes found of the losses that the clients share (`look`).
         """
         messages, locals_ = self._locals(plans, clients, items)
-        return list(map(self._answer, messages, SharedLosses(locals_, known).members if self.shares else locals_))
+        return list(
+            map(
+                self._answer,
+                messages,
+                SharedLosses(locals_, known).members if self.shares else locals_,
+            )
+        )
 
     def look(
-        self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]], part: int, parts: int
+        self,
+        plans: Sequence[bytes],
+        clients: Sequence[int],
+        items: Sequence[Sequence[Any]],
+        part: int,
+        parts: int,
     ) -> dict[Look, Seen]:
-        """Returns a part of the losses that clients share, for another process' `train_all`, of all who take part.
+        """Returns a part of the losses that clients share, for another process' `train_all`, of all
+        who take part.
 
-        Args: as of `train_all`, and which part it is, from 0, of how many: so many processes share the losses.
+        Args: as of `train_all`, and which part it is, from 0, of how many: so many processes share
+        the losses.
         """
         messages, locals_ = self._locals(plans, clients, items)
         shared = SharedLosses(locals_, part=part, parts=parts)
@@ -116,7 +147,9 @@ class Worker:
         """Returns the plans, read, and the clients that are to follow them."""
         messages = [Message.decode(plan) for plan in plans]
         return messages, [
-            LocalClient(self.space, self.objective, own, self.seed, message.round, client, self.memory)
+            LocalClient(
+                self.space, self.objective, own, self.seed, message.round, client, self.memory
+            )
             for message, client, own in zip(messages, clients, items, strict=True)
         ]
 
@@ -131,7 +164,14 @@ class Worker:
             return Answer(None, WITHHELD if self.private else str(error), cost)
         finally:
             client.put_back()
-        reply = Message(MessageKind.UPDATE, self.method.code, message.round, client.number, payload, message.attempt)
+        reply = Message(
+            MessageKind.UPDATE,
+            self.method.code,
+            message.round,
+            client.number,
+            payload,
+            message.attempt,
+        )
         return Answer(reply.encode(), None, cost)
 
     def corrupt(self, update: bytes, kind: AttackKind) -> bytes:
@@ -141,10 +181,14 @@ class Worker:
         if self.method.catch_up.replaces:  # the weights before, which a client need not remember
             state = self.method.advance(state, self.method.decode_step(state, self.space.dense()))
         about = About(self.method, state, "update", message.round)
-        return replace(message, payload=alone(honest, kind, self.seed, message.client, about).encode()).encode()
+        return replace(
+            message, payload=alone(honest, kind, self.seed, message.client, about).encode()
+        ).encode()
 
     def apply(self, step_message: bytes) -> float | None:
-        """Apply a step; returns the expected norm of what it adds to the weights, where that can be known.
+        """Apply a step.
+
+        Returns the expected norm of what it adds to the weights, where that can be known.
 
         Raises MessageError: not a step of this method.
         """
@@ -163,5 +207,8 @@ class Worker:
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
 
     def catch_up(self, records: Iterable[Record]) -> None:
-        """Apply recorded steps from where the weights are. Raises OrbitError: not valid, or to another last digest."""
+        """Apply recorded steps from where the weights are.
+
+        Raises OrbitError: not valid, or to another last digest.
+        """
         self.state = catch_up(self.method, self.state, self.space, records)

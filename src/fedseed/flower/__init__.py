@@ -4,10 +4,11 @@
     from pathlib import Path                           from pathlib import Path
     from fedseed.flower import server_app              from fedseed.flower import client_app
     app = server_app(Path(__file__).parent / "recipe.toml")
-                                                       app = client_app(Path(__file__).parent / "recipe.toml")
+                                                       app = client_app(Path(__file__).parent /
+                                                       "recipe.toml")
 
-Plans, updates and steps travel as bytes in Flower's `ConfigRecord`s; the ServerApp has neither model nor data. Needs
-the extra `flower`. docs/flower.md has the way from there.
+Plans, updates and steps travel as bytes in Flower's `ConfigRecord`s; the ServerApp has neither
+model nor data. Needs the extra `flower`. docs/flower.md has the way from there.
 """
 
 from importlib import import_module
@@ -32,8 +33,9 @@ def server_app(recipe: Path | str) -> "ServerApp":
     """Returns a ServerApp that coordinates a recipe's run, for `[tool.flwr.app.components]`.
 
     Args:
-        recipe: file or name of the recipe. Flower's run config may add to it: `out` (folder for the run's files),
-            `data` (the recipe's task.path) and `set` (more keys of the recipe, "key=value;key=value").
+        recipe: file or name of the recipe. Flower's run config may add to it: `out` (folder for the
+            run's files), `data` (the recipe's task.path) and `set` (more keys of the recipe,
+            "key=value;key=value").
 
     Raises FedseedError: Flower is not installed.
     """
@@ -52,8 +54,9 @@ def client_app(recipe: Path | str) -> "ClientApp":
     """Returns a ClientApp that takes part in a recipe's run, for `[tool.flwr.app.components]`.
 
     Args:
-        recipe: as the ServerApp has it. Flower's node config says whose work a node does: `client` (a name, or several
-            with commas) and `data` (its own data); in a simulation its `partition-id` does.
+        recipe: as the ServerApp has it. Flower's node config says whose work a node does: `client`
+            (a name, or several with commas) and `data` (its own data); in a simulation its
+            `partition-id` does.
 
     Raises FedseedError: Flower is not installed.
     """

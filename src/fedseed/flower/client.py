@@ -1,9 +1,10 @@
-"""A ClientApp's side: a client of the run (`fedseed.federation`) that works while a message of Flower is answered.
+"""A ClientApp's side: a client of the run (`fedseed.federation`) that works while a message of
+Flower is answered.
 
-Flower may end the process after each message, or keep it and let it work for many nodes in turn (a simulation's
-actors). So weights are kept for the process where it stays, and are rebuilt from the log, which the node's state holds,
-where it does not. A simulation's process has one model and the examples of all clients; a node with clients of its own
-has theirs alone.
+Flower may end the process after each message, or keep it and let it work for many nodes in turn (a
+simulation's actors). So weights are kept for the process where it stays, and are rebuilt from the
+log, which the node's state holds, where it does not. A simulation's process has one model and the
+examples of all clients; a node with clients of its own has theirs alone.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ from fedseed.runs.recipe import Recipe
 from fedseed.transport import flower_wire as wire
 from fedseed.transport.flower_node import NodeEnd
 
-Load = Callable[[Sequence[str]], Hosted]  # model and examples of some clients, by name or pattern; none: of all
+# model and examples of some clients, by name or pattern; none: of all
+Load = Callable[[Sequence[str]], Hosted]
 RUN = "flower"
 _SITES: dict[tuple[Any, ...], "Site"] = {}  # of this process; of one run at a time
 
@@ -47,9 +49,12 @@ class Site:
         self._end = NodeEnd()
         self._parts: dict[str, Answers] = {}  # by the first of a node's clients
         self._loop = asyncio.new_event_loop()
-        self._measured: tuple[int, dict[str, Any]] = -1, {}  # of which version of the weights, and what
+        # of which version of the weights, and what
+        self._measured: tuple[int, dict[str, Any]] = -1, {}
         self.whole = load()
-        self.replica = Replica(self._end, RUN, self._loaded, self.whole, WorkThread(), Progress(), lambda: None)
+        self.replica = Replica(
+            self._end, RUN, self._loaded, self.whole, WorkThread(), Progress(), lambda: None
+        )
 
     def _loaded(self) -> Hosted:
         self.whole = self._load()
@@ -61,7 +66,10 @@ class Site:
         return replace(self.whole, items=items, evaluate=partial(self._evaluate, list(items)))
 
     def _evaluate(self, mine: Sequence[str], model: torch.nn.Module) -> dict[str, Any]:
-        """Measures the model once for all nodes that it stands for; tells of one node's clients alone."""
+        """Measures the model once for all nodes that it stands for.
+
+        Tells of one node's clients alone.
+        """
         if self._measured[0] != self.replica.version:
             self._measured = self.replica.version, self.whole.evaluate(model)
         found = dict(self._measured[1])
@@ -69,8 +77,12 @@ class Site:
             found["by_client"] = {name: each[name] for name in mine if name in each}
         return found
 
-    def exchange(self, mine: Sequence[str], state: wire.Table, body: wire.Table) -> tuple[wire.Table, wire.Table]:
-        """Takes what came for a node, and does what there is to do; returns the reply, and what Flower is to keep.
+    def exchange(
+        self, mine: Sequence[str], state: wire.Table, body: wire.Table
+    ) -> tuple[wire.Table, wire.Table]:
+        """Takes what came for a node, and does what there is to do.
+
+        Returns the reply, and what Flower is to keep.
 
         Args:
             mine: the node's clients.
@@ -84,7 +96,10 @@ class Site:
         self._end.load(state)
         self.replica.spent = Cost(**json.loads(state.get("spent", "{}")))  # and not reported yet
         heard = self._loop.run_until_complete(self._take_part(body))
-        return self._end.reply(heard), {**self._end.state(), "spent": json.dumps(self.replica.spent.to_json())}
+        return self._end.reply(heard), {
+            **self._end.state(),
+            "spent": json.dumps(self.replica.spent.to_json()),
+        }
 
     async def _take_part(self, body: wire.Table) -> bool:
         if (answers := self._parts.get(self._mine[0])) is None:
@@ -100,19 +115,25 @@ class Site:
 
 
 def everybody(recipe: Recipe) -> list[str]:
-    """Returns a recipe's clients whose data lies here, by number. Raises RecipeError: nothing says who they are."""
+    """Returns a recipe's clients whose data lies here, by number.
+
+    Raises RecipeError: nothing says who they are.
+    """
     if not recipe.of_parties:
         return recipe.task.client_names() or [client.name for client in recipe.task.load().clients]
     if names := recipe.federation.clients or recipe.task.names_here():
         return names
     raise RecipeError(
-        "a simulation of parties: name them in the recipe (federation.clients), or give their folder in the run config "
+        "a simulation of parties: name them in the recipe (federation.clients), or give their "
+        "folder in the run config "
         '(data="/srv/data")'
     )
 
 
 def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = None) -> Any:
-    """Answers one message of the ServerApp; the reply's "problem" says in a line why there is no other answer.
+    """Answers one message of the ServerApp.
+
+    The reply's "problem" says in a line why there is no other answer.
 
     Args:
         message: Flower's.
@@ -123,7 +144,9 @@ def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = No
     from flwr.app import Message as FlowerMessage
 
     try:
-        site, mine = _site(context.run_id, place_of(context.node_config), recipe, context.run_config, load)
+        site, mine = _site(
+            context.run_id, place_of(context.node_config), recipe, context.run_config, load
+        )
         kept = dict(context.state.config_records.get(wire.RECORD, {}))
         found, state = site.exchange(mine, kept, wire.table(message))
         context.state[wire.RECORD] = wire.record(state)
@@ -135,7 +158,9 @@ def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = No
 def _site(
     run: int, place: Place, recipe: Path | str, run_config: Mapping[str, Any], load: Load | None
 ) -> tuple[Site, list[str]]:
-    """Returns this process' site for a node, made when the node first comes, and the node's clients."""
+    """Returns this process' site for a node, made when the node first comes, and the node's
+    clients.
+    """
     key = (run, place.clients, place.own)
     for other in [other for other in _SITES if other[0] != run]:
         del _SITES[other]

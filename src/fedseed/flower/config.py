@@ -1,4 +1,7 @@
-"""Reads Flower's configuration: the run's, which is the same for all nodes, and a node's own. Free of torch."""
+"""Reads Flower's configuration: the run's, which is the same for all nodes, and a node's own.
+
+Free of torch.
+"""
 
 import json
 from collections.abc import Mapping
@@ -37,7 +40,8 @@ class Place:
 
     clients: tuple[str, ...]  # names or patterns; none: those of its partition
     own: OwnData | None  # where its own data lies; None: where the recipe says
-    partition: tuple[int, int]  # its number among the nodes that divide them, and how many there are
+    # its number among the nodes that divide them, and how many there are
+    partition: tuple[int, int]
 
     def mine(self, names: list[str]) -> list[str]:
         """Returns this node's clients among those whose examples are here."""
@@ -46,14 +50,23 @@ class Place:
 
 
 def place_of(node_config: Mapping[str, Any]) -> Place:
-    """Returns a node's own configuration. Raises RecipeError: it does not say whose work the node does."""
-    clients = tuple(name.strip() for name in str(node_config.get("client", "")).split(",") if name.strip())
-    data, file = (Path(str(text)) if (text := node_config.get(key)) else None for key in ("data", "evaluation-file"))
+    """Returns a node's own configuration.
+
+    Raises RecipeError: it does not say whose work the node does.
+    """
+    clients = tuple(
+        name.strip() for name in str(node_config.get("client", "")).split(",") if name.strip()
+    )
+    data, file = (
+        Path(str(text)) if (text := node_config.get(key)) else None
+        for key in ("data", "evaluation-file")
+    )
     own = None if data is None and file is None else OwnData(data, file)
     if clients:
         return Place(clients, own, (0, 1))
     if "partition-id" not in node_config or "num-partitions" not in node_config:
         raise RecipeError(
-            'node config: whose work does this node do? --node-config \'client="north" data="/srv/north.jsonl"\''
+            'node config: whose work does this node do? --node-config \'client="north" '
+            'data="/srv/north.jsonl"\''
         )
     return Place((), own, (int(node_config["partition-id"]), int(node_config["num-partitions"])))

@@ -1,4 +1,7 @@
-"""Coordinates a recipe's run in a ServerApp, from its beginning or from where it was interrupted. Free of torch."""
+"""Coordinates a recipe's run in a ServerApp, from its beginning or from where it was interrupted.
+
+Free of torch.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,9 @@ from fedseed.transport.flower import FlowerTransport
 OUT = "runs/flower"
 
 
-def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress | None = None) -> RunResult:
+def coordinate(
+    grid: Any, context: Any, recipe: Path | str, progress: Progress | None = None
+) -> RunResult:
     """Coordinates a recipe's run over Flower's Grid; returns what the run's folder holds.
 
     Args:
@@ -32,13 +37,13 @@ def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress |
         checked = recipe_of(recipe, context.run_config)
         if checked.secure_sums is not None:
             raise RecipeError(
-                "secure_sums: not over Flower, whose nodes keep no secrets from one message to the next; `fedseed run` "
-                "and `fedseed serve` have them"
+                "secure_sums: not over Flower, whose nodes keep no secrets from one message to the "
+                "next; `fedseed run` and `fedseed serve` have them"
             )
         if checked.method.remembers:
             raise RecipeError(
-                f"method {checked.method.name}: a client remembers what it has not sent yet, and nodes of Flower keep "
-                "nothing from round to round: set method.feedback = 0"
+                f"method {checked.method.name}: a client remembers what it has not sent yet, and "
+                "nodes of Flower keep nothing from round to round: set method.feedback = 0"
             )
         out = Path(str(context.run_config.get("out") or OUT)).expanduser().absolute()
         shown.note(f"files: {out}")

@@ -1,6 +1,7 @@
 """The methods, one file each. A new one is a file, a line here, a recipe and a test.
 
-A method of others stands in a package of theirs (entry point `fedseed.methods`) or in a plug-in file.
+A method of others stands in a package of theirs (entry point `fedseed.methods`) or in a plug-in
+file.
 """
 
 from typing import Any
@@ -21,16 +22,31 @@ from fedseed.methods.zofedsgd import ZOFedSGD
 from fedseed.registry import Registry, check_class, name_of
 
 METHODS: tuple[type[Method], ...] = (
-    Ferret, FedKSeed, FeedSign, ZOFedSGD, MeZO, RandOpt, FedMeZO, FedZO, FedAvg, FedSGD, FedIT, FedPTuning, FedPrompt,
-    TopK, Sign,
-)  # fmt: skip
+    Ferret,
+    FedKSeed,
+    FeedSign,
+    ZOFedSGD,
+    MeZO,
+    RandOpt,
+    FedMeZO,
+    FedZO,
+    FedAvg,
+    FedSGD,
+    FedIT,
+    FedPTuning,
+    FedPrompt,
+    TopK,
+    Sign,
+)
 
 
 def _check(thing: Any) -> None:
     check_class(thing, Method)
     code = getattr(thing, "code", None)
     if not isinstance(code, int) or not 1 <= code <= 255:
-        raise ValueError(f"{thing.__qualname__}.code = {code!r}: a byte of its own, from 128 to 255")
+        raise ValueError(
+            f"{thing.__qualname__}.code = {code!r}: a byte of its own, from 128 to 255"
+        )
 
 
 REGISTRY: Registry[type[Method]] = Registry(
@@ -47,11 +63,33 @@ def without_gradients(method: Method) -> str | None:
     """Returns why a method can't be given rewards in place of losses; None: it can."""
     if not method.needs_gradients:
         return None
-    others = ", ".join(entry.name for entry in REGISTRY.entries() if not entry.thing.needs_gradients)
-    return f"reward: {method.name} needs gradients, which a reward has not: choose method.name among {others}"
+    others = ", ".join(
+        entry.name for entry in REGISTRY.entries() if not entry.thing.needs_gradients
+    )
+    return (
+        f"reward: {method.name} needs gradients, which a reward has not: choose method.name "
+        f"among {others}"
+    )
 
 
 __all__ = [
-    "METHODS", "REGISTRY", "FedAvg", "FedIT", "FedKSeed", "FedMeZO", "FedPTuning", "FedPrompt", "FedSGD", "FedZO",
-    "FeedSign", "Ferret", "MeZO", "Method", "RandOpt", "Sign", "TopK", "ZOFedSGD", "without_gradients",
-]  # fmt: skip
+    "METHODS",
+    "REGISTRY",
+    "FedAvg",
+    "FedIT",
+    "FedKSeed",
+    "FedMeZO",
+    "FedPTuning",
+    "FedPrompt",
+    "FedSGD",
+    "FedZO",
+    "FeedSign",
+    "Ferret",
+    "MeZO",
+    "Method",
+    "RandOpt",
+    "Sign",
+    "TopK",
+    "ZOFedSGD",
+    "without_gradients",
+]

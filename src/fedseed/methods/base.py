@@ -6,10 +6,11 @@
     change     anybody:     step -> what becomes of the weights, as data (`fedseed.weights.change`)
     advance    everybody:   state + step -> state of the next round
 
-The object itself is the method's settings, checked and frozen; a run's memory is the state, which is a function of
-the steps alone, so that whoever holds the orbit holds the state. A payload's fields say how it is encoded
-(`fedseed.methods.payload`). How answers are combined, how a step is rounded, what a gradient becomes and what wraps
-a client or its answers is decided by components that a method is given, not by functions of its own.
+The object itself is the method's settings, checked and frozen; a run's memory is the state, which
+is a function of the steps alone, so that whoever holds the orbit holds the state. A payload's
+fields say how it is encoded (`fedseed.methods.payload`). How answers are combined, how a step is
+rounded, what a gradient becomes and what wraps a client or its answers is decided by components
+that a method is given, not by functions of its own.
 """
 
 from abc import ABC, abstractmethod
@@ -32,10 +33,14 @@ from fedseed.weights.layout import BlockRule, Layout
 
 @dataclass(frozen=True)
 class CatchUp:
-    """Says which steps somebody who missed rounds needs to get the model. Stores, logs and clients ask only this."""
+    """Says which steps somebody who missed rounds needs to get the model.
+
+    Stores, logs and clients ask only this.
+    """
 
     replaces: bool = False  # a step replaces all before it, as whole weights do
-    may_drop: bool = False  # an orbit replays without its earlier steps, as the next plan carries the model
+    # an orbit replays without its earlier steps, as the next plan carries the model
+    may_drop: bool = False
 
     def needs(self, has: int, last: int, changed: int) -> range:
         """Returns the numbers of the steps that somebody who has step `has` still downloads.
@@ -94,9 +99,11 @@ class Answers(Sequence[Answer]):
         return [answer.weight for answer in self.answers]
 
     def combine(self, vectors: Part) -> NDArray[np.float64]:
-        """Returns what the rule makes of a vector of each client: with the mean, sum_i c_i v_i in double precision.
+        """Returns what the rule makes of a vector of each client: with the mean, sum_i c_i v_i in
+        double precision.
 
-        Shorter vectors are filled up with zeros. Of no vectors it makes one of no entries: nobody answered.
+        Shorter vectors are filled up with zeros. Of no vectors it makes one of no entries: nobody
+        answered.
         """
         if not vectors:
             return np.zeros(0)
@@ -104,25 +111,41 @@ class Answers(Sequence[Answer]):
         return outcome
 
     def combine_parts(self, parts: Iterable[Part]) -> Iterator[NDArray[np.float64]]:
-        """Yields the same for vectors in parts, such as blocks, which the rule sees as one and may go through again."""
+        """Yields the same for vectors in parts, such as blocks, which the rule sees as one and may
+        go through again.
+        """
         return self.rule.combine_parts(Parts(lambda: map(padded, parts)), self.weights, self.past)
 
     def tally(self, votes: Part) -> NDArray[np.float64]:
-        """Returns what the rule makes of clients' votes, entry by entry; with the mean, their sum without weights."""
-        return np.sum(votes, axis=0, dtype=np.float64) if self.rule.linear and votes else self.combine(votes)
+        """Returns what the rule makes of clients' votes, entry by entry.
+
+        With the mean, their sum without weights.
+        """
+        return (
+            np.sum(votes, axis=0, dtype=np.float64)
+            if self.rule.linear and votes
+            else self.combine(votes)
+        )
 
     def accumulate(
-        self, before: NDArray[Any], indices: Sequence[NDArray[np.integer[Any]]], values: Sequence[NDArray[Any]]
+        self,
+        before: NDArray[Any],
+        indices: Sequence[NDArray[np.integer[Any]]],
+        values: Sequence[NDArray[Any]],
     ) -> NDArray[np.float64]:
-        """Returns `before` (1-D) plus what the rule makes of sparse vectors: `values` of each client at its `indices`.
+        """Returns `before` (1-D) plus what the rule makes of sparse vectors: `values` of each
+        client at its `indices`.
 
         An index that occurs twice counts twice.
         """
         result = before.astype(np.float64)
         pairs = list(zip(indices, values, strict=True))
         if pairs and not self.rule.linear:
-            return result + self.combine([np.bincount(at, what, len(before)).astype(np.float64) for at, what in pairs])
-        for (where, what), weight in zip(pairs, self.weights, strict=True):  # orbits depend on their order
+            return result + self.combine(
+                [np.bincount(at, what, len(before)).astype(np.float64) for at, what in pairs]
+            )
+        # orbits depend on their order
+        for (where, what), weight in zip(pairs, self.weights, strict=True):
             np.add.at(result, where, weight * what.astype(np.float64))
         return result
 
@@ -140,30 +163,45 @@ class Method(BaseModel, ABC):
     name: str
     code: ClassVar[int]  # names the method in a message's frame
     about: ClassVar[str]  # one line for `fedseed list methods`
-    adapter: ClassVar[Adapter | None] = None  # what it tunes if the recipe names no adapter; no other kind will do
-    needs_gradients: ClassVar[bool] = True  # else its clients measure losses alone, which may be of any kind
-    stepwise: ClassVar[bool] = False  # a round is one optimiser step: there are thousands, logged in groups
+    # what it tunes if the recipe names no adapter; no other kind will do
+    adapter: ClassVar[Adapter | None] = None
+    # else its clients measure losses alone, which may be of any kind
+    needs_gradients: ClassVar[bool] = True
+    # a round is one optimiser step: there are thousands, logged in groups
+    stepwise: ClassVar[bool] = False
 
     blocks: BlockRule = "one"
     weighting: Weighting = "equal"
 
     def check(self, layout: Layout) -> None:
-        """Raises ValueError, which names the keys, if the settings do not fit the weights that train."""
+        """Raises ValueError, which names the keys, if the settings do not fit the weights that
+        train.
+        """
         dtypes = sorted({tensor.dtype for tensor in layout.tensors})
-        for table, settings in (("method", self), ("method.training", getattr(self, "training", None))):
+        for table, settings in (
+            ("method", self),
+            ("method.training", getattr(self, "training", None)),
+        ):
             autocast = getattr(settings, "autocast", None)
             if autocast is not None and "float32" not in dtypes:
                 raise ValueError(
-                    f'{table}.autocast = "{autocast}": the weights are {" and ".join(dtypes)} already; leave it out, '
+                    f'{table}.autocast = "{autocast}": the weights are {" and ".join(dtypes)} '
+                    "already; leave it out, "
                     'or set model.dtype = "float32"'
                 )
 
     def start(self, layout: Layout, seed: int) -> Any:
-        """Returns the state before the first round. Raises ValueError if the settings do not fit the layout."""
+        """Returns the state before the first round.
+
+        Raises ValueError if the settings do not fit the layout.
+        """
         return self.state_type(layout, seed)
 
     def plan(self, state: Any, round: Round) -> Payload:
-        """Returns what the coordinator asks of a client; by default nothing but the round's number."""
+        """Returns what the coordinator asks of a client.
+
+        By default nothing but the round's number.
+        """
         return Nothing()
 
     @abstractmethod
@@ -183,7 +221,9 @@ class Method(BaseModel, ABC):
         return state
 
     def remember(self, state: Any, answers: Answers) -> Any:
-        """Returns the coordinator's state with what it keeps of the answers and no step carries, for `aggregate`."""
+        """Returns the coordinator's state with what it keeps of the answers and no step carries,
+        for `aggregate`.
+        """
         return state
 
     state_type: ClassVar[type[State]] = State
@@ -195,7 +235,8 @@ class Method(BaseModel, ABC):
     catch_up: ClassVar[CatchUp] = EVERY_STEP
     # whether its changes rebuild the weights from the base, which is then kept
     from_base: ClassVar[bool] = False
-    # whether a client keeps more than the weights from round to round (`Client.recall`, `Client.keep`)
+    # whether a client keeps more than the weights from round to round (`Client.recall`,
+    # `Client.keep`)
     remembers: ClassVar[bool] = False
     # whether clients of one round are asked for different things
     personal_plans: ClassVar[bool] = False
@@ -208,28 +249,44 @@ class Method(BaseModel, ABC):
 
     @property
     def entrywise(self) -> bool:
-        """Returns whether messages, and what a client needs to make them, are in proportion to the model."""
+        """Returns whether messages, and what a client needs to make them, are in proportion to the
+        model.
+        """
         return self.catch_up.replaces
 
     @property
     def mistaken(self) -> str | None:
-        """Returns why no run begins with such settings, though orbits of some are read; None if nothing is wrong."""
+        """Returns why no run begins with such settings, though orbits of some are read.
+
+        None if nothing is wrong.
+        """
         return None
 
     @property
     def lasting_entries(self) -> bool:
-        """Returns whether an entry of clients' vectors means the same in every round; not so on new directions."""
+        """Returns whether an entry of clients' vectors means the same in every round.
+
+        Not so on new directions.
+        """
         return self.catch_up.replaces
 
     @property
     def needs_each(self) -> str | None:
-        """Returns why a step takes each client's update, and not their vectors' sum alone; None if the sum will do."""
+        """Returns why a step takes each client's update, and not their vectors' sum alone.
+
+        None if the sum will do.
+        """
         if not issubclass(self.update_type, Summand):
-            return "its steps are no sums of vectors of one length, such as coefficients on shared directions"
+            return (
+                "its steps are no sums of vectors of one length, such as coefficients on "
+                "shared directions"
+            )
         return self.incomparable
 
     def unit(self, state: Any) -> float:
-        """Returns what an estimate of 1, or a coefficient of 1, is among the numbers of a client's update."""
+        """Returns what an estimate of 1, or a coefficient of 1, is among the numbers of a client's
+        update.
+        """
         return 1.0
 
     def decode_plan(self, state: Any, data: bytes) -> Any:
@@ -237,7 +294,10 @@ class Method(BaseModel, ABC):
         return self.plan_type.decode(data, About(self, state, "plan"))
 
     def decode_update(self, state: Any, number: int, data: bytes) -> Any:
-        """Returns an update from its payload. Raises MessageError if it is not what round `number` asked for."""
+        """Returns an update from its payload.
+
+        Raises MessageError if it is not what round `number` asked for.
+        """
         return self.update_type.decode(data, About(self, state, "update", number))
 
     def decode_step(self, state: Any, data: bytes) -> Any:
@@ -246,22 +306,36 @@ class Method(BaseModel, ABC):
 
 
 def with_remedy(reason: str) -> str:
-    """Returns why clients' vectors can't be combined, and what to set where seeds are the reason."""
+    """Returns why clients' vectors can't be combined, and what to set where seeds are the
+    reason.
+    """
     return reason + '; set method.seeds = "shared"' * reason.startswith("seeds")
 
 
 def misfit(method: Method, rule: AggregationRule) -> str | None:
-    """Returns why a rule can't combine a method's answers with its weights, or no run begins so; None if it can."""
+    """Returns why a rule can't combine a method's answers with its weights, or no run begins so.
+
+    None if it can.
+    """
     if method.mistaken is not None:
         return f"method.{method.mistaken}"
-    if issubclass(method.update_type, Summand) and method.update_type.counted and method.weighting != "equal":
-        return f'method.weighting = "{method.weighting}": votes count the same, whoever casts them; set it to "equal"'
+    if (
+        issubclass(method.update_type, Summand)
+        and method.update_type.counted
+        and method.weighting != "equal"
+    ):
+        return (
+            f'method.weighting = "{method.weighting}": votes count the same, whoever casts '
+            'them; set it to "equal"'
+        )
     said = f'aggregation.name = "{rule.name}" does not fit {method.name}'
     if rule.compares and method.incomparable is not None:
         return f"{said}: {with_remedy(method.incomparable)}"
     if rule.needs_past and not method.lasting_entries:
         return (
-            f"{said}: aggregation.{rule.needs_past} needs directions that are the same in every round; leave it out, "
-            'or take such a method (fedkseed, ferret with seeds = "fixed", or one that sends weights or gradients)'
+            f"{said}: aggregation.{rule.needs_past} needs directions that are the same in every "
+            "round; leave it out, "
+            'or take such a method (fedkseed, ferret with seeds = "fixed", or one that sends '
+            "weights or gradients)"
         )
     return None

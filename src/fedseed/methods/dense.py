@@ -1,7 +1,8 @@
 """Whole weights down: what FedAvg, FedSGD and dense zeroth-order methods share.
 
-The round's answers ask for a change D of the weights (FedAvg: sum_i c_i w_i - w; FedSGD: -sum_i c_i g_i). The server's
-optimiser (`fedseed.methods.server`) makes a step of it: w <- w + eta_g D, or with momentum, or Adam.
+The round's answers ask for a change D of the weights (FedAvg: sum_i c_i w_i - w; FedSGD: -sum_i c_i
+g_i). The server's optimiser (`fedseed.methods.server`) makes a step of it: w <- w + eta_g D, or
+with momentum, or Adam.
 """
 
 from abc import abstractmethod
@@ -15,7 +16,16 @@ from numpy.typing import NDArray
 
 from fedseed.aggregation.base import Parts
 from fedseed.methods.base import EVERY_STEP, NEWEST_STEP, Answers, CatchUp
-from fedseed.methods.payload import SMALLEST_MOVE, About, Payload, Scalar, State, Tensors, from_floats, to_floats
+from fedseed.methods.payload import (
+    SMALLEST_MOVE,
+    About,
+    Payload,
+    Scalar,
+    State,
+    Tensors,
+    from_floats,
+    to_floats,
+)
 from fedseed.methods.server import Served
 from fedseed.optimizers.rules import Moments
 from fedseed.randomness import Domain, derive, kernels
@@ -27,7 +37,9 @@ PIECE = 1 << 20  # entries that are worked on at a time, however large a tensor 
 
 
 class Piece(NamedTuple):
-    """Some entries of one tensor: from `start` to `stop` in the parameter vector, `where` in the tensors' bytes."""
+    """Some entries of one tensor: from `start` to `stop` in the parameter vector, `where` in the
+    tensors' bytes.
+    """
 
     dtype: str
     start: int
@@ -42,11 +54,15 @@ def cut(layout: Layout) -> Iterator[Piece]:
         end, width = start + entry.size, ITEM_BYTES[entry.dtype]
         for lo in range(start, end, PIECE):
             hi = min(end, lo + PIECE)
-            yield Piece(entry.dtype, lo, hi, slice(position, position := position + (hi - lo) * width))
+            yield Piece(
+                entry.dtype, lo, hi, slice(position, position := position + (hi - lo) * width)
+            )
         start = end
 
 
-def pieces(layout: Layout, data: bytes, before: bytes | None = None) -> Iterator[NDArray[np.float64]]:
+def pieces(
+    layout: Layout, data: bytes, before: bytes | None = None
+) -> Iterator[NDArray[np.float64]]:
     """Yields tensors from their bytes, piece by piece, in double precision, less others before."""
     for at in cut(layout):
         values = to_floats(data[at.where], at.dtype).astype(np.float64)
@@ -60,7 +76,9 @@ class WholeTensors(Payload):
 
     @classmethod
     def before(cls, about: About) -> bytes | None:
-        """Returns what is subtracted to make a vector of them: the coordinator's weights, where it has them."""
+        """Returns what is subtracted to make a vector of them: the coordinator's weights, where it
+        has them.
+        """
         weights = about.lookup("weights")
         return None if weights is None else weights.data
 
@@ -70,7 +88,9 @@ class WholeTensors(Payload):
         return sqrt(sum(float(np.square(part).sum()) for part in parts) / about.state.layout.size)
 
     def vector(self, about: About) -> Floats:
-        return np.concatenate(list(pieces(about.state.layout, self.data, self.before(about)))).astype(np.float32)
+        return np.concatenate(
+            list(pieces(about.state.layout, self.data, self.before(about)))
+        ).astype(np.float32)
 
     def with_vector(self, vector: NDArray[Any], about: About) -> Self:
         """Returns it with the tensors that a vector stands for, rounded to each one's dtype."""
@@ -85,17 +105,25 @@ class Weights(WholeTensors):
     """All trainable tensors in order, in their own dtypes."""
 
     # the client's mean training loss, in updates of methods whose next plans depend on it
-    loss: Annotated[float | None, Scalar("f4", when="losses_travel", only="update")] = field(default=None, kw_only=True)
+    loss: Annotated[float | None, Scalar("f4", when="losses_travel", only="update")] = field(
+        default=None, kw_only=True
+    )
     data: Annotated[bytes, Tensors()]  # the tensors; no bytes: unchanged (nobody answered)
 
     def size(self, about: About) -> float:
         """Returns how far they have moved; 0 where nobody knows from where."""
-        return max(SMALLEST_MOVE, self.mean_square(about)) if self.data and self.before(about) is not None else 0.0
+        return (
+            max(SMALLEST_MOVE, self.mean_square(about))
+            if self.data and self.before(about) is not None
+            else 0.0
+        )
 
 
 @dataclass(frozen=True)
 class DenseState(State):
-    """What the coordinator keeps: a copy of the weights, and the averages of the server's optimiser."""
+    """What the coordinator keeps: a copy of the weights, and the averages of the server's
+    optimiser.
+    """
 
     remembered: ClassVar[tuple[str, ...]] = ("first", "second")
 
@@ -113,12 +141,16 @@ class DenseState(State):
     def combine(self, answers: Answers, of_moves: bool = False) -> Iterator[NDArray[np.float64]]:
         """Yields what the rule makes of the clients' tensors, piece by piece.
 
-        With `of_moves` they are weights: rules that look at lengths see how far each client has moved from the weights
-        before, where these are known.
+        With `of_moves` they are weights: rules that look at lengths see how far each client has
+        moved from the weights before, where these are known.
         """
         sent = [update.data for update in answers.updates]
         if self.weights is None or not (of_moves and answers.rule.geometric):
-            whole = Parts(lambda: ([to_floats(one[at.where], at.dtype) for one in sent] for at in cut(self.layout)))
+            whole = Parts(
+                lambda: (
+                    [to_floats(one[at.where], at.dtype) for one in sent] for at in cut(self.layout)
+                )
+            )
             return answers.combine_parts(whole)
         before = self.weights.data
         moves = Parts(lambda: zip(*(pieces(self.layout, one, before) for one in sent), strict=True))
@@ -156,14 +188,24 @@ class Dense(Served):
         return replace(state, first=moments.first, second=moments.second)
 
     def _moments(self, state: Any) -> Moments:
-        """Returns the optimiser with copies of the averages. Its rate is -1: a wanted change is no gradient."""
+        """Returns the optimiser with copies of the averages.
+
+        Its rate is -1: a wanted change is no gradient.
+        """
         rule, size = self.server_rule(-1.0), state.layout.size
         first = state.first.copy() if len(state.first) else np.zeros(size, dtype=np.float32)
-        second = state.second.copy() if len(state.second) else np.zeros(size * (rule.averages - 1), dtype=np.float32)
+        second = (
+            state.second.copy()
+            if len(state.second)
+            else np.zeros(size * (rule.averages - 1), dtype=np.float32)
+        )
         return Moments(rule, first, second)
 
     def aggregate(self, state: Any, answers: Answers) -> Weights:
-        """Returns w + eta_g times what the server's optimiser makes of D; rounded once to each tensor's dtype."""
+        """Returns w + eta_g times what the server's optimiser makes of D.
+
+        Rounded once to each tensor's dtype.
+        """
         if not answers:
             return Weights(b"")
         wanted, rate = self.wanted(state, answers), self.server_rate(answers.round)
@@ -174,7 +216,9 @@ class Dense(Served):
         return rounded(state.layout, after, self.rounding_of(state, answers))
 
     def rounding_of(self, state: Any, answers: Answers) -> Rounding | None:
-        """Returns how new weights are rounded to 16 bits: by numbers of (seed, round), or None: to nearest."""
+        """Returns how new weights are rounded to 16 bits: by numbers of (seed, round), or None: to
+        nearest.
+        """
         if not self.keeps_small_steps:
             return None
         return derive(state.seed, Domain.ROUNDING, answers.round, COORDINATOR), 0
@@ -189,17 +233,23 @@ class Dense(Served):
 def known(state: DenseState) -> Iterator[NDArray[np.float64]]:
     """Returns the coordinator's copy of the weights, piece by piece, in double precision."""
     if state.weights is None:
-        raise ValueError("a server optimiser, or a rate other than 1, needs the base's weights at the coordinator")
+        raise ValueError(
+            "a server optimiser, or a rate other than 1, needs the base's weights at the "
+            "coordinator"
+        )
     return pieces(state.layout, state.weights.data)
 
 
-def rounded(layout: Layout, parts: Iterable[NDArray[np.float64]], rounding: Rounding | None = None) -> Weights:
+def rounded(
+    layout: Layout, parts: Iterable[NDArray[np.float64]], rounding: Rounding | None = None
+) -> Weights:
     """Returns tensors as they travel: rounded to single precision, then to each tensor's dtype.
 
     Args:
         layout: the tensors.
         parts: their values, piece by piece.
-        rounding: round stochastically to 16-bit dtypes, by these numbers of the shared stream; None: to nearest.
+        rounding: round stochastically to 16-bit dtypes, by these numbers of the shared stream;
+            None: to nearest.
     """
     data = []
     for at, part in zip(cut(layout), parts, strict=True):

@@ -1,18 +1,19 @@
 """FedAvg: clients train all parameters and send them; the coordinator averages.
 
-McMahan, Moore, Ramage, Hampson, Aguera y Arcas: "Communication-Efficient Learning of Deep Networks from
-Decentralized Data", AISTATS 2017, Algorithm 1:
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas: "Communication-Efficient Learning of Deep Networks
+from Decentralized Data", AISTATS 2017, Algorithm 1:
 
     w_i     <- local training from w                          ClientUpdate
     w       <- w + eta_g (sum_i c_i w_i - w)                  eta_g = 1: the weighted average
 
 The same with an adapter (`fedseed.models.adapters`) in place of the whole model:
 
-FedIT: Zhang et al., "Towards Building the Federated GPT: Federated Instruction Tuning", ICASSP 2024: LoRA with rank 8
-and alpha 16, Adam. With `training.optimizer = "sgd"` it is FedKSeed's and Ferret's FedIT-SGD.
-FedPTuning, FedPrompt: Kuang et al., "FederatedScope-LLM", KDD 2024: P-tuning with an MLP, and prompt tuning, 20 virtual
-tokens each, SGD. Rates, epochs and batches are those of FedKSeed's comparison (ICML 2024, Appendix G.4), where every
-local rate is 3e-4.
+FedIT: Zhang et al., "Towards Building the Federated GPT: Federated Instruction Tuning", ICASSP
+2024: LoRA with rank 8 and alpha 16, Adam. With `training.optimizer = "sgd"` it is FedKSeed's and
+Ferret's FedIT-SGD.
+FedPTuning, FedPrompt: Kuang et al., "FederatedScope-LLM", KDD 2024: P-tuning with an MLP, and
+prompt tuning, 20 virtual tokens each, SGD. Rates, epochs and batches are those of FedKSeed's
+comparison (ICML 2024, Appendix G.4), where every local rate is 3e-4.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ from fedseed.training.settings import LocalTraining
 
 
 class Averaged(Dense):
-    """Clients send weights and get their weighted average: FedAvg, and zeroth-order methods that send weights.
+    """Clients send weights and get their weighted average: FedAvg, and zeroth-order methods that
+    send weights.
 
     Args (besides those of `Dense`):
         global_rate: eta_g; 1 with server = "average" is plain averaging.
@@ -48,10 +50,15 @@ class Averaged(Dense):
         return map(np.subtract, state.combine(answers, of_moves=True), known(state))
 
     def aggregate(self, state: Any, answers: Answers) -> Any:
-        """Returns the mean, rounded once to each tensor's dtype; plain averaging needs no old weights."""
+        """Returns the mean, rounded once to each tensor's dtype.
+
+        Plain averaging needs no old weights.
+        """
         if not answers or self.server != "average" or self.global_rate != 1.0:
             return super().aggregate(state, answers)
-        return rounded(state.layout, state.combine(answers, of_moves=True), self.rounding_of(state, answers))
+        return rounded(
+            state.layout, state.combine(answers, of_moves=True), self.rounding_of(state, answers)
+        )
 
 
 class FedAvg(Averaged):
@@ -69,7 +76,9 @@ class FedAvg(Averaged):
 
     @property
     def keeps_small_steps(self) -> bool:  # type: ignore[override]
-        """Returns whether clients round so: their average lies between two numbers, and the nearest would be w."""
+        """Returns whether clients round so: their average lies between two numbers, and the nearest
+        would be w.
+        """
         return self.training.small_steps != "nearest"
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
@@ -88,7 +97,9 @@ class FedIT(FedAvg):
     about: ClassVar[str] = "LoRA trained with Adam and averaged (ICASSP 2024)"
     adapter: ClassVar[Adapter | None] = LoRA()
 
-    training: LocalTraining = LocalTraining(optimizer="adam", learning_rate=3e-4, epochs=1, batch=1, accumulation=1)
+    training: LocalTraining = LocalTraining(
+        optimizer="adam", learning_rate=3e-4, epochs=1, batch=1, accumulation=1
+    )
 
 
 class FedPTuning(FedAvg):

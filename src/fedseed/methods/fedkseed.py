@@ -1,15 +1,18 @@
 """FedKSeed and FedKSeed-Pro: zeroth-order training on a pool of K directions.
 
-Qin, Chen, Qian, Ding, Li, Deng: "Federated Full-Parameter Tuning of Billion-Sized Language Models with Communication
-Cost under 18 Kilobytes", ICML 2024.
+Qin, Chen, Qian, Ding, Li, Deng: "Federated Full-Parameter Tuning of Billion-Sized Language Models
+with Communication Cost under 18 Kilobytes", ICML 2024.
 
-    w    = w0 - eta sum_j A_j z_j                      Eq. 4: anybody rebuilds the model from the accumulator
-    rho  = [l(w + eps z_j) - l(w - eps z_j)] / 2 eps   Eq. 3; then w <- w - eta rho z_j, T times (Algorithm 1, 9-12)
+    w    = w0 - eta sum_j A_j z_j                      Eq. 4: anybody rebuilds the model from the
+    accumulator
+    rho  = [l(w + eps z_j) - l(w - eps z_j)] / 2 eps   Eq. 3; then w <- w - eta rho z_j, T times
+    (Algorithm 1, 9-12)
     A_j <- A_j + c_i rho_j                             Algorithm 1, line 4
-    p    = softmax(minmax(psi)), psi_j = mean |rho_j|  Eq. 13 (Pro): seeds that mattered are drawn more often
+    p    = softmax(minmax(psi)), psi_j = mean |rho_j|  Eq. 13 (Pro): seeds that mattered are drawn
+    more often
 
-With a population of n, a local step has n draws and is w <- w - (eta / n) sum_j rho_j z_j; all n pairs travel, and
-A_j <- A_j + c_i rho_j / n, so that Eq. 4 holds as it stands.
+With a population of n, a local step has n draws and is w <- w - (eta / n) sum_j rho_j z_j; all n
+pairs travel, and A_j <- A_j + c_i rho_j / n, so that Eq. 4 holds as it stands.
 """
 
 from collections.abc import Sequence
@@ -35,25 +38,38 @@ Uses = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Pool(Payload):
-    """The plan: one integer that names the candidate directions, the accumulator A, and for Pro the probabilities."""
+    """The plan: one integer that names the candidate directions, the accumulator A, and for Pro the
+    probabilities.
+    """
 
     seed: Annotated[int, Scalar("u4")]
     accumulator: Annotated[NDArray[np.float32], Array("f4", "candidates")]
-    probabilities: Annotated[NDArray[np.float32] | None, Array("f4", "candidates", when="importance")]
+    probabilities: Annotated[
+        NDArray[np.float32] | None, Array("f4", "candidates", when="importance")
+    ]
 
 
 @dataclass(frozen=True)
 class Pairs(Scalars):
-    """An update: (candidate, rho) of each local step, n of them with a population of n. 8 bytes each."""
+    """An update: (candidate, rho) of each local step, n of them with a population of n. 8 bytes
+    each.
+    """
 
     indices: Annotated[Uses, Array("u4", "n")]
     scalars: Annotated[NDArray[np.float32], Array("f4", "n")]
 
     def check(self, about: About) -> None:
-        """Refuses more than T n pairs, candidates that the pool has not, and scalars that no loss can have given."""
-        most, candidates = about.lookup("steps") * about.lookup("population"), about.lookup("candidates")
+        """Refuses more than T n pairs, candidates that the pool has not, and scalars that no loss
+        can have given.
+        """
+        most, candidates = (
+            about.lookup("steps") * about.lookup("population"),
+            about.lookup("candidates"),
+        )
         if not 1 <= len(self.indices) <= most:
-            raise MessageError(f"{8 * len(self.indices)} bytes of pairs: from 8 to {8 * most}, 8 for each")
+            raise MessageError(
+                f"{8 * len(self.indices)} bytes of pairs: from 8 to {8 * most}, 8 for each"
+            )
         if int(self.indices.max()) >= candidates:
             raise MessageError(f"candidate {int(self.indices.max())}: the pool has {candidates}")
         super().check(about)
@@ -79,14 +95,19 @@ class Pairs(Scalars):
 
 @dataclass(frozen=True)
 class Accumulated(Payload):
-    """A step: the accumulator after the round; for Pro also each candidate's sum of |rho| and how often it was used."""
+    """A step: the accumulator after the round.
+
+    For Pro also each candidate's sum of |rho| and how often it was used.
+    """
 
     accumulator: Annotated[NDArray[np.float32], Array("f4", "candidates")]
     sums: Annotated[NDArray[np.float32] | None, Array("f4", "candidates", when="importance")] = None
     uses: Annotated[Uses | None, Array("u4", "candidates", when="importance")] = None
 
     def size(self, about: About) -> float:
-        """Returns how large the addition is: the largest sum of projections, with the weights multiplied in."""
+        """Returns how large the addition is: the largest sum of projections, with the weights
+        multiplied in.
+        """
         added = self.accumulator.astype(np.float64) - about.lookup("step").accumulator
         return max(1.0, float(np.abs(added).max())) if added.any() else 0.0
 
@@ -111,12 +132,15 @@ class FedKSeed(Population):
         importance: Pro: candidates are drawn by importance.
         steps: T, local steps a round.
         importance_clip: |rho| counts for importance up to this.
-        decay: the share of the accumulator that each round forgets, so that the weights go back towards the base.
+        decay: the share of the accumulator that each round forgets, so that the weights go back
+            towards the base.
     """
 
     name: Literal["fedkseed"] = "fedkseed"
     code: ClassVar[int] = 3
-    about: ClassVar[str] = "forward passes only, a pool of K seeds; importance = true is FedKSeed-Pro (ICML 2024)"
+    about: ClassVar[str] = (
+        "forward passes only, a pool of K seeds; importance = true is FedKSeed-Pro (ICML 2024)"
+    )
     plan_type, update_type, step_type = Pool, Pairs, Accumulated
     catch_up, from_base = NEXT_PLAN, True
     lasting_entries: ClassVar[bool] = True
@@ -138,7 +162,11 @@ class FedKSeed(Population):
 
     def plan(self, state: FedKSeedState, round: Round) -> Pool:
         """Returns all that a client needs: with the base it knows the model, whatever it missed."""
-        return Pool(state.pool, state.step.accumulator, probabilities(state.step) if self.importance else None)
+        return Pool(
+            state.pool,
+            state.step.accumulator,
+            probabilities(state.step) if self.importance else None,
+        )
 
     def train(self, state: FedKSeedState, plan: Pool, client: Client) -> Pairs:
         """Takes T zeroth-order steps from the plan's model (Algorithm 1, ClientTraining)."""
@@ -162,7 +190,9 @@ class FedKSeed(Population):
         return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
 
     def draw(self, plan: Pool, seed: int) -> NDArray[np.int64]:
-        """Returns n candidates for each of T steps, uniformly or by the plan's probabilities, decided by `seed`."""
+        """Returns n candidates for each of T steps, uniformly or by the plan's probabilities,
+        decided by `seed`.
+        """
         numbers = draws(seed, self.steps * self.population)
         if plan.probabilities is None:
             return (numbers % np.uint64(self.candidates)).astype(np.int64)
@@ -171,9 +201,13 @@ class FedKSeed(Population):
         return np.minimum(np.searchsorted(edges, uniform, side="right"), self.candidates - 1)
 
     def aggregate(self, state: FedKSeedState, answers: Answers) -> Accumulated:
-        """A_j += c_i rho_j / n in double precision, rounded once (Algorithm 1, line 4); for Pro what Eq. 13 needs."""
+        """A_j += c_i rho_j / n in double precision, rounded once (Algorithm 1, line 4).
+
+        For Pro what Eq. 13 needs.
+        """
         updates: Sequence[Pairs] = answers.updates
-        factor = self.factor(answers.round)  # a schedule's, multiplied in: the accumulator says what was really done
+        # a schedule's, multiplied in: the accumulator says what was really done
+        factor = self.factor(answers.round)
         scaled = [u.scalars.astype(np.float64) * factor / self.population for u in updates]
         indices = [u.indices for u in updates]
         before = state.step.accumulator
@@ -184,26 +218,35 @@ class FedKSeed(Population):
             return Accumulated(total.astype(np.float32))
         sums, uses = state.step.sums.astype(np.float64), state.step.uses.copy()
         for update in updates:
-            np.add.at(sums, update.indices, np.minimum(np.abs(update.scalars), self.importance_clip))
+            np.add.at(
+                sums, update.indices, np.minimum(np.abs(update.scalars), self.importance_clip)
+            )
             np.add.at(uses, update.indices, 1)
         return Accumulated(total.astype(np.float32), sums.astype(np.float32), uses)
 
     def change(self, state: FedKSeedState, step: Accumulated) -> Change:
         """w = w0 - eta sum_j A_j z_j, in one pass and one rounding (Eq. 4)."""
-        return Rebuild([Term(self.directions(state.pool), step.accumulator)], scale=-self.learning_rate)
+        return Rebuild(
+            [Term(self.directions(state.pool), step.accumulator)], scale=-self.learning_rate
+        )
 
     def advance(self, state: FedKSeedState, step: Accumulated) -> FedKSeedState:
         return replace(state, step=step)
 
     @property
     def needs_each(self) -> str | None:
-        return "importance = true needs every single pair, not their sum" if self.importance else super().needs_each
+        return (
+            "importance = true needs every single pair, not their sum"
+            if self.importance
+            else super().needs_each
+        )
 
 
 def probabilities(step: Accumulated) -> NDArray[np.float32]:
     """Returns p = softmax(minmax(psi)), psi_j = mean |rho_j| (Eq. 13).
 
-    A candidate that nobody has used yet has no psi: it counts as the mean of the others, not as zero.
+    A candidate that nobody has used yet has no psi: it counts as the mean of the others, not as
+    zero.
     """
     assert step.sums is not None and step.uses is not None
     used = step.uses > 0

@@ -1,21 +1,28 @@
-"""FedMeZO: MeZO's steps at each client, averaged as FedAvg does; with learning rates of the clients' own.
+"""FedMeZO: MeZO's steps at each client, averaged as FedAvg does.
 
-Ling, Chen, Yao, Li, Shen: "On the Convergence of Zeroth-Order Federated Tuning for Large Language Models", KDD 2024
-(LoRA); FedKSeed's and Ferret's papers compare with it on all parameters.
+With learning rates of the clients' own.
+
+Ling, Chen, Yao, Li, Shen: "On the Convergence of Zeroth-Order Federated Tuning for Large Language
+Models", KDD 2024 (LoRA); FedKSeed's and Ferret's papers compare with it on all parameters.
 
     eta_i  = eta_0 (1 + alpha Phi_i)                                        Eq. 15
-    rho_t  = [l(w_i + mu z_t; x) - l(w_i - mu z_t; x)] / 2 mu,  w_i <- w_i - eta_i rho_t z_t   H times, from w
-    w     <- sum_i c_i w_i                                                  c_i = 1/N in Eq. 1, the default
+    rho_t  = [l(w_i + mu z_t; x) - l(w_i - mu z_t; x)] / 2 mu,  w_i <- w_i - eta_i rho_t z_t   H
+    times, from w
+    w     <- sum_i c_i w_i                                                  c_i = 1/N in Eq. 1, the
+    default
 
-Phi_i in [-1, 1] is a signal of client i minus the mean, over the largest absolute difference from it (all equal: 0).
-Signals are training losses, or how far a client's change Delta_i is from the mean one.
+Phi_i in [-1, 1] is a signal of client i minus the mean, over the largest absolute difference from
+it (all equal: 0). Signals are training losses, or how far a client's change Delta_i is from the
+mean one.
 
-The round can travel as tensors (the weights w_i, as published; FedAvg's average takes it from there) or as pairs: the
-direction's seed, which the run's seed, the round and the client's number decide, and the scalar s_t = eta_i rho_t,
-which is sent. Then w <- w - sum_i c_i sum_t s_{i,t} z_{i,t}:
+The round can travel as tensors (the weights w_i, as published; FedAvg's average takes it from
+there) or as pairs: the direction's seed, which the run's seed, the round and the client's number
+decide, and the scalar s_t = eta_i rho_t, which is sent. Then w <- w - sum_i c_i sum_t s_{i,t}
+z_{i,t}:
 
     combine = "exact"  as the clients did, one after the other, to the bits of the tensors' average
-    combine = "sum"    all at once, rounded once: the same up to the rounding of the 2 m H steps it leaves out
+    combine = "sum"    all at once, rounded once: the same up to the rounding of the 2 m H steps it
+    leaves out
 
 and Delta_i's distance follows from the pairs alone, as directions are nearly orthogonal:
 
@@ -42,7 +49,8 @@ from fedseed.training.protocol import Client
 from fedseed.weights.change import Add, Average, Change, Term
 
 ROUNDS = 5  # over which "loss-5" takes the mean
-NO_RATE = 1e-20  # a factor of the rate that stands for 0: what it leaves of the largest estimate moves nothing
+# a factor of the rate that stands for 0: what it leaves of the largest estimate moves nothing
+NO_RATE = 1e-20
 
 
 @dataclass(frozen=True)
@@ -60,13 +68,15 @@ class Trace(Scalars):
         client: whose directions they are; an update does not say it.
         weight: c_i; an update does not say it.
         loss: the client's mean training loss, if the rates follow the losses.
-        scalars: eta_i rho_t of each local step (0: skipped), float32, shape (H,); with a population of n
-            eta_i rho_{t,j} / n, shape (H n,). The directions follow from round and client.
+        scalars: eta_i rho_t of each local step (0: skipped), float32, shape (H,); with a population
+            of n eta_i rho_{t,j} / n, shape (H n,). The directions follow from round and client.
     """
 
     client: Annotated[int, Scalar("u4", only="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
     weight: Annotated[float, Scalar("f8", only="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
-    loss: Annotated[float | None, Scalar("f4", when="losses_travel")] = field(default=None, kw_only=True)
+    loss: Annotated[float | None, Scalar("f4", when="losses_travel")] = field(
+        default=None, kw_only=True
+    )
     scalars: Annotated[NDArray[np.float32], Array("f4", "steps", each="population")]
 
 
@@ -80,16 +90,26 @@ class Traces(Payload):
         return sum(part.weight * part.size(about) for part in self.parts)
 
     def distances(self) -> Mapping[int, float]:
-        """Returns each client's |Delta_i - sum_j c_j Delta_j|, by its number, in multiples of |z|."""
+        """Returns each client's |Delta_i - sum_j c_j Delta_j|, by its number, in multiples of
+        |z|.
+        """
         squares = [float(np.square(part.scalars, dtype=np.float64).sum()) for part in self.parts]
-        total = sum(part.weight**2 * square for part, square in zip(self.parts, squares, strict=True))
+        total = sum(
+            part.weight**2 * square for part, square in zip(self.parts, squares, strict=True)
+        )
         pairs = zip(self.parts, squares, strict=True)
-        return {part.client: max(0.0, total + (1 - 2 * part.weight) * square) ** 0.5 for part, square in pairs}
+        return {
+            part.client: max(0.0, total + (1 - 2 * part.weight) * square) ** 0.5
+            for part, square in pairs
+        }
 
 
 @dataclass(frozen=True)
 class FedMeZOState(DenseState):
-    """Counts the rounds, and remembers what they have shown of clients; with tensors, only the coordinator knows it."""
+    """Counts the rounds, and remembers what they have shown of clients.
+
+    With tensors, only the coordinator knows it.
+    """
 
     remembered: ClassVar[tuple[str, ...]] = (*DenseState.remembered, "signals")
 
@@ -110,8 +130,12 @@ class FedMeZOState(DenseState):
 
     def after(self, shown: Mapping[int, float]) -> Self:
         """Returns the state with what a round has shown of its clients."""
-        past = self._past | {c: [*self.signals_of(c), signal][-ROUNDS:] for c, signal in shown.items()}
-        return replace(self, signals=np.reshape([(c, one) for c, own in past.items() for one in own], (-1, 2)))
+        past = self._past | {
+            c: [*self.signals_of(c), signal][-ROUNDS:] for c, signal in shown.items()
+        }
+        return replace(
+            self, signals=np.reshape([(c, one) for c, own in past.items() for one in own], (-1, 2))
+        )
 
 
 class FedMeZO(Averaged, Population):
@@ -120,21 +144,26 @@ class FedMeZO(Averaged, Population):
     Args (besides those of `Population` and `Averaged`):
         learning_rate: eta_0, the rate of the local steps; each client's own is near it.
         steps: H, local steps a round.
-        personal: whether clients have rates of their own, and which signal decides them: "loss" (last round's training
-            loss), "loss-5" (its mean over five rounds), "update" (how far the client's last change was from the mean
-            change), "random" (uniform, each round anew), "constant".
+        personal: whether clients have rates of their own, and which signal decides them: "loss"
+            (last round's training loss), "loss-5" (its mean over five rounds), "update" (how far
+            the client's last change was from the mean change), "random" (uniform, each round anew),
+            "constant".
         alpha: how far rates go from eta_0: from 1 - alpha to 1 + alpha times.
         travel: "pairs" (4 bytes a local step and direction) or "tensors" (as published).
         global_rate: eta_g; with tensors alone.
-        combine: with pairs, "sum" (one pass, one rounding) or "exact" (the bits of the tensors' average; every client's
-            steps are taken again one by one, with two more copies of the weights in memory).
-        seeds: with pairs, "own": each client steps along directions of its own; "shared": a round's clients along the
-            same ones, so that the step is one client's length, and rules can combine the pairs.
+        combine: with pairs, "sum" (one pass, one rounding) or "exact" (the bits of the tensors'
+            average; every client's steps are taken again one by one, with two more copies of the
+            weights in memory).
+        seeds: with pairs, "own": each client steps along directions of its own; "shared": a round's
+            clients along the same ones, so that the step is one client's length, and rules can
+            combine the pairs.
     """
 
     name: Literal["fedmezo"] = "fedmezo"
     code: ClassVar[int] = 8
-    about: ClassVar[str] = "MeZO's steps at each client, averaged; as tensors or pairs; rates per client (KDD 2024)"
+    about: ClassVar[str] = (
+        "MeZO's steps at each client, averaged; as tensors or pairs; rates per client (KDD 2024)"
+    )
     state_type, plan_type = FedMeZOState, Rate
 
     learning_rate: PositiveFloat = 1e-5
@@ -152,15 +181,23 @@ class FedMeZO(Averaged, Population):
     @model_validator(mode="after")
     def _pairs_are_averaged(self) -> "FedMeZO":
         if self.travel == "pairs" and self.global_rate != 1.0:
-            raise ValueError('global_rate needs travel = "tensors": with pairs nobody holds the average')
+            raise ValueError(
+                'global_rate needs travel = "tensors": with pairs nobody holds the average'
+            )
         if self.travel == "pairs" and self.small_steps == "stochastic":
             raise ValueError(
-                'small_steps = "stochastic" needs travel = "tensors"; combine = "sum" loses no small steps either'
+                'small_steps = "stochastic" needs travel = "tensors"; combine = "sum" loses no '
+                "small steps either"
             )
         if self.seeds == "shared" and (self.travel, self.combine) != ("pairs", "sum"):
-            raise ValueError('seeds = "shared" needs travel = "pairs" and combine = "sum": the step is a sum of pairs')
+            raise ValueError(
+                'seeds = "shared" needs travel = "pairs" and combine = "sum": the step is a sum of '
+                "pairs"
+            )
         if self.seeds == "shared" and self.personal not in ("constant", "random"):
-            raise ValueError(f'personal = "{self.personal}" needs seeds = "own": a sum tells of no single client')
+            raise ValueError(
+                f'personal = "{self.personal}" needs seeds = "own": a sum tells of no single client'
+            )
         return self
 
     def plan(self, state: FedMeZOState, round: Round) -> Rate:
@@ -172,17 +209,24 @@ class FedMeZO(Averaged, Population):
         else:
             known = {client: past for client in round.clients if (past := state.signals_of(client))}
             mean = self.personal == "loss-5"
-            at = phi({c: fmean(past) if mean else past[-1] for c, past in known.items()}, round.client)
+            at = phi(
+                {c: fmean(past) if mean else past[-1] for c, past in known.items()}, round.client
+            )
         return Rate(float(np.float32(self.learning_rate * (1 + self.alpha * at))))
 
     def train(self, state: FedMeZOState, plan: Rate, client: Client) -> Trace | Weights:
-        """Takes H steps along directions of the client's own seed; a step without a usable loss is left out."""
+        """Takes H steps along directions of the client's own seed.
+
+        A step without a usable loss is left out.
+        """
         seed, n = self.seed_of(state, client.round, client.number), self.population
         basis = self.directions(seed)
         rate = (self.learning_rate if plan.rate is None else plan.rate) * self.factor(client.round)
         losses: list[float] = []
         scalars = np.zeros((self.steps, n), dtype=np.float32)
-        for along, found in self.local_steps(client, basis, [range(t * n, (t + 1) * n) for t in range(self.steps)]):
+        for along, found in self.local_steps(
+            client, basis, [range(t * n, (t + 1) * n) for t in range(self.steps)]
+        ):
             losses += [one.loss for one in found if one.usable]
             t = along[0] // n
             scalars[t] = [rate * one.rho / n for one in found]
@@ -190,34 +234,56 @@ class FedMeZO(Averaged, Population):
                 client.apply(Add([Term(basis, scalars[t], along[0])], -1.0, self.rounding(seed, t)))
         loss = float(np.float32(fmean(losses))) if self.losses_travel else None
         tensors = self.travel == "tensors"
-        return Weights(client.weights(), loss=loss) if tensors else Trace(scalars.reshape(-1), loss=loss)
+        return (
+            Weights(client.weights(), loss=loss)
+            if tensors
+            else Trace(scalars.reshape(-1), loss=loss)
+        )
 
     def seed_of(self, state: FedMeZOState, number: int, client: int) -> int:
         """Returns the seed of a client's directions in a round."""
-        return state.round_seed(number) if self.seeds == "shared" else state.client_seed(number, client)
+        return (
+            state.round_seed(number)
+            if self.seeds == "shared"
+            else state.client_seed(number, client)
+        )
 
     def aggregate(self, state: FedMeZOState, answers: Answers) -> Any:
-        """Returns the pairs side by side, or their mean if clients share directions; or the average of the weights."""
+        """Returns the pairs side by side, or their mean if clients share directions.
+
+        Or the average of the weights.
+        """
         if self.travel == "tensors":
             return super().aggregate(state, answers)
         if self.seeds == "shared" and answers:
             mean = answers.combine([update.scalars for _, _, update in answers]).astype(np.float32)
             return Traces((Trace(mean, client=ALL, weight=1.0),))
-        return Traces(tuple(replace(update, client=client, weight=weight) for client, weight, update in answers))
+        return Traces(
+            tuple(
+                replace(update, client=client, weight=weight) for client, weight, update in answers
+            )
+        )
 
     def change(self, state: FedMeZOState, step: Any) -> Change:
         """Takes the clients' steps again; or takes the weights' average."""
         if self.travel == "tensors":
             return super().change(state, step)
-        bases = [self.directions(self.seed_of(state, state.done + 1, part.client)) for part in step.parts]
+        bases = [
+            self.directions(self.seed_of(state, state.done + 1, part.client)) for part in step.parts
+        ]
         pairs = list(zip(step.parts, bases, strict=True))
         if self.combine == "sum":
-            terms = [Term(z, (part.weight * part.scalars.astype(np.float64)).astype(np.float32)) for part, z in pairs]
+            terms = [
+                Term(z, (part.weight * part.scalars.astype(np.float64)).astype(np.float32))
+                for part, z in pairs
+            ]
             return Add(terms, -1.0)
         n, branches = self.population, []
         for part, z in pairs:
             steps = enumerate(part.scalars.reshape(-1, n))
-            branches.append((part.weight, [Add([Term(z, s, t * n)], -1.0) for t, s in steps if s.any()]))
+            branches.append(
+                (part.weight, [Add([Term(z, s, t * n)], -1.0) for t, s in steps if s.any()])
+            )
         return Average(branches)
 
     def advance(self, state: FedMeZOState, step: Any) -> FedMeZOState:
@@ -244,8 +310,11 @@ class FedMeZO(Averaged, Population):
         return state.after(dict(zip((client for client, _, _ in answers), far, strict=True)))
 
     def unit(self, state: FedMeZOState) -> float:
-        """Returns the round's rate over n, by which estimates are multiplied before they travel as pairs."""
-        factor = self.factor(state.done + 1) or NO_RATE  # estimates are divided out of pairs by this
+        """Returns the round's rate over n, by which estimates are multiplied before they travel as
+        pairs.
+        """
+        # estimates are divided out of pairs by this
+        factor = self.factor(state.done + 1) or NO_RATE
         return self.learning_rate * factor / self.population
 
     @property
@@ -273,7 +342,8 @@ class FedMeZO(Averaged, Population):
 
 
 def phi(signals: Mapping[int, float], client: int) -> float:
-    """Returns Phi_i, from -1 to 1: a client's signal minus the mean, over the largest absolute difference from it.
+    """Returns Phi_i, from -1 to 1: a client's signal minus the mean, over the largest absolute
+    difference from it.
 
     It is 0 for a client without a signal, and where all signals are equal.
     """

@@ -1,12 +1,14 @@
 """FedSGD: one gradient per client and round; the server takes the step.
 
-McMahan et al., AISTATS 2017, Section 2: FedAvg with one step on one batch, where it does not matter whether weights
-or gradients are averaged. With g_i the gradient of client i's mean loss over its batch:
+McMahan et al., AISTATS 2017, Section 2: FedAvg with one step on one batch, where it does not matter
+whether weights or gradients are averaged. With g_i the gradient of client i's mean loss over its
+batch:
 
     w <- w - eta sum_i c_i g_i
 
-With c_i in proportion to the terms of the loss (response tokens, or examples) the sum is the gradient of the mean loss
-over the union of the batches: the step is the one of centralised SGD on that union.
+With c_i in proportion to the terms of the loss (response tokens, or examples) the sum is the
+gradient of the mean loss over the union of the batches: the step is the one of centralised SGD on
+that union.
 """
 
 from collections.abc import Iterator
@@ -54,15 +56,19 @@ class FedSGD(Dense):
         learning_rate: eta, the server's.
         batch: examples of a client's gradient; None: all it has.
         micro_batch: examples that go through the model at a time.
-        small_steps: how 16-bit weights are rounded after the server's step: to "nearest", where most steps are less
-            than half a unit in the last place, or "stochastic", by numbers of (seed, round), right on average.
+        small_steps: how 16-bit weights are rounded after the server's step: to "nearest", where
+            most steps are less than half a unit in the last place, or "stochastic", by numbers of
+            (seed, round), right on average.
         schedule: of eta, by round; None: it stays the same.
-        weighting: "terms": the gradient on the union of the batches; or "examples", "equal" as with other methods.
+        weighting: "terms": the gradient on the union of the batches; or "examples", "equal" as with
+            other methods.
     """
 
     name: Literal["fedsgd"] = "fedsgd"
     code: ClassVar[int] = 9
-    about: ClassVar[str] = "one gradient a round and client, averaged: centralised SGD on the union of the batches"
+    about: ClassVar[str] = (
+        "one gradient a round and client, averaged: centralised SGD on the union of the batches"
+    )
     update_type = Gradient
 
     learning_rate: PositiveFloat = 1e-2

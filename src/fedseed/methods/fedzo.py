@@ -1,7 +1,7 @@
 """FedZO: zeroth-order local steps, dense averaging.
 
-Fang, Yu, Jiang, Shi, Jones, Zhou: "Communication-Efficient Stochastic Zeroth-Order Optimization for Federated
-Learning", 2022, as Ferret and FedKSeed compare with it:
+Fang, Yu, Jiang, Shi, Jones, Zhou: "Communication-Efficient Stochastic Zeroth-Order Optimization for
+Federated Learning", 2022, as Ferret and FedKSeed compare with it:
 
     g    = (1 / b2) sum_j rho_j z_j,  rho_j = [l(w + eps z_j; X) - l(w; X)] / eps,  X of b1 examples
     w   <- w - eta g, T times; then FedAvg's average
@@ -26,7 +26,8 @@ class FedZO(Averaged, Population):
         steps: T, local steps a round.
         batch: b1, examples of an estimate.
         estimates: b2, directions of a step; with a population of n, b2 n.
-        estimator: "one-point" (as published) or "two-point" (then this is FedMeZO as FedKSeed names it).
+        estimator: "one-point" (as published) or "two-point" (then this is FedMeZO as FedKSeed names
+            it).
     """
 
     name: Literal["fedzo"] = "fedzo"

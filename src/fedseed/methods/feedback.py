@@ -1,15 +1,18 @@
-"""Error feedback: what a compressor leaves out of a client's change is remembered and added to the next one.
+"""Error feedback: what a compressor leaves out of a client's change is remembered and added to the
+next one.
 
-Karimireddy, Rebjock, Stich, Jaggi: "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019,
-Algorithm 1, with a whole round's change in place of a step's gradient. For a compressor C, on client i:
+Karimireddy, Rebjock, Stich, Jaggi: "Error Feedback Fixes SignSGD and other Gradient Compression
+Schemes", ICML 2019, Algorithm 1, with a whole round's change in place of a step's gradient. For a
+compressor C, on client i:
 
-    p        = e_i + Delta_i                     Delta_i = w_start - w_end, after T local optimiser steps
+    p        = e_i + Delta_i                     Delta_i = w_start - w_end, after T local optimiser
+    steps
     q        = C(p)                              what is sent
     e_i     <- beta (p - q)                      what is remembered: d float32 numbers on the client
     w       <- w - eta_g sum_i c_i q_i
 
-A client that takes no part in a round keeps what it remembers. If an update is sent and does not count (refused, or too
-late), what was sent is lost.
+A client that takes no part in a round keeps what it remembers. If an update is sent and does not
+count (refused, or too late), what was sent is lost.
 """
 
 from abc import abstractmethod
@@ -55,7 +58,8 @@ class Feedback(Method):
 
     Args (besides those of `Method`):
         global_rate: eta_g, the rate of the step that the answers make.
-        feedback: beta, how much of what was not sent is remembered; 0: nothing is, and clients keep no memory.
+        feedback: beta, how much of what was not sent is remembered; 0: nothing is, and clients keep
+            no memory.
         training: local training.
     """
 
@@ -75,7 +79,9 @@ class Feedback(Method):
         """Returns q, as everybody will read it from the update."""
 
     def train(self, state: Any, plan: Nothing, client: Client) -> Payload:
-        """Train locally, compress the change and what was left out before, remember what is left out now."""
+        """Train locally, compress the change and what was left out before, remember what is left
+        out now.
+        """
         client.first_order(self.training.at(client.round))
         with client.phase("projection"):
             vector = client.difference()

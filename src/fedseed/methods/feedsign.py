@@ -1,13 +1,15 @@
 """FeedSign and DP-FeedSign: one bit up and one bit down per step.
 
-Cai, Chen, Zhu, Li, Du: "FeedSign: Robust Full-parameter Federated Fine-tuning of Large Models with Extremely Low
-Communication Overhead of One Bit", 2025.
+Cai, Chen, Zhu, Li, Du: "FeedSign: Robust Full-parameter Federated Fine-tuning of Large Models with
+Extremely Low Communication Overhead of One Bit", 2025.
 
-    vote_k = sign of rho_k, two-point, on client k's batch, along z_t (Eq. 2; the seed is the step's number)
+    vote_k = sign of rho_k, two-point, on client k's batch, along z_t (Eq. 2; the seed is the step's
+    number)
     f      = sign(sum_k vote_k)                                       majority (Eq. 4)
     w     <- w - eta f z_t                                            Eq. 3
 
-Ties, and projections of exactly zero, are settled by the step's coin from the shared stream, so that a bit is enough.
+Ties, and projections of exactly zero, are settled by the step's coin from the shared stream, so
+that a bit is enough.
 """
 
 from dataclasses import dataclass
@@ -30,7 +32,10 @@ MOST = 1 << 16  # votes of a step
 
 @dataclass(frozen=True)
 class Votes(Summand):
-    """A sign (+1 or -1) for each direction of the step: an update, or a step. No signs: a step that nobody voted on."""
+    """A sign (+1 or -1) for each direction of the step: an update, or a step.
+
+    No signs: a step that nobody voted on.
+    """
 
     counted: ClassVar[bool] = True
     signs: Annotated[Signs, Bits("per_step")]
@@ -40,13 +45,17 @@ class FeedSign(Population, Stepwise):
     """FeedSign's settings; a round is a step.
 
     Args (besides those of `Population` and `Stepwise`):
-        votes_per_round: v, directions voted on at the same weights and applied together; with a population of n, v n.
-        epsilon: DP-FeedSign: each vote is drawn (Eq. 21), which spends so much; None: plain majority (Eq. 4).
+        votes_per_round: v, directions voted on at the same weights and applied together; with a
+            population of n, v n.
+        epsilon: DP-FeedSign: each vote is drawn (Eq. 21), which spends so much; None: plain
+            majority (Eq. 4).
     """
 
     name: Literal["feedsign"] = "feedsign"
     code: ClassVar[int] = 5
-    about: ClassVar[str] = "one bit up, one bit down per step, by majority; with epsilon DP-FeedSign (2025)"
+    about: ClassVar[str] = (
+        "one bit up, one bit down per step, by majority; with epsilon DP-FeedSign (2025)"
+    )
     update_type = step_type = Votes
     shares_losses = True
 
@@ -58,16 +67,23 @@ class FeedSign(Population, Stepwise):
     @model_validator(mode="after")
     def _votes_have_no_size(self) -> "FeedSign":
         if self.divide_by != "nothing":
-            raise ValueError(f'divide_by = "{self.divide_by}": votes have no size to divide by; leave it out')
+            raise ValueError(
+                f'divide_by = "{self.divide_by}": votes have no size to divide by; leave it out'
+            )
         if self.per_step > MOST:
             raise ValueError(
-                f"votes_per_round = {self.votes_per_round}, population = {self.population}: {self.per_step:,} votes a "
+                f"votes_per_round = {self.votes_per_round}, population = {self.population}: "
+                f"{self.per_step:,} votes a "
                 f"step, at most {MOST:,} are possible"
             )
         if self.optimizer == "hiso":
-            raise ValueError('optimizer = "hiso" learns from the size of projections; votes have none')
+            raise ValueError(
+                'optimizer = "hiso" learns from the size of projections; votes have none'
+            )
         if self.normalize != "none":
-            raise ValueError(f'normalize = "{self.normalize}": votes have no scale to take away; leave it out')
+            raise ValueError(
+                f'normalize = "{self.normalize}": votes have no scale to take away; leave it out'
+            )
         return self
 
     @property
@@ -75,7 +91,10 @@ class FeedSign(Population, Stepwise):
         return self.votes_per_round * self.population
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Votes:
-        """Takes the signs of the client's projections (Eq. 2); a loss that is not finite makes the client abstain."""
+        """Takes the signs of the client's projections (Eq. 2).
+
+        A loss that is not finite makes the client abstain.
+        """
         items, n = next(client.batches(self.batch)), self.population
         basis, along = self.directions(state.seed), self.indices(client.round)
         groups = [along[at : at + n] for at in range(0, self.per_step, n)]
@@ -84,7 +103,11 @@ class FeedSign(Population, Stepwise):
 
     def aggregate(self, state: StepState, answers: Answers) -> Votes:
         """Takes the majority for each direction (Eq. 4); of another rule's outcome the sign."""
-        return Votes(self._settled(answers.tally([update.signs for update in answers.updates]), state, answers.round))
+        return Votes(
+            self._settled(
+                answers.tally([update.signs for update in answers.updates]), state, answers.round
+            )
+        )
 
     def summed(self, state: StepState, step: Votes) -> tuple[Signs, None]:
         return step.signs, None
@@ -92,7 +115,9 @@ class FeedSign(Population, Stepwise):
     def _settled(self, values: NDArray[Any], state: StepState, number: int) -> Signs:
         """Returns the signs of values, of zeros the step's coins."""
         zero, signs = values == 0, np.sign(values)
-        return (np.where(zero, self.coins(state, number), signs) if zero.any() else signs).astype(np.int8)
+        return (np.where(zero, self.coins(state, number), signs) if zero.any() else signs).astype(
+            np.int8
+        )
 
     def coins(self, state: StepState, number: int) -> Signs:
         """Returns the step's coins, one per vote; everybody knows them."""

@@ -1,8 +1,11 @@
-"""Ferret: first-order local training, the update sent as coefficients on random directions, block by block.
+"""Ferret: first-order local training, the update sent as coefficients on random directions, block
+by block.
 
-Shu, Hu, Ng, Low, Yu: "Ferret: Federated Full-Parameter Tuning at Scale for Large Language Models", ICML 2025.
+Shu, Hu, Ng, Low, Yu: "Ferret: Federated Full-Parameter Tuning at Scale for Large Language Models",
+ICML 2025.
 
-    Delta   = w_start - w_end                          after T local optimiser steps (Algorithm 1, line 11)
+    Delta   = w_start - w_end                          after T local optimiser steps (Algorithm 1,
+    line 11)
     gamma_l = (rho_l K_l)^-1 V_l^T Delta_l             Eqs. 6 and 8
     w      <- w - eta_g sum_i c_i sum_l V_l gamma_l    Eq. 7 and Algorithm 1, line 6
 
@@ -10,10 +13,12 @@ K_l, how many directions each block gets (`allocation`):
 
     norm      K_l = max(2, floor(K |Delta_l| / max |Delta|))    as in the paper's experiments
     sqrt      K_l in proportion to sqrt(|Delta_l| / rho_l)      Prop. 2
-    previous  as sqrt, with |Delta_l| estimated from the last step, which everybody knows, so that all clients agree
+    previous  as sqrt, with |Delta_l| estimated from the last step, which everybody knows, so that
+    all clients agree
     uniform, size
 
-The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an unbiased reconstruction) need K_l.
+The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an unbiased
+reconstruction) need K_l.
 """
 
 import re
@@ -56,7 +61,8 @@ class FerretPlan(Payload):
 class Coefficients(Summand):
     """One seed, and for each block the coefficients on its directions 0, 1, ...
 
-    As an update: a client's projected change. In bytes: 8 for the seed, 4 per block for the counts, 4 per coefficient.
+    As an update: a client's projected change. In bytes: 8 for the seed, 4 per block for the counts,
+    4 per coefficient.
     """
 
     seed: Annotated[int, Scalar("u8")]
@@ -73,7 +79,10 @@ class Coefficients(Summand):
 
     def times(self, weight: float) -> "Coefficients":
         """Returns c gamma, in double precision and rounded once."""
-        return replace(self, gammas=tuple((weight * g.astype(np.float64)).astype(np.float32) for g in self.gammas))
+        return replace(
+            self,
+            gammas=tuple((weight * g.astype(np.float64)).astype(np.float32) for g in self.gammas),
+        )
 
     @classmethod
     def words(cls, about: About) -> int:
@@ -81,16 +90,25 @@ class Coefficients(Summand):
 
     def vector(self, about: About) -> NDArray[np.float64]:
         pairs = zip(self.gammas, about.method.summed(about.state), strict=True)
-        return np.concatenate([np.pad(gamma.astype(np.float64), (0, count - len(gamma))) for gamma, count in pairs])
+        return np.concatenate(
+            [np.pad(gamma.astype(np.float64), (0, count - len(gamma))) for gamma, count in pairs]
+        )
 
     @classmethod
     def of(cls, vector: NDArray[Any], about: About) -> "Coefficients":
-        """Returns it with the round's seed; where changes decide how long blocks are, without zeros at their ends."""
-        least = [1 if about.lookup("allocation") in BY_CHANGE else len(vector)] * len(about.state.layout.block_sizes)
+        """Returns it with the round's seed.
+
+        Where changes decide how long blocks are, without zeros at their ends.
+        """
+        least = [1 if about.lookup("allocation") in BY_CHANGE else len(vector)] * len(
+            about.state.layout.block_sizes
+        )
         return cls(about.method.round_seed(about.state, about.round), _split(vector, about, least))
 
     def with_vector(self, vector: NDArray[Any], about: About) -> "Coefficients":
-        return replace(self, gammas=_split(vector.astype(np.float32), about, list(map(len, self.gammas))))
+        return replace(
+            self, gammas=_split(vector.astype(np.float32), about, list(map(len, self.gammas)))
+        )
 
     numbers = Payload.numbers
 
@@ -99,9 +117,15 @@ class Coefficients(Summand):
 
 
 def _split(vector: NDArray[Any], about: About, least: Sequence[int]) -> tuple[NDArray[Any], ...]:
-    """Returns the blocks of a vector, without the zeros at their ends; of each block at least so many numbers."""
+    """Returns the blocks of a vector, without the zeros at their ends.
+
+    Of each block at least so many numbers.
+    """
     blocks = np.split(vector, np.cumsum(about.method.summed(about.state))[:-1])
-    return tuple(b[: max(k, np.flatnonzero(b).max(initial=0) + 1)] for b, k in zip(blocks, least, strict=True))
+    return tuple(
+        b[: max(k, np.flatnonzero(b).max(initial=0) + 1)]
+        for b, k in zip(blocks, least, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -113,7 +137,9 @@ class BitCoefficients(Coefficients):
 
 @dataclass(frozen=True)
 class CoefficientStep(Payload):
-    """What a round adds: with shared seeds one sum, otherwise one part per client, weights c_i multiplied in."""
+    """What a round adds: with shared seeds one sum, otherwise one part per client, weights c_i
+    multiplied in.
+    """
 
     parts: Annotated[tuple[Coefficients, ...], Many(Coefficients)]
 
@@ -129,7 +155,10 @@ class CoefficientStep(Payload):
         rho = [basis.variance(size) * size for size in about.state.layout.block_sizes]
         for part in self.parts:
             doubles = (gamma.astype(np.float64) for gamma in part.gammas)
-            square += sum(weight * float(np.dot(gamma, gamma)) for weight, gamma in zip(rho, doubles, strict=True))
+            square += sum(
+                weight * float(np.dot(gamma, gamma))
+                for weight, gamma in zip(rho, doubles, strict=True)
+            )
         return moved(about.state.layout, square)
 
 
@@ -146,7 +175,11 @@ OVERHEAD = 16  # bytes of an update besides its coefficients: of one block
 def to_bytes(value: Any) -> Any:
     """Returns bytes from a text such as "28kB" or "1.5 MB"; anything else as it is."""
     found = re.fullmatch(r"([\d.]+) *(k|M)?B", value) if isinstance(value, str) else None
-    return value if found is None else int(float(found[1]) * {None: 1, "k": 1000, "M": 1_000_000}[found[2]])
+    return (
+        value
+        if found is None
+        else int(float(found[1]) * {None: 1, "k": 1000, "M": 1_000_000}[found[2]])
+    )
 
 
 @dataclass(frozen=True)
@@ -158,36 +191,47 @@ class FerretState(BlockState):
 
 
 class Ferret(BlockRates):
-    """Ferret's settings; defaults as published but for the basis and eta_g, which the paper searches (10, 5, 1).
+    """Ferret's settings.
+
+    Defaults as published but for the basis and eta_g, which the paper searches (10, 5, 1).
 
     Args (besides those of `Method` and `BlockRates`):
         blocks: "one", "tensor", "packed" (published) or a number.
-        bytes: about how many a client sends in a round, such as 28000 or "28kB": sets those of the keys below that are
-            not given: one block, one seed a round, and as many coefficients as fit, in a bit each, or from 262 kB on in
-            4 bytes; bits tune better at equal bytes (docs/comparison.md).
-        directions: K. For allocation "norm" the count of the block with the largest update, otherwise the total.
-        basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well and costs the same
-            for any number of directions (benchmarks/README.md).
+        bytes: about how many a client sends in a round, such as 28000 or "28kB": sets those of the
+            keys below that are not given: one block, one seed a round, and as many coefficients as
+            fit, in a bit each, or from 262 kB on in 4 bytes; bits tune better at equal bytes
+            (docs/comparison.md).
+        directions: K. For allocation "norm" the count of the block with the largest update,
+            otherwise the total.
+        basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well
+            and costs the same for any number of directions (benchmarks/README.md).
         basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
-        scalars: a coefficient in 4 bytes ("float32", as published) or in a "bit": its sign, and one magnitude for all
-            of a block, up and down (`fedseed.methods.payload.RaggedBits`).
-        allocation: how many directions K_l each block gets (`fedseed.methods.ferret`); "norm" is published.
-        seeds: "per-client" (published; the step carries every client's seed and coefficients), "shared" (one a round)
-            or "fixed": one for all rounds, so that the weights move in the span of its directions only.
-        exact: coefficients by least squares (Eq. 5) instead of Eq. 6; at most 512 directions a block.
-        streaming: project each gradient as backward produces it, then apply and free it: never are all gradients, or
-            the change, in memory. For plain SGD with one micro-batch a step, and allocations that do not look at the
-            change. In 16 bit, steps that the weights round away count all the same; training.small_steps decides about
-            the weights that later gradients are taken at ("master" keeps a float32 copy of them, "stochastic" none).
-        server: what the step is given to: "average" (as published), "momentum", "nesterov" or "adam" (4 or 8 bytes of
-            memory per parameter, of everybody who holds the model; a replay restores its averages).
-        training: local training. Unless its small_steps is "nearest", 16-bit weights round the round's step
-            stochastically, too.
+        scalars: a coefficient in 4 bytes ("float32", as published) or in a "bit": its sign, and one
+            magnitude for all of a block, up and down (`fedseed.methods.payload.RaggedBits`).
+        allocation: how many directions K_l each block gets (`fedseed.methods.ferret`); "norm" is
+            published.
+        seeds: "per-client" (published; the step carries every client's seed and coefficients),
+            "shared" (one a round) or "fixed": one for all rounds, so that the weights move in the
+            span of its directions only.
+        exact: coefficients by least squares (Eq. 5) instead of Eq. 6; at most 512 directions a
+            block.
+        streaming: project each gradient as backward produces it, then apply and free it: never are
+            all gradients, or the change, in memory. For plain SGD with one micro-batch a step, and
+            allocations that do not look at the change. In 16 bit, steps that the weights round away
+            count all the same; training.small_steps decides about the weights that later gradients
+            are taken at ("master" keeps a float32 copy of them, "stochastic" none).
+        server: what the step is given to: "average" (as published), "momentum", "nesterov" or
+            "adam" (4 or 8 bytes of memory per parameter, of everybody who holds the model; a replay
+            restores its averages).
+        training: local training. Unless its small_steps is "nearest", 16-bit weights round the
+            round's step stochastically, too.
     """
 
     name: Literal["ferret"] = "ferret"
     code: ClassVar[int] = 1
-    about: ClassVar[str] = "first-order training, update projected on random directions, block-wise (ICML 2025)"
+    about: ClassVar[str] = (
+        "first-order training, update projected on random directions, block-wise (ICML 2025)"
+    )
     plan_type = FerretPlan
 
     blocks: BlockRule = "packed"
@@ -223,12 +267,17 @@ class Ferret(BlockRates):
         return self
 
     def start(self, layout: Layout, seed: int) -> FerretState:
-        """Returns the state before the first round. Raises ValueError if there are more blocks than directions."""
+        """Returns the state before the first round.
+
+        Raises ValueError if there are more blocks than directions.
+        """
         blocks = len(layout.block_sizes)
         if self.allocation != "norm" and self.directions < blocks:
             raise ValueError(
-                f"method.directions = {self.directions}: the model has {blocks} blocks and each needs at least one "
-                f'direction; take more directions, or fewer blocks than with blocks = "{self.blocks}"'
+                f"method.directions = {self.directions}: the model has {blocks} blocks and each "
+                "needs at least one "
+                "direction; take more directions, or fewer blocks than with blocks = "
+                f'"{self.blocks}"'
             )
         return FerretState(layout, seed)
 
@@ -259,28 +308,41 @@ class Ferret(BlockRates):
         if self.exact:
             return least_squares(state.layout, basis, products)
         pairs = zip(products, state.layout.block_sizes, strict=True)
-        return [(p.astype(np.float64) / (basis.variance(size) * len(p))).astype(np.float32) for p, size in pairs]
+        return [
+            (p.astype(np.float64) / (basis.variance(size) * len(p))).astype(np.float32)
+            for p, size in pairs
+        ]
 
     def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> Counts:
-        """Returns K_l for each block, in proportion to the sizes where what the rule looks at is not known.
+        """Returns K_l for each block, in proportion to the sizes where what the rule looks at is
+        not known.
 
-        `state` is the one before the round, `norms` are |Delta_l| of the client's update, for "norm" and "sqrt".
+        `state` is the one before the round, `norms` are |Delta_l| of the client's update, for
+        "norm" and "sqrt".
         """
         sizes, basis, total = state.layout.block_sizes, self.directions_of(0), self.directions
         rho = np.array([basis.variance(size) for size in sizes])
-        if self.allocation == "norm" and norms is not None:  # K is the count of the block with the largest update
+        # K is the count of the block with the largest update
+        if self.allocation == "norm" and norms is not None:
             largest = norms.max()
             relative = norms / largest if largest > 0 else np.zeros_like(norms)
             return np.maximum(2, np.floor(total * relative)).astype(np.int64)
         if self.allocation == "previous":
             last = state.previous
-            norms = None if last is None else estimated_norms([part.gammas for part in last.parts], rho)
+            norms = (
+                None if last is None else estimated_norms([part.gammas for part in last.parts], rho)
+            )
         if self.allocation in ("sqrt", "previous") and norms is not None:
             return proportional(total, np.sqrt(norms / rho))  # Prop. 2
-        return proportional(total, np.ones(len(sizes)) if self.allocation == "uniform" else np.array(sizes, float))
+        return proportional(
+            total, np.ones(len(sizes)) if self.allocation == "uniform" else np.array(sizes, float)
+        )
 
     def aggregate(self, state: FerretState, answers: Answers) -> CoefficientStep:
-        """Multiply in the weights c_i; with a shared seed combine the coefficients, missing ones counting as zero."""
+        """Multiply in the weights c_i.
+
+        With a shared seed combine the coefficients, missing ones counting as zero.
+        """
         if answers and self.shared:
             blocks = list(zip(*(update.gammas for _, _, update in answers), strict=True))
             sums = [total.astype(np.float32) for total in answers.combine_parts(blocks)]
@@ -289,7 +351,9 @@ class Ferret(BlockRates):
 
     def change(self, state: FerretState, step: CoefficientStep) -> Change:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
-        numbers = (step.parts[0].seed, state.done if self.seeds == "fixed" else 0) if step.parts else None
+        numbers = (
+            (step.parts[0].seed, state.done if self.seeds == "fixed" else 0) if step.parts else None
+        )
         return self.descent(state, self._parts(step), numbers if self.keeps_small_steps else None)
 
     def advance(self, state: FerretState, step: CoefficientStep) -> FerretState:
@@ -312,7 +376,9 @@ class Ferret(BlockRates):
         return state.round_seed(0 if self.seeds == "fixed" else number)
 
     def summed(self, state: FerretState) -> list[int]:
-        """Returns how many coefficients of each block are summed: as allocated, or all if a change decides."""
+        """Returns how many coefficients of each block are summed: as allocated, or all if a change
+        decides.
+        """
         if self.allocation in BY_CHANGE:
             return [self.most] * len(state.layout.block_sizes)
         return self.allocate(state).tolist()
@@ -339,11 +405,19 @@ class Ferret(BlockRates):
 
     @property
     def incomparable(self) -> str | None:  # type: ignore[override]
-        return None if self.shared else 'seeds = "per-client": each client projects on directions of its own'
+        return (
+            None
+            if self.shared
+            else 'seeds = "per-client": each client projects on directions of its own'
+        )
 
     @property
     def needs_each(self) -> str | None:
-        return 'scalars = "bit": each client has a magnitude of its own' if self.scalars == "bit" else self.incomparable
+        return (
+            'scalars = "bit": each client has a magnitude of its own'
+            if self.scalars == "bit"
+            else self.incomparable
+        )
 
     @property
     def lasting_entries(self) -> bool:
@@ -351,16 +425,22 @@ class Ferret(BlockRates):
 
 
 def estimated_norms(parts: Sequence[Gammas], rho: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Returns |Delta_l| of a step from its parts' coefficients: E |gamma_l|^2 = |Delta_l|^2 / (rho_l K_l) for each."""
-    squares = [[rho_l * len(g) * float(np.dot(g, g)) for rho_l, g in zip(rho, gammas, strict=True)] for gammas in parts]
+    """Returns |Delta_l| of a step from its parts' coefficients: E |gamma_l|^2 = |Delta_l|^2 /
+    (rho_l K_l) for each.
+    """
+    squares = [
+        [rho_l * len(g) * float(np.dot(g, g)) for rho_l, g in zip(rho, gammas, strict=True)]
+        for gammas in parts
+    ]
     return np.sqrt(np.sum(squares, axis=0))
 
 
 def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
-    """Returns whole numbers that add up to `total`, at least 1 each, otherwise in proportion to the shares.
+    """Returns whole numbers that add up to `total`, at least 1 each, otherwise in proportion to the
+    shares.
 
-    A block whose quota is below 1 gets 1, and the others divide the rest; what rounding down leaves goes to the
-    largest remainders (ties: the first block).
+    A block whose quota is below 1 gets 1, and the others divide the rest; what rounding down leaves
+    goes to the largest remainders (ties: the first block).
     """
     blocks = len(shares)
     if total < blocks:
@@ -385,14 +465,22 @@ def least_squares(layout: Layout, basis: Basis, products: Gammas) -> list[NDArra
     Raises ValueError: more than EXACT_LIMIT directions.
     """
     found = []
-    for block, (product, (start, stop)) in enumerate(zip(products, pairwise(layout.boundaries), strict=True)):
+    for block, (product, (start, stop)) in enumerate(
+        zip(products, pairwise(layout.boundaries), strict=True)
+    ):
         count = len(product)
         if count > EXACT_LIMIT:
-            raise ValueError(f"exact: {count} directions in block {block}; at most {EXACT_LIMIT} are possible")
+            raise ValueError(
+                f"exact: {count} directions in block {block}; at most {EXACT_LIMIT} are possible"
+            )
         gram = np.zeros((count, count))
         for a in range(start, stop, GRAM_PIECE):
             b = min(a + GRAM_PIECE, stop)
-            v = np.stack([basis.direction(k, a, b, stop - start, layout.matrices) for k in range(count)])
+            v = np.stack(
+                [basis.direction(k, a, b, stop - start, layout.matrices) for k in range(count)]
+            )
             gram += v.astype(np.float64) @ v.astype(np.float64).T
-        found.append(np.linalg.lstsq(gram, product.astype(np.float64), rcond=None)[0].astype(np.float32))
+        found.append(
+            np.linalg.lstsq(gram, product.astype(np.float64), rcond=None)[0].astype(np.float32)
+        )
     return found

@@ -1,13 +1,15 @@
 """Centralised MeZO: the one-client case of zeroth-order tuning.
 
-Malladi, Gao, Nichani, Damian, Lee, Chen, Arora: "Fine-Tuning Language Models with Just Forward Passes", 2023,
-Algorithm 1 (n = 1) and its n-SPSA variant:
+Malladi, Gao, Nichani, Damian, Lee, Chen, Arora: "Fine-Tuning Language Models with Just Forward
+Passes", 2023, Algorithm 1 (n = 1) and its n-SPSA variant:
 
     rho_j = [l(w + eps z_{t,j}; B) - l(w - eps z_{t,j}; B)] / 2 eps      j = 1..n, on one batch B
-            [l(w + eps z_{t,j}; B) - l(w; B)] / eps                      "one-point": n + 1 passes in place of 2 n
+            [l(w + eps z_{t,j}; B) - l(w; B)] / eps                      "one-point": n + 1 passes
+            in place of 2 n
     w    <- w - (eta / n) sum_j rho_j z_{t,j}
 
-With a population of p, each of the n estimates is p of them, on a part of B each: n p directions in 2n passes.
+With a population of p, each of the n estimates is p of them, on a part of B each: n p directions in
+2n passes.
 """
 
 from dataclasses import dataclass
@@ -35,9 +37,10 @@ class MeZO(Population, Stepwise):
     """MeZO's settings; a round is a step.
 
     Args (besides those of `Population` and `Stepwise`):
-        estimates: n, directions a step; their estimates are averaged. With a population of p, n p directions.
-        estimator: "two-point" (as published) or "one-point". With "one-point", divide_by = "deviation" and "rademacher"
-            directions this is FZOO.
+        estimates: n, directions a step; their estimates are averaged. With a population of p, n p
+            directions.
+        estimator: "two-point" (as published) or "one-point". With "one-point", divide_by =
+            "deviation" and "rademacher" directions this is FZOO.
     """
 
     name: Literal["mezo"] = "mezo"
@@ -58,7 +61,9 @@ class MeZO(Population, Stepwise):
         """Makes n estimates on one batch, each divided by n."""
         items = next(client.batches(self.batch))
         basis, along = self.directions(state.seed), self.indices(client.round)
-        return Estimates(shares(client.estimates(self, basis, along, items, self.estimator == "one-point")))
+        return Estimates(
+            shares(client.estimates(self, basis, along, items, self.estimator == "one-point"))
+        )
 
     def aggregate(self, state: StepState, answers: Answers) -> Estimates:
         return Estimates(answers.combine([u.scalars for u in answers.updates]).astype(np.float32))

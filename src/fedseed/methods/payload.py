@@ -1,27 +1,31 @@
-"""The one codec of all messages: a payload is a dataclass, and its fields' types say how they travel.
+"""The one codec of all messages: a payload is a dataclass, and its fields' types say how they
+travel.
 
     @dataclass(frozen=True)
     class Pairs(Payload):
         indices: Annotated[NDArray[np.uint32], Array("u4", "n")]
         scalars: Annotated[Floats, Array("f4", "n")]
 
-Fields travel in their order, little-endian, without padding. Reading never goes past the end, and never yields a number
-that is not finite. A length is one of
+Fields travel in their order, little-endian, without padding. Reading never goes past the end, and
+never yields a number that is not finite. A length is one of
 
     a number
-    a name        of something that the method or the state has ("candidates"; `About.lookup` finds it)
+    a name        of something that the method or the state has ("candidates"; `About.lookup` finds
+    it)
     a function    of the `Reader`, which knows `About` and the fields before
     another name  that nothing has: the fields of that length share what is left
 
 A payload also says how large it is beside others (`size`):
 
-    projections         the largest |rho|; below 1 they all count as 1, as chance can make them as small as any number
+    projections         the largest |rho|; below 1 they all count as 1, as chance can make them as
+    small as any number
     coefficients        the root of the mean square that the weights are moved by, in expectation
     whole weights       the same, from the weights that the coordinator holds
     entries             the root of the mean square that the weights are moved by
     gradients           the root of the mean square of their entries; a norm below 1 counts as 1
 
-Floors keep what is almost zero, such as the rest of a change after 16-bit rounding, from making others look large.
+Floors keep what is almost zero, such as the rest of a change after 16-bit rounding, from making
+others look large.
 """
 
 from abc import ABC, abstractmethod
@@ -53,21 +57,28 @@ class State:
     seed: int  # the run's seed
 
     def round_seed(self, number: int = 0) -> int:
-        """Returns the seed that all clients of a round may share; of round 0 one for the whole run."""
+        """Returns the seed that all clients of a round may share.
+
+        Of round 0 one for the whole run.
+        """
         return derive(self.seed, Domain.ROUND_SEED, number)
 
     def client_seed(self, number: int, client: int) -> int:
         """Returns the seed of one client in a round."""
         return derive(self.seed, Domain.CLIENT_SEED, number, client)
 
-    remembered: ClassVar[tuple[str, ...]] = ()  # arrays that the coordinator keeps and no step carries
+    # arrays that the coordinator keeps and no step carries
+    remembered: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Returns what is remembered and not empty (`Method.remember`), by name."""
         return {name: array for name in self.remembered if len(array := getattr(self, name))}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Returns the state with what `state_dict` returned. Raises ValueError if it does not fit."""
+        """Returns the state with what `state_dict` returned.
+
+        Raises ValueError if it does not fit.
+        """
         kept: dict[str, Any] = {name: arrays[name] for name in self.remembered if name in arrays}
         return replace(self, **kept)
 
@@ -82,7 +93,10 @@ class About:
     round: int = 0  # the round, of updates
 
     def lookup(self, name: str) -> Any:
-        """Returns what the method or the state has under this name; None if there is no such thing."""
+        """Returns what the method or the state has under this name.
+
+        None if there is no such thing.
+        """
         return getattr(self.method, name, getattr(self.state, name, None))
 
     @property
@@ -92,11 +106,14 @@ class About:
 
 
 class Content(NamedTuple):
-    """How much travels: bytes, and the numbers that papers count (Ferret, Appendix C.2), whatever bytes each takes."""
+    """How much travels: bytes, and the numbers that papers count (Ferret, Appendix C.2), whatever
+    bytes each takes.
+    """
 
     bytes: int = 0  # of the payload
     scalars: int = 0  # coefficients, projections, losses, weights, whatever their precision
-    integers: int = 0  # seeds, indices, and what is counted. Lengths, which only say how to read the rest, are not
+    # seeds, indices, and what is counted. Lengths, which only say how to read the rest, are not
+    integers: int = 0
     bits: int = 0  # votes
 
 
@@ -111,8 +128,10 @@ def total(parts: Iterable[Content]) -> Content:
 class Payload:
     """The content of a plan, an update or a step: a frozen dataclass of annotated fields."""
 
-    projections: ClassVar[bool] = False  # whether an update holds nothing but estimates along directions
-    weight_terms: ClassVar[str | None] = None  # the field that says how many terms of a loss an update is a mean of
+    # whether an update holds nothing but estimates along directions
+    projections: ClassVar[bool] = False
+    # the field that says how many terms of a loss an update is a mean of
+    weight_terms: ClassVar[str | None] = None
 
     def encode(self) -> bytes:
         """Returns the exact payload bytes."""
@@ -120,14 +139,20 @@ class Payload:
         return b"".join(codec.write(value) for codec, value in values if value is not None)
 
     def content(self, size: int, data: bytes = b"") -> Content:
-        """Returns what it holds, counted by its fields. `data` are its bytes; whole tensors hold `size` numbers (d)."""
+        """Returns what it holds, counted by its fields.
+
+        `data` are its bytes; whole tensors hold `size` numbers (d).
+        """
         values = ((codec, getattr(self, name)) for name, codec in codecs(type(self)))
         held = total(codec.held(value, size) for codec, value in values if value is not None)
         return Content(len(data), *held[1:])
 
     @classmethod
     def decode(cls, data: bytes, about: About) -> Self:
-        """Reads what `encode` wrote. Raises MessageError: too short, too long, not finite, or a value that can't be."""
+        """Reads what `encode` wrote.
+
+        Raises MessageError: too short, too long, not finite, or a value that can't be.
+        """
         reader = Reader(data, about)
         payload = cls.read(reader)
         reader.end()
@@ -148,11 +173,17 @@ class Payload:
         """Checks what the types do not say. Raises MessageError."""
 
     def size(self, about: About) -> float:
-        """Returns how large an update or a step is, beside others of its kind; 0: it says nothing."""
+        """Returns how large an update or a step is, beside others of its kind.
+
+        0: it says nothing.
+        """
         return 0.0
 
     def numbers(self, about: About) -> NDArray[Any]:
-        """Returns what a client is free to say: signs (int8), or numbers of any size; by default the vector."""
+        """Returns what a client is free to say: signs (int8), or numbers of any size.
+
+        By default the vector.
+        """
         return self.vector(about)
 
     def with_numbers(self, numbers: NDArray[Any], about: About) -> Self:
@@ -160,11 +191,17 @@ class Payload:
         return self.with_vector(numbers, about)
 
     def vector(self, about: About) -> NDArray[np.floating[Any]]:
-        """Returns an update as a vector, as long for all clients of a round. Raises ValueError: it is none."""
+        """Returns an update as a vector, as long for all clients of a round.
+
+        Raises ValueError: it is none.
+        """
         raise ValueError(f"updates of {about.method.name} are no vectors of one space")
 
     def with_vector(self, vector: NDArray[np.floating[Any]], about: About) -> Self:
-        """Returns an update as near to a vector as the protocol allows; the inverse of `vector` where it can be."""
+        """Returns an update as near to a vector as the protocol allows.
+
+        The inverse of `vector` where it can be.
+        """
         raise ValueError(f"updates of {about.method.name} are no vectors of one space")
 
 
@@ -173,7 +210,8 @@ class Nothing(Payload):
     """A plan without content: the round's number is in the frame."""
 
 
-# -- updates that add up -------------------------------------------------------------------------------------------
+# -- updates that add up
+# -------------------------------------------------------------------------------------------
 
 
 class Measured(Payload):
@@ -183,29 +221,36 @@ class Measured(Payload):
     scalars: Any
 
     def check(self, about: About) -> None:
-        """Raises MessageError if no loss can have given these estimates, so that no client can destroy the model."""
+        """Raises MessageError if no loss can have given these estimates, so that no client can
+        destroy the model.
+        """
         if about.kind == "update" and len(self.scalars):
             rho = self.scalars / np.float64(about.unit)
             at = int(np.abs(rho).argmax())
             if abs(rho[at]) > LARGEST:
-                raise MessageError(f"scalar {at} is {rho[at]:.3g}: at most {LARGEST:.0e} is accepted")
+                raise MessageError(
+                    f"scalar {at} is {rho[at]:.3g}: at most {LARGEST:.0e} is accepted"
+                )
 
     def size(self, about: About) -> float:
         return largest(self.scalars / np.float64(about.unit))
 
 
 class Summand(Payload):
-    """An update that a step adds up over the clients as vectors of one length, whose sum can stand for all of them.
+    """An update that a step adds up over the clients as vectors of one length, whose sum can stand
+    for all of them.
 
-    The vector is the last field, unless a subclass says otherwise. `counted` says that it holds whole numbers that add
-    up as they are, without weights: votes.
+    The vector is the last field, unless a subclass says otherwise. `counted` says that it holds
+    whole numbers that add up as they are, without weights: votes.
     """
 
     counted: ClassVar[bool] = False
 
     @classmethod
     def words(cls, about: About) -> int:
-        """Returns the vector's length, which is the same for every client of a round, whatever its data is."""
+        """Returns the vector's length, which is the same for every client of a round, whatever its
+        data is.
+        """
         codec: Any = codecs(cls)[-1][1]
         return int(codec.named(about) or 1) * codec.times(about)
 
@@ -217,7 +262,10 @@ class Summand(Payload):
         return np.asarray(getattr(self, codecs(type(self))[-1][0]))
 
     def with_numbers(self, numbers: NDArray[Any], about: About) -> Self:
-        """Returns it with these numbers in the last field; where it has signs, with theirs, but its own for 0."""
+        """Returns it with these numbers in the last field.
+
+        Where it has signs, with theirs, but its own for 0.
+        """
         own = self.numbers(about)
         if own.dtype == np.int8:
             numbers = np.where(numbers == 0, own, np.sign(numbers))
@@ -228,7 +276,8 @@ class Summand(Payload):
 
     @classmethod
     def of(cls, vector: Vector, about: About) -> Self:
-        """Returns the update that stands for all clients in `aggregate`, alone and with a weight of 1.
+        """Returns the update that stands for all clients in `aggregate`, alone and with a weight of
+        1.
 
         `vector` is sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
         """
@@ -245,11 +294,14 @@ def largest(scalars: NDArray[Any]) -> float:
 
 
 def moved(layout: Layout, square: float) -> float:
-    """Returns the size of what moves the weights by a vector with this sum of squares: its root of the mean square."""
+    """Returns the size of what moves the weights by a vector with this sum of squares: its root of
+    the mean square.
+    """
     return max(SMALLEST_MOVE, sqrt(square / layout.size))
 
 
-# -- how fields travel ---------------------------------------------------------------------------------------------
+# -- how fields travel
+# ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -272,11 +324,17 @@ class Codec(ABC):
     def held(self, value: Any, size: int) -> Content:
         """Returns what a value counts as, of a model with so many parameters."""
         numbers = np.asarray(value)
-        return Content(scalars=numbers.size) if numbers.dtype.kind == "f" else Content(integers=numbers.size)
+        return (
+            Content(scalars=numbers.size)
+            if numbers.dtype.kind == "f"
+            else Content(integers=numbers.size)
+        )
 
     def absent(self, about: About) -> bool:
         """Returns whether the field does not travel."""
-        return self.only not in (None, about.kind) or (self.when is not None and not about.lookup(self.when))
+        return self.only not in (None, about.kind) or (
+            self.when is not None and not about.lookup(self.when)
+        )
 
 
 @dataclass(frozen=True)
@@ -286,7 +344,8 @@ class Array(Codec):
     dtype: str  # of its elements, as they travel
     length: int | str | Callable[["Reader"], int]  # how many there are, as this module says
     optional: bool = False  # in a step no elements at all are possible, too: nobody answered
-    each: str | None = None  # the name of how many elements there are for each one of the length; None: one
+    # the name of how many elements there are for each one of the length; None: one
+    each: str | None = None
 
     def write(self, value: Any) -> bytes:
         return np.asarray(value).astype(f"<{self.dtype}").tobytes()
@@ -302,7 +361,9 @@ class Array(Codec):
         count = self.length(reader) if callable(self.length) else self.named(about)
         if count is None:  # shared with the fields of the same length that follow
             alike = (c for c in reader.rest if isinstance(c, Array) and c.length == self.length)
-            share = sum(np.dtype(c.dtype).itemsize * c.times(about) for c in alike if not c.absent(about))
+            share = sum(
+                np.dtype(c.dtype).itemsize * c.times(about) for c in alike if not c.absent(about)
+            )
             if reader.left % share:
                 raise MessageError(f"{reader.left} bytes, {share} for each of a number of entries")
             count = reader.left // share
@@ -333,7 +394,9 @@ class Scalar(Array):
 
 @dataclass(frozen=True)
 class Halves(Array):
-    """Numbers in bfloat16, which has float32's range: 2 bytes each, within 1/256 of what they were."""
+    """Numbers in bfloat16, which has float32's range: 2 bytes each, within 1/256 of what they
+    were.
+    """
 
     dtype: str = field(default="u2", init=False)
 
@@ -346,7 +409,10 @@ class Halves(Array):
 
 @dataclass(frozen=True)
 class Bits(Array):
-    """Signs, +1 or -1, in a bit each: 1 for +1, lowest bit first, zeros up to whole bytes; a step may have none."""
+    """Signs, +1 or -1, in a bit each: 1 for +1, lowest bit first, zeros up to whole bytes.
+
+    A step may have none.
+    """
 
     dtype: str = field(default="u1", init=False)
     optional: bool = True
@@ -363,7 +429,9 @@ class Bits(Array):
 
 @dataclass(frozen=True)
 class Ragged(Codec):
-    """A tuple of float32 arrays, one for each block: all their lengths (u32), then all their elements."""
+    """A tuple of float32 arrays, one for each block: all their lengths (u32), then all their
+    elements.
+    """
 
     most: str  # the name of the largest length that is possible
 
@@ -388,7 +456,10 @@ class Ragged(Codec):
 
 
 def magnitude(gamma: Floats) -> np.float32:
-    """Returns s of a block's coefficients, shape (K_l,); 0 if they all are; that of q is s again, bit for bit."""
+    """Returns s of a block's coefficients, shape (K_l,); 0 if they all are.
+
+    That of q is s again, bit for bit.
+    """
     doubles = np.abs(gamma.astype(np.float64))
     largest = doubles.max(initial=0.0)
     if largest == 0:
@@ -398,20 +469,24 @@ def magnitude(gamma: Floats) -> np.float32:
 
 
 class RaggedBits(Ragged):
-    """A tuple of arrays in a bit an element: signs, and one magnitude for all of an array, a block's coefficients.
+    """A tuple of arrays in a bit an element: signs, and one magnitude for all of an array, a
+    block's coefficients.
 
-    Vargaftik et al., "DRIVE: One-bit Distributed Mean Estimation", NeurIPS 2021, its Eq. for an unbiased scale: random
-    rotations make entries alike, so that little is lost with their magnitudes.
+    Vargaftik et al., "DRIVE: One-bit Distributed Mean Estimation", NeurIPS 2021, its Eq. for an
+    unbiased scale: random rotations make entries alike, so that little is lost with their
+    magnitudes.
 
         q = s sign(gamma),  s = |gamma|^2 / |gamma|_1        0 counts as positive
 
-    <q, gamma> = |gamma|^2, so q keeps all of gamma along itself, and |q|^2 is pi/2 |gamma|^2 for normal coefficients:
-    what is lost is noise of 0.57 |gamma|^2. A bit in place of 32 allows for 32 times the directions, and the noise of a
-    projection is in proportion to d / K. Directions of signs are no random rotation: the mean over them of what comes
-    back is the change itself only where it has many entries. Of one with three it is off by 0.5 to 0.7 |Delta|.
+    <q, gamma> = |gamma|^2, so q keeps all of gamma along itself, and |q|^2 is pi/2 |gamma|^2 for
+    normal coefficients: what is lost is noise of 0.57 |gamma|^2. A bit in place of 32 allows for 32
+    times the directions, and the noise of a projection is in proportion to d / K. Directions of
+    signs are no random rotation: the mean over them of what comes back is the change itself only
+    where it has many entries. Of one with three it is off by 0.5 to 0.7 |Delta|.
 
-    What travels is all lengths (u32), all magnitudes (f32), then a bit for each element, the blocks' bits following one
-    another without a gap: 1 for positive, lowest first, zeros behind the last.
+    What travels is all lengths (u32), all magnitudes (f32), then a bit for each element, the
+    blocks' bits following one another without a gap: 1 for positive, lowest first, zeros behind the
+    last.
     """
 
     def held(self, value: Any, size: int) -> Content:
@@ -444,7 +519,8 @@ class Packed(Array):
 
     dtype: str = field(default="u2", init=False)
     width: int | str = 16  # bits of each, or the name of that
-    kind: Literal["integers", "scalars"] = "integers"  # what they are when the content of messages is counted
+    # what they are when the content of messages is counted
+    kind: Literal["integers", "scalars"] = "integers"
 
     def held(self, value: Small, size: int) -> Content:
         return Content(**{self.kind: len(value.numbers)})
@@ -454,7 +530,9 @@ class Packed(Array):
 
     def read(self, reader: "Reader") -> Small:
         width = self.width if isinstance(self.width, int) else int(reader.about.lookup(self.width))
-        return Small(unpack_numbers(reader, width, self.count(reader)).astype(np.uint16, copy=False), width)
+        return Small(
+            unpack_numbers(reader, width, self.count(reader)).astype(np.uint16, copy=False), width
+        )
 
 
 class Counts(Array):
@@ -466,7 +544,10 @@ class Counts(Array):
 
 @dataclass(frozen=True)
 class Tensors(Codec):
-    """All trainable tensors in order, in their own dtypes: the right length and finite; in a step possibly nothing."""
+    """All trainable tensors in order, in their own dtypes: the right length and finite.
+
+    In a step possibly nothing.
+    """
 
     def held(self, value: Any, size: int) -> Content:
         return Content(scalars=size if value else 0)
@@ -511,7 +592,10 @@ _KNOWN: dict[type, tuple[tuple[str, Codec], ...]] = {}
 
 
 def codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
-    """Returns a payload type's fields and how each travels. Raises TypeError if a field does not say."""
+    """Returns a payload type's fields and how each travels.
+
+    Raises TypeError if a field does not say.
+    """
     if payload in _KNOWN:
         return _KNOWN[payload]
     hints = get_type_hints(payload, include_extras=True)
@@ -519,25 +603,37 @@ def codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
     for name in (one.name for one in fields(payload)):
         codec = next((said for said in get_args(hints[name]) if isinstance(said, Codec)), None)
         if codec is None:
-            raise TypeError(f"{payload.__name__}.{name}: annotate how it travels, such as Scalar('u4')")
+            raise TypeError(
+                f"{payload.__name__}.{name}: annotate how it travels, such as Scalar('u4')"
+            )
         found.append((name, codec))
     return _KNOWN.setdefault(payload, tuple(found))
 
 
-# -- many steps in a record of an orbit ----------------------------------------------------------------------------
+# -- many steps in a record of an orbit
+# ----------------------------------------------------------------------------
 
 
 def pack(method: Any, payloads: Sequence[bytes]) -> bytes:
-    """Returns steps of equal, non-zero length in as few bytes as can be: signs without the padding between them."""
+    """Returns steps of equal, non-zero length in as few bytes as can be: signs without the padding
+    between them.
+    """
     if not (each := votes_of(method)):
         return b"".join(payloads)
-    return pack_numbers(np.concatenate([unpack_numbers(Reader(payload), 1, each) for payload in payloads]), 1)
+    return pack_numbers(
+        np.concatenate([unpack_numbers(Reader(payload), 1, each) for payload in payloads]), 1
+    )
 
 
 def unpack(method: Any, data: bytes, count: int) -> list[bytes]:
-    """Returns the `count` steps that `pack` was given, where `check_pack` has nothing against them."""
+    """Returns the `count` steps that `pack` was given, where `check_pack` has nothing against
+    them.
+    """
     if each := votes_of(method):
-        return [pack_numbers(part, 1) for part in unpack_numbers(Reader(data), 1, count * each).reshape(count, each)]
+        return [
+            pack_numbers(part, 1)
+            for part in unpack_numbers(Reader(data), 1, count * each).reshape(count, each)
+        ]
     size = len(data) // count
     return [data[i * size : (i + 1) * size] for i in range(count)]
 
@@ -558,11 +654,15 @@ def votes_of(method: Any) -> int:
     return 0 if others or not isinstance(first, Bits) else int(getattr(method, str(first.length)))
 
 
-# -- bytes ---------------------------------------------------------------------------------------------------------
+# -- bytes
+# ------------------------------------------------------------------------------------------------
 
 
 class Reader:
-    """Reads typed values from a payload's bytes, never past their end; plain numbers need no `about`."""
+    """Reads typed values from a payload's bytes, never past their end.
+
+    Plain numbers need no `about`.
+    """
 
     def __init__(self, data: bytes, about: Any = None) -> None:
         self._data = data
@@ -579,7 +679,10 @@ class Reader:
     def take(self, count: int) -> bytes:
         """Returns the next `count` bytes. Raises MessageError."""
         if count > self.left:
-            raise MessageError(f"payload too short: {count} bytes wanted at byte {self._position}, {self.left} left")
+            raise MessageError(
+                f"payload too short: {count} bytes wanted at byte {self._position}, {self.left} "
+                "left"
+            )
         self._position += count
         return self._data[self._position - count : self._position]
 
@@ -595,7 +698,9 @@ class Reader:
 
 
 def pack_numbers(numbers: NDArray[Any], width: int) -> bytes:
-    """Returns the bytes of numbers of `width` bits each (1 to 16), lowest bit first, with zeros up to whole bytes."""
+    """Returns the bytes of numbers of `width` bits each (1 to 16), lowest bit first, with zeros up
+    to whole bytes.
+    """
     if width > 1:
         numbers = numbers.astype("<u2").view(np.uint8).reshape(-1, 2)
         numbers = np.unpackbits(numbers, axis=1, count=width, bitorder="little")
@@ -603,7 +708,10 @@ def pack_numbers(numbers: NDArray[Any], width: int) -> bytes:
 
 
 def unpack_numbers(reader: Reader, width: int, count: int) -> NDArray[Any]:
-    """Reads what `pack_numbers` wrote. Raises MessageError: too few bytes, or a padding bit is set."""
+    """Reads what `pack_numbers` wrote.
+
+    Raises MessageError: too few bytes, or a padding bit is set.
+    """
     bits = np.unpackbits(take_packed(reader, width, count), count=count * width, bitorder="little")
     if width == 1:
         return bits
@@ -613,7 +721,10 @@ def unpack_numbers(reader: Reader, width: int, count: int) -> NDArray[Any]:
 
 
 def take_packed(reader: Reader, width: int, count: int) -> NDArray[np.uint8]:
-    """Takes the bytes of so many numbers. Raises MessageError: too few bytes, or a padding bit is set."""
+    """Takes the bytes of so many numbers.
+
+    Raises MessageError: too few bytes, or a padding bit is set.
+    """
     data = np.frombuffer(reader.take(-(-count * width // 8)), dtype=np.uint8)
     if count * width % 8 and data[-1] >> count * width % 8:
         raise MessageError(f"more than {count} numbers of {width} bits: a padding bit is set")
@@ -624,15 +735,25 @@ def check_finite(values: NDArray[Any]) -> NDArray[Any]:
     """Returns the values. Raises MessageError if one is NaN or infinite."""
     if not np.isfinite(values).all():
         at = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise MessageError(f"value {at} of {len(values)} is {values[at]}: only finite numbers are accepted")
+        raise MessageError(
+            f"value {at} of {len(values)} is {values[at]}: only finite numbers are accepted"
+        )
     return values
 
 
 def to_floats(data: bytes, dtype: str) -> Floats:
     """Returns the values of a float32, bfloat16 or float16 tensor's bytes as float32."""
-    return reference.to_float(np.frombuffer(data, dtype="<f4" if dtype == "float32" else "<u2"), dtype)
+    return reference.to_float(
+        np.frombuffer(data, dtype="<f4" if dtype == "float32" else "<u2"), dtype
+    )
 
 
 def from_floats(values: Floats, dtype: str) -> bytes:
-    """Returns the bytes of finite float32 values, rounded to nearest (ties to even) in a tensor's dtype."""
-    return reference.from_float(values, dtype).astype("<f4" if dtype == "float32" else "<u2", copy=False).tobytes()
+    """Returns the bytes of finite float32 values, rounded to nearest (ties to even) in a tensor's
+    dtype.
+    """
+    return (
+        reference.from_float(values, dtype)
+        .astype("<f4" if dtype == "float32" else "<u2", copy=False)
+        .tobytes()
+    )

@@ -1,7 +1,8 @@
 """RandOpt: drawn models are scored once, and the best are averaged; a round is a model of k seeds.
 
-Evolution strategies' random search with truncation selection (Rechenberg; Beyer and Schwefel: "Evolution Strategies: A
-Comprehensive Introduction", 2002, mu best of lambda), where all that travels is scores and numbers:
+Evolution strategies' random search with truncation selection (Rechenberg; Beyer and Schwefel:
+"Evolution Strategies: A Comprehensive Introduction", 2002, mu best of lambda), where all that
+travels is scores and numbers:
 
     rho_ij = [l(w + eps z_j) - l(w)] / eps      j = 1..N, on client i's batch: 4 N bytes up
     rho_j  = the clients' scores, combined by the rule
@@ -36,14 +37,21 @@ class Scores(Scalars):
 
 @dataclass(frozen=True)
 class Chosen(Payload):
-    """A step: the best directions' numbers in the round, in ascending order. None: nobody answered."""
+    """A step: the best directions' numbers in the round, in ascending order.
+
+    None: nobody answered.
+    """
 
     chosen: Annotated[NDArray[np.uint32], Array("u4", "best", optional=True)]
 
     def check(self, about: About) -> None:
         """Refuses numbers that are no directions of the round, or stand there twice."""
-        if np.any(np.diff(self.chosen.astype(np.int64)) <= 0) or np.any(self.chosen >= about.lookup("candidates")):
-            raise MessageError(f"directions {self.chosen.tolist()[:8]}: not in order, or not of the round")
+        if np.any(np.diff(self.chosen.astype(np.int64)) <= 0) or np.any(
+            self.chosen >= about.lookup("candidates")
+        ):
+            raise MessageError(
+                f"directions {self.chosen.tolist()[:8]}: not in order, or not of the round"
+            )
 
 
 class RandOpt(Stepwise):
@@ -70,9 +78,15 @@ class RandOpt(Stepwise):
     @model_validator(mode="after")
     def _some_are_left_out(self) -> "RandOpt":
         if self.best >= self.candidates:
-            raise ValueError(f"best = {self.best}: fewer than candidates = {self.candidates}, or nothing is chosen")
+            raise ValueError(
+                f"best = {self.best}: fewer than candidates = {self.candidates}, or nothing is "
+                "chosen"
+            )
         if self.divide_by != "nothing":
-            raise ValueError(f'divide_by = "{self.divide_by}": what is chosen has no size to divide by; leave it out')
+            raise ValueError(
+                f'divide_by = "{self.divide_by}": what is chosen has no size to divide by; leave '
+                "it out"
+            )
         return self
 
     @property
@@ -82,7 +96,9 @@ class RandOpt(Stepwise):
     def train(self, state: StepState, plan: Nothing, client: Client) -> Scores:
         """Scores all directions on one batch, against the model as it is."""
         basis, along = self.directions(state.seed), self.indices(client.round)
-        found = client.estimates(self, basis, along, next(client.batches(self.batch)), one_sided=True)
+        found = client.estimates(
+            self, basis, along, next(client.batches(self.batch)), one_sided=True
+        )
         return Scores(np.array([one.rho for one in found], dtype=np.float32))
 
     def aggregate(self, state: StepState, answers: Answers) -> Chosen:
@@ -95,4 +111,6 @@ class RandOpt(Stepwise):
         coefficients = np.zeros(self.candidates if len(step.chosen) else 0, dtype=np.float32)
         coefficients[step.chosen] = np.float32(-1 / self.best)
         basis, first = self.directions(state.seed), state.done * self.candidates
-        return coefficients, [Term(basis, coefficients[j : j + 1], first + j) for j in step.chosen.tolist()]
+        return coefficients, [
+            Term(basis, coefficients[j : j + 1], first + j) for j in step.chosen.tolist()
+        ]

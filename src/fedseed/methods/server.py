@@ -1,19 +1,24 @@
-"""What a coordinator makes of D, the change that a round's answers ask for: server optimisers, and rates of blocks.
+"""What a coordinator makes of D, the change that a round's answers ask for: server optimisers, and
+rates of blocks.
 
     server       average    w <- w - eta_g D
                  momentum   m <- beta1 m + D;                   w <- w - eta_g m    FedAvgM
                  nesterov   m <- beta1 m + D;                   w <- w - eta_g (D + beta1 m)
                  adam       m <- beta1 m + (1 - beta1) D,
-                            v <- beta2 v + (1 - beta2) D^2;     w <- w - eta_g m / (sqrt(v) + tau)    FedAdam
+                            v <- beta2 v + (1 - beta2) D^2;     w <- w - eta_g m / (sqrt(v) + tau)
+                            FedAdam
     block_rate   adagrad    s_l <- s_l + |D_l|^2 / d_l;         D_l over sqrt(s_l) + tau
-                 rms        s_l <- beta2 s_l + (1 - beta2) |D_l|^2 / d_l, over 1 - beta2^t;    the same
+                 rms        s_l <- beta2 s_l + (1 - beta2) |D_l|^2 / d_l, over 1 - beta2^t;    the
+                 same
 
-momentum: Hsu, Qi, Brown, 2019. adam: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2; its
-averages are not bias-corrected. `fedseed.optimizers` has the rules. Methods that send weights mean a change with the
+momentum: Hsu, Qi, Brown, 2019. adam: Reddi et al., "Adaptive Federated Optimization", ICLR 2021,
+Algorithm 2; its averages are not bias-corrected. `fedseed.optimizers` has the rules. Methods that
+send weights mean a change with the
 other sign: w <- w + eta_g D.
 
-Of |D_l|^2 of block l everybody knows an estimate from the coefficients alone, as E |gamma_l|^2 = |D_l|^2 / (rho_l K_l).
-So rates of blocks are L numbers that no message carries. An entry's own D^2 is mostly noise of the projection.
+Of |D_l|^2 of block l everybody knows an estimate from the coefficients alone, as E |gamma_l|^2 =
+|D_l|^2 / (rho_l K_l). So rates of blocks are L numbers that no message carries. An entry's own D^2
+is mostly noise of the projection.
 """
 
 from collections.abc import Sequence
@@ -30,7 +35,8 @@ from fedseed.optimizers.rules import Rule, Squares, square
 from fedseed.randomness import Basis
 from fedseed.weights.change import Add, Change, Optimize, Rounding, Term
 
-Parts = Sequence[tuple[Basis, Sequence[Floats]]]  # of a step: coefficients of each block, and their directions
+# of a step: coefficients of each block, and their directions
+Parts = Sequence[tuple[Basis, Sequence[Floats]]]
 
 
 class Served(Method):
@@ -51,7 +57,14 @@ class Served(Method):
     def server_rule(self, rate: float) -> Rule:
         """Returns the optimiser; `server` is not "average"."""
         assert self.server != "average"
-        return Rule(self.server, rate, self.server_beta1, self.server_beta2, self.server_eps, corrected=False)
+        return Rule(
+            self.server,
+            rate,
+            self.server_beta1,
+            self.server_beta2,
+            self.server_eps,
+            corrected=False,
+        )
 
 
 @dataclass(frozen=True)
@@ -66,8 +79,9 @@ class BlockRates(Served):
 
     Args (besides those of `Served`):
         global_rate: eta_g, the rate of the step that the answers make.
-        block_rate: each block's change is divided by the root of its mean squares so far: "adagrad" (their sum),
-            "rms" (an average); then eta_g is about how far an entry moves in the first step. "same": it is not.
+        block_rate: each block's change is divided by the root of its mean squares so far: "adagrad"
+            (their sum), "rms" (an average); then eta_g is about how far an entry moves in the first
+            step. "same": it is not.
     """
 
     global_rate: PositiveFloat = 1.0
@@ -76,7 +90,9 @@ class BlockRates(Served):
     @model_validator(mode="after")
     def _divided_once(self) -> "BlockRates":
         if self.server == "adam" and self.block_rate != "same":
-            raise ValueError(f'block_rate = "{self.block_rate}": server = "adam" gives each entry a rate already')
+            raise ValueError(
+                f'block_rate = "{self.block_rate}": server = "adam" gives each entry a rate already'
+            )
         return self
 
     @property
@@ -94,11 +110,22 @@ class BlockRates(Served):
         return state.squares.take(found, self._beta)
 
     def descent(self, state: BlockState, parts: Parts, rounding: Rounding | None) -> Change:
-        """Returns the change w <- w - eta_g D, or what the settings make of D = sum of the parts."""
+        """Returns the change w <- w - eta_g D, or what the settings make of D = sum of the
+        parts.
+        """
         if self.block_rate != "same":
-            over = [root + self.server_eps for root in self.squares_after(state, parts).roots(self._beta)]
+            over = [
+                root + self.server_eps
+                for root in self.squares_after(state, parts).roots(self._beta)
+            ]
             parts = [
-                (basis, [(g.astype(np.float64) / by).astype(np.float32) for g, by in zip(gammas, over, strict=True)])
+                (
+                    basis,
+                    [
+                        (g.astype(np.float64) / by).astype(np.float32)
+                        for g, by in zip(gammas, over, strict=True)
+                    ],
+                )
                 for basis, gammas in parts
             ]
         terms = [Term(basis, gammas) for basis, gammas in parts]

@@ -1,14 +1,19 @@
-"""Sign with error feedback: a bit for each entry of the local change, and a scale for each 4,096 of them.
+"""Sign with error feedback: a bit for each entry of the local change, and a scale for each 4,096 of
+them.
 
-EF-signSGD (Karimireddy, Rebjock, Stich, Jaggi: "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
-ICML 2019, Algorithm 1), with a round's change in place of a gradient. A client i remembers e_i, first 0:
+EF-signSGD (Karimireddy, Rebjock, Stich, Jaggi: "Error Feedback Fixes SignSGD and other Gradient
+Compression Schemes", ICML 2019, Algorithm 1), with a round's change in place of a gradient. A
+client i remembers e_i, first 0:
 
-    p        = e_i + Delta_i                     Delta_i = w_start - w_end, after T local optimiser steps
-    q        = s sign(p),  s = |p|_1 / n         for each chunk of n = 4,096 entries; 0 counts as positive
+    p        = e_i + Delta_i                     Delta_i = w_start - w_end, after T local optimiser
+    steps
+    q        = s sign(p),  s = |p|_1 / n         for each chunk of n = 4,096 entries; 0 counts as
+    positive
     e_i     <- beta (p - q)                      error feedback; with beta = 1 nothing is lost
     w       <- w - eta_g sum_i c_i q_i           the mean of the clients' scaled signs
 
-With `every` = n, every nth chunk is sent in a round, all of them in n rounds: bytes / n. What waits is remembered.
+With `every` = n, every nth chunk is sent in a round, all of them in n rounds: bytes / n. What waits
+is remembered.
 
     up           4 bytes (which chunks), 2 bytes a chunk (s, a bfloat16), a bit an entry
     down         the same and 4 bytes (c_i) for each client that has answered
@@ -41,7 +46,10 @@ def entries_in(chunks: range, size: int) -> int:
 
 
 def _sent(reader: Reader) -> range:
-    """Returns the chunks that an update, or a step's part, is about. Raises MessageError: others were asked for."""
+    """Returns the chunks that an update, or a step's part, is about.
+
+    Raises MessageError: others were asked for.
+    """
     about, turn, every = reader.about, reader.got["turn"], reader.about.lookup("every")
     if turn >= every or (about.kind == "update" and turn != (about.round - 1) % every):
         raise MessageError(f"chunks {turn} modulo {every}, in round {about.round}")
@@ -54,15 +62,22 @@ def _size(reader: Reader) -> int:
 
 @dataclass(frozen=True)
 class Signed(Payload):
-    """Scaled signs of some chunks: an update, or one client's part of a step, which says c_i (`weight`), too."""
+    """Scaled signs of some chunks: an update, or one client's part of a step, which says c_i
+    (`weight`), too.
+    """
 
     weight: Annotated[float | None, Scalar("f4", only="step")] = field(default=None, kw_only=True)
     turn: Annotated[int, Scalar("u4")]  # which chunks: those whose number is this modulo `every`
     scales: Annotated[Floats, Scales(lambda reader: len(_sent(reader)))]  # s of each chunk
-    signs: Annotated[NDArray[np.int8], Bits(lambda reader: entries_in(_sent(reader), _size(reader)), optional=False)]
+    signs: Annotated[
+        NDArray[np.int8],
+        Bits(lambda reader: entries_in(_sent(reader), _size(reader)), optional=False),
+    ]
 
     def size(self, about: About) -> float:
-        return moved(about.state.layout, float(np.square(self.scales, dtype=np.float64).sum()) * CHUNK)
+        return moved(
+            about.state.layout, float(np.square(self.scales, dtype=np.float64).sum()) * CHUNK
+        )
 
     def numbers(self, about: About) -> NDArray[np.int8]:
         return self.signs
@@ -95,7 +110,9 @@ class Sign(Feedback):
 
     name: Literal["sign"] = "sign"
     code: ClassVar[int] = 15
-    about: ClassVar[str] = "a bit for each entry of each client's change, scaled, with error feedback (EF-signSGD)"
+    about: ClassVar[str] = (
+        "a bit for each entry of each client's change, scaled, with error feedback (EF-signSGD)"
+    )
     update_type, step_type = Signed, SignStep
     incomparable = "the signs of all clients are passed on as they are, each with scales of its own"
 
@@ -103,7 +120,9 @@ class Sign(Feedback):
 
     def compressed(self, state: State, vector: Floats, round: int) -> Signed:
         turn = (round - 1) % self.every
-        chunks = [vector[c * CHUNK : (c + 1) * CHUNK] for c in chosen(turn, self.every, len(vector))]
+        chunks = [
+            vector[c * CHUNK : (c + 1) * CHUNK] for c in chosen(turn, self.every, len(vector))
+        ]
         scales = halved(np.array([np.abs(chunk).mean(dtype=np.float64) for chunk in chunks]))
         positive = np.concatenate([np.zeros(0, dtype=bool), *(chunk >= 0 for chunk in chunks)])
         return Signed(turn, scales, np.where(positive, np.int8(1), np.int8(-1)))
@@ -116,10 +135,16 @@ class Sign(Feedback):
 
     def change(self, state: State, step: SignStep) -> Change:
         """w <- w - eta_g sum_i c_i q_i, on the round's chunks."""
-        return Entries(list(self._patches(step.parts, state.layout.size)), -self.global_rate) if step.parts else NOTHING
+        return (
+            Entries(list(self._patches(step.parts, state.layout.size)), -self.global_rate)
+            if step.parts
+            else NOTHING
+        )
 
     def _patches(self, parts: Sequence[Signed], size: int) -> Iterator[Patch]:
-        """Yields sum_i c_i s_i sign_i, some chunks at a time: in double precision, in the order of the parts."""
+        """Yields sum_i c_i s_i sign_i, some chunks at a time: in double precision, in the order of
+        the parts.
+        """
         chunks = chosen(parts[0].turn, self.every, size)
         for lo in range(0, len(chunks), TOGETHER):
             some = chunks[lo : lo + TOGETHER]
@@ -129,5 +154,13 @@ class Sign(Feedback):
                 weight = 1.0 if part.weight is None else float(np.float32(part.weight))
                 scales = weight * part.scales[lo : lo + len(some)].astype(np.float64)
                 total += part.signs[lo * CHUNK :][:count] * np.repeat(scales, CHUNK)[:count]
-            apart = None if self.every == 1 else (CHUNK * self.every * np.arange(len(some))[:, None] + np.arange(CHUNK))
-            yield Patch(some[0] * CHUNK, total.astype(np.float32), None if apart is None else apart.ravel()[:count])
+            apart = (
+                None
+                if self.every == 1
+                else (CHUNK * self.every * np.arange(len(some))[:, None] + np.arange(CHUNK))
+            )
+            yield Patch(
+                some[0] * CHUNK,
+                total.astype(np.float32),
+                None if apart is None else apart.ravel()[:count],
+            )

@@ -1,22 +1,27 @@
-"""Zeroth-order methods whose round is one optimiser step, along directions that the step's number names.
+"""Zeroth-order methods whose round is one optimiser step, along directions that the step's number
+names.
 
-`divide_by` says what a step's coefficients c_i are divided by, which follows from the coefficients alone:
+`divide_by` says what a step's coefficients c_i are divided by, which follows from the coefficients
+alone:
 
     deviation   sigma = eps std(n c_1, ..., n c_n), that of the losses at w + eps z_i         FZOO
     scalar      sqrt(v) + zeta,  v <- beta2 v + (1 - beta2) (sum_i c_i)^2, over 1 - beta2^t   MEAZO
 
-FZOO: Dang et al., arXiv 2506.09034. MEAZO: Dbouk et al., "On Adaptivity in Zeroth-Order Optimization", 2605.03869.
+FZOO: Dang et al., arXiv 2506.09034. MEAZO: Dbouk et al., "On Adaptivity in Zeroth-Order
+Optimization", 2605.03869.
 
-`optimizer` says which of the rules of `fedseed.optimizers.rules` gets the sum. "adam-rebuilt" is Adam of the last h
-gradients alone, made anew from their seeds and coefficients at each step:
+`optimizer` says which of the rules of `fedseed.optimizers.rules` gets the sum. "adam-rebuilt" is
+Adam of the last h gradients alone, made anew from their seeds and coefficients at each step:
 
-    m = (1 - beta1) sum_{i<h} beta1^i g_{t-i} / (1 - beta1^h),   v likewise of g^2      g_t = sum_i c_i z_i of step t
+    m = (1 - beta1) sum_{i<h} beta1^i g_{t-i} / (1 - beta1^h),   v likewise of g^2      g_t = sum_i
+    c_i z_i of step t
 
-AdaMeZO (Cai et al., arXiv 2605.00650) does so without the corrections 1 - beta^h, a factor of the rate once t >= h.
+AdaMeZO (Cai et al., arXiv 2605.00650) does so without the corrections 1 - beta^h, a factor of the
+rate once t >= h.
 
-Where directions have entries of +1 and -1 and a step has one direction, g^2 = c^2 in every entry: Adam and HiSo then
-divide by a single number, as "scalar" does. With "normal" entries E g^2 = |dl|^2 + 2 (dl)_i^2 for a gradient dl, so
-that an entry's own gradient makes up about 2 parts in d of it.
+Where directions have entries of +1 and -1 and a step has one direction, g^2 = c^2 in every entry:
+Adam and HiSo then divide by a single number, as "scalar" does. With "normal" entries E g^2 = |dl|^2
++ 2 (dl)_i^2 for a gradient dl, so that an entry's own gradient makes up about 2 parts in d of it.
 
 With "hadamard", B steps in a row share a basis number, so that a replay merges them into one pass.
 """
@@ -43,9 +48,11 @@ class StepState(State):
     done: int = 0
     # for divide_by = "scalar": the average of the squared sum
     squares: Squares = field(default_factory=Squares)
-    # for "from-base": the coefficients of all directions so far, times their schedule's factors and their decay
+    # for "from-base": the coefficients of all directions so far, times their schedule's factors and
+    # their decay
     coefficients: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    # for "adam-rebuilt": the sums of the last steps that moved anything, h - 1 at most, the oldest first
+    # for "adam-rebuilt": the sums of the last steps that moved anything, h - 1 at most, the oldest
+    # first
     window: tuple[tuple[Term, ...], ...] = ()
 
 
@@ -53,20 +60,22 @@ class Stepwise(ZerothOrder):
     """Settings of step-by-step methods, and what their coefficients do to the weights.
 
     Args (besides those of `ZerothOrder`):
-        optimizer: what the update, as a gradient, is given to: "sgd" (the methods as published), "momentum",
-            "nesterov" or "adam" (`fedseed.optimizers`; 4 or 8 bytes of memory per parameter; a replay restores its
-            averages); "adam-rebuilt": Adam of the last `horizon` steps, without that memory, for the time it takes to
-            make their directions again; "hiso": a diagonal learnt from the steps, along which directions are scaled
-            before they are looked along (4 bytes; beta2 is its 1 - nu).
+        optimizer: what the update, as a gradient, is given to: "sgd" (the methods as published),
+            "momentum", "nesterov" or "adam" (`fedseed.optimizers`; 4 or 8 bytes of memory per
+            parameter; a replay restores its averages); "adam-rebuilt": Adam of the last `horizon`
+            steps, without that memory, for the time it takes to make their directions again;
+            "hiso": a diagonal learnt from the steps, along which directions are scaled before they
+            are looked along (4 bytes; beta2 is its 1 - nu).
         beta1: decay of the average gradient, for momentum and Adam.
         beta2: decay of the average squared gradient, for Adam, "hiso" and divide_by = "scalar".
         horizon: h, how many steps "adam-rebuilt" remembers.
         adam_eps: keeps their denominators away from zero.
-        divide_by: what a step's coefficients are divided by: "deviation", that of the losses along its directions, of
-            which it needs several (FZOO; a step whose losses are all alike does nothing); "scalar", the root of an
-            average of their squared sum (MEAZO), of one direction a step; "nothing". Each needs a learning rate of its
-            own.
-        decay: the share of the distance from the base that each step forgets, before it moves; for "from-base".
+        divide_by: what a step's coefficients are divided by: "deviation", that of the losses along
+            its directions, of which it needs several (FZOO; a step whose losses are all alike does
+            nothing); "scalar", the root of an average of their squared sum (MEAZO), of one
+            direction a step; "nothing". Each needs a learning rate of its own.
+        decay: the share of the distance from the base that each step forgets, before it moves; for
+            "from-base".
     """
 
     stepwise: ClassVar[bool] = True
@@ -84,21 +93,29 @@ class Stepwise(ZerothOrder):
     def _base_needs_plain_steps(self) -> "Stepwise":
         if self.optimizer != "sgd" and self.from_base:
             raise ValueError(
-                f'small_steps = "from-base" needs optimizer = "sgd": a step of {self.optimizer} is no sum of '
+                f'small_steps = "from-base" needs optimizer = "sgd": a step of {self.optimizer} is '
+                "no sum of "
                 'coefficients; "stochastic" loses no small steps either'
             )
         if self.decay and not self.from_base:
-            raise ValueError(f'decay = {self.decay} needs small_steps = "from-base": past coefficients must be at hand')
+            raise ValueError(
+                f'decay = {self.decay} needs small_steps = "from-base": past coefficients must be '
+                "at hand"
+            )
         if self.divide_by == "deviation" and not self.several:
-            raise ValueError('divide_by = "deviation" needs several directions a step, of which this has one')
+            raise ValueError(
+                'divide_by = "deviation" needs several directions a step, of which this has one'
+            )
         return self
 
     @property
     def mistaken(self) -> str | None:
         if self.divide_by == "scalar" and self.several:
             return (
-                'divide_by = "scalar": a step has several directions, whose projections may cancel in the sum that it '
-                'divides by: steps were up to 209 times the rate; take "deviation", or one direction a step'
+                'divide_by = "scalar": a step has several directions, whose projections may cancel '
+                "in the sum that it "
+                'divides by: steps were up to 209 times the rate; take "deviation", or one '
+                "direction a step"
             )
         return super().mistaken
 
@@ -116,8 +133,12 @@ class Stepwise(ZerothOrder):
         """Returns the indices of the directions of step `number`."""
         return range((number - 1) * self.per_step, number * self.per_step)
 
-    def summed(self, state: StepState, step: Any) -> tuple[np.ndarray[Any, Any], Sequence[Term] | None]:
-        """Returns a step's coefficients (none: nobody answered), and its sum if not along the step's own directions."""
+    def summed(
+        self, state: StepState, step: Any
+    ) -> tuple[np.ndarray[Any, Any], Sequence[Term] | None]:
+        """Returns a step's coefficients (none: nobody answered), and its sum if not along the
+        step's own directions.
+        """
         return step.scalars, None
 
     def change(self, state: StepState, step: Any) -> Change:
@@ -127,11 +148,15 @@ class Stepwise(ZerothOrder):
         return self.count(state, *self.summed(state, step))
 
     def count(
-        self, state: StepState, coefficients: np.ndarray[Any, Any], terms: Sequence[Term] | None = None
+        self,
+        state: StepState,
+        coefficients: np.ndarray[Any, Any],
+        terms: Sequence[Term] | None = None,
     ) -> StepState:
         """Returns the state after a step with these coefficients (none: nobody answered).
 
-        `terms` are those of its sum, where they are not along the directions that the step's number names.
+        `terms` are those of its sum, where they are not along the directions that the step's number
+        names.
         """
         kept, window = state.coefficients, state.window
         if self.optimizer == "adam-rebuilt" and len(coefficients):
@@ -140,15 +165,21 @@ class Stepwise(ZerothOrder):
         if self.from_base:
             new = np.zeros(self.per_step, dtype=np.float32)
             new[: len(coefficients)] = self.divided(state, coefficients)
-            if self.decay and len(coefficients):  # a step that nobody answered leaves the weights as they are
+            # a step that nobody answered leaves the weights as they are
+            if self.decay and len(coefficients):
                 kept = kept * np.float32(1 - self.decay)
-            new *= np.float32(self.factor(state.done + 1))  # a schedule's: one rate multiplies them all
+            # a schedule's: one rate multiplies them all
+            new *= np.float32(self.factor(state.done + 1))
             kept = np.concatenate([kept, new])
         squares = self.squares_after(state, coefficients)
-        return replace(state, done=state.done + 1, coefficients=kept, squares=squares, window=window)
+        return replace(
+            state, done=state.done + 1, coefficients=kept, squares=squares, window=window
+        )
 
     def squares_after(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> Squares:
-        """Returns the average of the coefficients' squared sum, with these if `divide_by` needs it."""
+        """Returns the average of the coefficients' squared sum, with these if `divide_by` needs
+        it.
+        """
         if self.divide_by != "scalar" or not len(coefficients):
             return state.squares
         mean = total(coefficients)
@@ -168,12 +199,22 @@ class Stepwise(ZerothOrder):
 
     def terms(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> list[Term]:
         """Returns the sum of the step after `state`, along the directions that its number names."""
-        return [Term(self.directions(state.seed), self.divided(state, coefficients), state.done * self.per_step)]
+        return [
+            Term(
+                self.directions(state.seed),
+                self.divided(state, coefficients),
+                state.done * self.per_step,
+            )
+        ]
 
     def descent(
-        self, state: StepState, coefficients: np.ndarray[Any, Any], terms: Sequence[Term] | None = None
+        self,
+        state: StepState,
+        coefficients: np.ndarray[Any, Any],
+        terms: Sequence[Term] | None = None,
     ) -> Change:
-        """Returns the change w <- w - eta sum_i c_i z_i, by the optimiser, rounded as the settings say.
+        """Returns the change w <- w - eta sum_i c_i z_i, by the optimiser, rounded as the settings
+        say.
 
         The arguments are those of `count`.
         """
@@ -183,9 +224,14 @@ class Stepwise(ZerothOrder):
             kept = self.count(state, coefficients).coefficients
             return Rebuild([Term(self.directions(state.seed), kept)], scale=-self.learning_rate)
         terms = terms or self.terms(state, coefficients)
-        rounding, rate = self.rounding(state.seed, state.done), self.learning_rate * self.factor(state.done + 1)
+        rounding, rate = (
+            self.rounding(state.seed, state.done),
+            self.learning_rate * self.factor(state.done + 1),
+        )
         if self.optimizer == "sgd":
             return Add(terms, scale=-rate, rounding=rounding)
         kind = "adam" if self.optimizer == "adam-rebuilt" else self.optimizer
         past = state.window if self.optimizer == "adam-rebuilt" else None
-        return Optimize(terms, Rule(kind, rate, self.beta1, self.beta2, self.adam_eps), rounding, past)
+        return Optimize(
+            terms, Rule(kind, rate, self.beta1, self.beta2, self.adam_eps), rounding, past
+        )

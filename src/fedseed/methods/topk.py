@@ -1,7 +1,8 @@
 """Top-k: the largest entries of the local change, in few bits each; what is not sent is remembered.
 
-The compressor of SparseLoCo (Sarfi, Therien, Lidin, Belilovsky: "Communication Efficient LLM Pre-training with
-SparseLoCo", 2025): top-k in chunks of 4,096 entries, 2-bit values, error feedback. A client i remembers e_i, first 0:
+The compressor of SparseLoCo (Sarfi, Therien, Lidin, Belilovsky: "Communication Efficient LLM
+Pre-training with SparseLoCo", 2025): top-k in chunks of 4,096 entries, 2-bit values, error
+feedback. A client i remembers e_i, first 0:
 
     Delta_i  = w_start - w_end                   after T local optimiser steps
     p        = e_i + Delta_i
@@ -9,11 +10,14 @@ SparseLoCo", 2025): top-k in chunks of 4,096 entries, 2-bit values, error feedba
     e_i     <- beta (p - q)                      error feedback; with beta = 1 nothing is lost
     w       <- w - eta_g sum_i c_i q_i
 
-Q, with b bits: a sign and a level from 1 to 2^(b - 1), times a scale for each chunk. From max |p| / 2^(b - 1) on,
-levels and the scale that fits them best in least squares take turns, as in Lloyd's algorithm.
+Q, with b bits: a sign and a level from 1 to 2^(b - 1), times a scale for each chunk. From max |p| /
+2^(b - 1) on, levels and the scale that fits them best in least squares take turns, as in Lloyd's
+algorithm.
 
-    up           2 bytes a chunk (its scale, a bfloat16), 12 bits (the place in its chunk) and b bits an entry
-    down         2 bytes a chunk (a count), 12 bits and a bfloat16 for each entry that any of the clients has sent
+    up           2 bytes a chunk (its scale, a bfloat16), 12 bits (the place in its chunk) and b
+    bits an entry
+    down         2 bytes a chunk (a count), 12 bits and a bfloat16 for each entry that any of the
+    clients has sent
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +32,18 @@ from fedseed.aggregation.base import Parts
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.feedback import CHUNK, TOGETHER, Feedback, Scales, halved
-from fedseed.methods.payload import About, Counts, Floats, Halves, Packed, Payload, Reader, Small, State, moved
+from fedseed.methods.payload import (
+    About,
+    Counts,
+    Floats,
+    Halves,
+    Packed,
+    Payload,
+    Reader,
+    Small,
+    State,
+    moved,
+)
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 
 PLACE_BITS = 12  # of a place in a chunk
@@ -38,7 +53,9 @@ Places = NDArray[np.uint16]
 
 
 def indices(counts: NDArray[Any], places: Places) -> NDArray[np.int64]:
-    """Returns where entries are in the vector, by how many each chunk has and their places in it."""
+    """Returns where entries are in the vector, by how many each chunk has and their places in
+    it.
+    """
     return np.repeat(np.arange(len(counts), dtype=np.int64) * CHUNK, counts) + places
 
 
@@ -82,7 +99,8 @@ class KeptEntries(Payload):
         sign_bit = 1 << (self.codes.width - 1)
         levels = (self.codes.numbers & (sign_bit - 1)).astype(np.float32) + np.float32(1)
         signed = np.where(self.codes.numbers & sign_bit, -levels, levels)
-        with np.errstate(over="ignore"):  # infinite entries are refused, or not taken, as all huge ones are (`size`)
+        # infinite entries are refused, or not taken, as all huge ones are (`size`)
+        with np.errstate(over="ignore"):
             values = signed * np.repeat(self.scales, counts)
         return Patch(0, values, indices(counts, self.places.numbers))
 
@@ -94,8 +112,12 @@ class KeptEntries(Payload):
 
     def with_numbers(self, numbers: NDArray[Any], about: About) -> "KeptEntries":
         sign_bit = 1 << (self.codes.width - 1)
-        codes = np.where(numbers < 0, self.codes.numbers | sign_bit, self.codes.numbers & (sign_bit - 1))
-        return KeptEntries(self.scales, self.places, Small(codes.astype(np.uint16), self.codes.width))
+        codes = np.where(
+            numbers < 0, self.codes.numbers | sign_bit, self.codes.numbers & (sign_bit - 1)
+        )
+        return KeptEntries(
+            self.scales, self.places, Small(codes.astype(np.uint16), self.codes.width)
+        )
 
 
 def _count_of(reader: Reader) -> int:
@@ -104,10 +126,16 @@ def _count_of(reader: Reader) -> int:
 
 @dataclass(frozen=True)
 class Combined(Payload):
-    """A step: the entries that any client has sent, combined, and how many each chunk has; none: nobody answered."""
+    """A step: the entries that any client has sent, combined, and how many each chunk has.
 
-    counts: Annotated[NDArray[np.uint16], Counts("u2", lambda reader: len(_kept(reader.about)), optional=True)]
-    places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]  # of the entries, in their chunks, ascending in each
+    None: nobody answered.
+    """
+
+    counts: Annotated[
+        NDArray[np.uint16], Counts("u2", lambda reader: len(_kept(reader.about)), optional=True)
+    ]
+    # of the entries, in their chunks, ascending in each
+    places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]
     values: Annotated[Floats, Halves(_count_of)]  # of the entries
 
     @classmethod
@@ -125,7 +153,11 @@ class Combined(Payload):
 
 
 def _moved_by(values: Floats, about: About) -> float:
-    return moved(about.state.layout, float(np.square(values, dtype=np.float64).sum())) if len(values) else 0.0
+    return (
+        moved(about.state.layout, float(np.square(values, dtype=np.float64).sum()))
+        if len(values)
+        else 0.0
+    )
 
 
 class TopK(Feedback):
@@ -138,7 +170,9 @@ class TopK(Feedback):
 
     name: Literal["topk"] = "topk"
     code: ClassVar[int] = 14
-    about: ClassVar[str] = "the largest entries of each client's change in 2 bits each, error feedback (SparseLoCo)"
+    about: ClassVar[str] = (
+        "the largest entries of each client's change in 2 bits each, error feedback (SparseLoCo)"
+    )
     update_type, step_type = KeptEntries, Combined
 
     share: Annotated[float, Field(gt=0, le=1)] = 1 / 64
@@ -147,7 +181,9 @@ class TopK(Feedback):
     def counts(self, state: State) -> NDArray[np.int64]:
         """Returns k of each chunk."""
         size = state.layout.size
-        return np.maximum(1, np.rint(self.share * np.diff([*range(0, size, CHUNK), size]))).astype(np.int64)
+        return np.maximum(1, np.rint(self.share * np.diff([*range(0, size, CHUNK), size]))).astype(
+            np.int64
+        )
 
     def compressed(self, state: State, vector: Floats, round: int) -> KeptEntries:
         scales, places, codes = [], [], []
@@ -159,13 +195,18 @@ class TopK(Feedback):
             places.append(where.astype(np.uint16).ravel())
             codes.append((levels - 1 | (chosen < 0) << self.bits - 1).astype(np.uint16).ravel())
         which = Small(np.concatenate(places), PLACE_BITS)
-        return KeptEntries(halved(np.concatenate(scales)), which, Small(np.concatenate(codes), self.bits))
+        return KeptEntries(
+            halved(np.concatenate(scales)), which, Small(np.concatenate(codes), self.bits)
+        )
 
     def sent(self, state: State, update: KeptEntries) -> list[Patch]:
         return [update.patch(self.counts(state))]
 
     def aggregate(self, state: State, answers: Answers) -> Combined:
-        """Combines the clients' entries, some chunks at a time; an entry that a client has not sent is 0 there."""
+        """Combines the clients' entries, some chunks at a time.
+
+        An entry that a client has not sent is 0 there.
+        """
         if not answers:
             return Combined.of(np.zeros(0, np.int64), np.zeros(0, np.float32), 0)
         counts = self.counts(state)
@@ -182,7 +223,9 @@ class TopK(Feedback):
         """w <- w - eta_g sum_i c_i q_i, on the entries that were sent."""
         if not len(step.counts):
             return NOTHING
-        return Entries([Patch(0, step.values, indices(step.counts, step.places.numbers))], -self.global_rate)
+        return Entries(
+            [Patch(0, step.values, indices(step.counts, step.places.numbers))], -self.global_rate
+        )
 
 
 def _dense(sent: Sequence[Patch], size: int) -> Iterator[list[NDArray[np.float64]]]:
@@ -197,7 +240,9 @@ def _dense(sent: Sequence[Patch], size: int) -> Iterator[list[NDArray[np.float64
         yield dense
 
 
-def quantized(magnitudes: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def quantized(
+    magnitudes: NDArray[np.float64], most: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Returns Q of each row: its scale, and each entry's level from 1 to `most`."""
     least = np.finfo(np.float32).tiny
     scale = np.maximum(magnitudes.max(axis=1) / most, least)

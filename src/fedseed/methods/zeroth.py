@@ -1,6 +1,8 @@
-"""What the zeroth-order methods share: settings of the estimate, the estimate itself, and the loop of local steps.
+"""What the zeroth-order methods share: settings of the estimate, the estimate itself, and the loop
+of local steps.
 
-two-point   rho = [l(w + eps z; x) - l(w - eps z; x)] / (2 eps)      SPSA; MeZO, FedKSeed Eq. 3, FeedSign Eq. 2
+two-point   rho = [l(w + eps z; x) - l(w - eps z; x)] / (2 eps)      SPSA; MeZO, FedKSeed Eq. 3,
+FeedSign Eq. 2
 one-point   rho = [l(w + eps z; x) - l(w; x)] / eps                  forward difference; FedZO
 
 Losses may be made comparable (`normalize`): what a client measured in one step, without its scale.
@@ -9,20 +11,25 @@ none        as they are
 z-score     (l - mean) / deviation, over the losses of the step; all 0 where they are all alike
 ranks       the place among them, from -1/2 to 1/2; equal losses share theirs, all alike are all 0
 
-They are taken together as a client measures them in a step: both sides of each direction. With one direction only the
-sign of the difference is left, as in FeedSign, times a constant. Of a population, whose directions have examples of
-their own, each pair is centred first: how hard a part of the batch is says nothing of its direction.
+They are taken together as a client measures them in a step: both sides of each direction. With one
+direction only the sign of the difference is left, as in FeedSign, times a constant. Of a
+population, whose directions have examples of
+their own, each pair is centred first: how hard a part of the batch is says nothing of its
+direction.
 
-A population looks along many directions in one pass over a batch, each on a part of the batch of its own:
+A population looks along many directions in one pass over a batch, each on a part of the batch of
+its own:
 
-    rho_j = [l(w + eps z_j; X_j) - l(w - eps z_j; X_j)] / (2 eps)     j = 1..n, X = X_1 + ... + X_n, equally large
+    rho_j = [l(w + eps z_j; X_j) - l(w - eps z_j; X_j)] / (2 eps)     j = 1..n, X = X_1 + ... + X_n,
+    equally large
     g     = (1 / n) sum_j rho_j z_j
 
-With one direction a batch, g's noise is about d |mean g_i|^2 however large the batch is; with one for each of n parts,
-(d / n) mean |g_j|^2, of the parts' gradients g_j. So it pays where parts of a batch have gradients that agree, and an
-estimate of a batch costs the same two passes. Evaluating rows at weights of their own: Sarkar et al., "Evolution
-Strategies at the Hyperscale", arXiv 2511.16652; with "lowrank" directions it takes one pass
-(`fedseed.weights.perturbed_rows`), with others one for each part, over that part alone.
+With one direction a batch, g's noise is about d |mean g_i|^2 however large the batch is; with one
+for each of n parts, (d / n) mean |g_j|^2, of the parts' gradients g_j. So it pays where parts of a
+batch have gradients that agree, and an estimate of a batch costs the same two passes. Evaluating
+rows at weights of their own: Sarkar et al., "Evolution Strategies at the Hyperscale", arXiv
+2511.16652; with "lowrank" directions it takes one pass (`fedseed.weights.perturbed_rows`), with
+others one for each part, over that part alone.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,8 +54,12 @@ Normalisation = Literal["none", "z-score", "ranks"]
 BasisName = Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"]
 
 
-def normalised(losses: Sequence[float] | NDArray[np.floating[Any]], how: Normalisation) -> NDArray[np.float64]:
-    """Returns the losses of one population (finite, shape (n,)) without their scale, in the same order."""
+def normalised(
+    losses: Sequence[float] | NDArray[np.floating[Any]], how: Normalisation
+) -> NDArray[np.float64]:
+    """Returns the losses of one population (finite, shape (n,)) without their scale, in the same
+    order.
+    """
     given = np.asarray(losses, dtype=np.float64)
     if how == "none" or not len(given):
         return given
@@ -81,21 +92,25 @@ class ZerothOrder(Method):
     """Settings of every zeroth-order method.
 
     Args:
-        basis: where directions come from. "normal" is published; "rademacher" tunes as well at less cost.
-        basis_size: for "hadamard", the number of directions of one basis (B is the next power of two).
+        basis: where directions come from. "normal" is published; "rademacher" tunes as well at less
+            cost.
+        basis_size: for "hadamard", the number of directions of one basis (B is the next power of
+            two).
         basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
         learning_rate: eta, the rate of a step.
         scale: eps, how far the weights are perturbed (FeedSign calls it mu).
         batch: examples an estimate is made on.
         clip: loss guard: a step whose two losses differ by more is skipped.
-        normalize: what becomes of the losses that a client measures in one step, before they are compared: "none",
-            "z-score" or "ranks" (`fedseed.methods.zeroth`), so that clients' scales do not matter. It wants a
-            learning rate of its own; with one direction a step only the sign of the difference is left.
-        small_steps: what becomes of changes far below a 16-bit weight's last place. "nearest": they vanish when
-            rounded (harmless in float32); "stochastic": rounded up or down by the shared stream, right on average;
-            "from-base": coefficients are summed up in float32 and the weights rebuilt from the base each step (one
-            pass with "hadamard"; with other bases the cost grows with every step). Methods that send weights round
-            their average as they round steps.
+        normalize: what becomes of the losses that a client measures in one step, before they are
+            compared: "none", "z-score" or "ranks" (`fedseed.methods.zeroth`), so that clients'
+            scales do not matter. It wants a learning rate of its own; with one direction a step
+            only the sign of the difference is left.
+        small_steps: what becomes of changes far below a 16-bit weight's last place. "nearest": they
+            vanish when rounded (harmless in float32); "stochastic": rounded up or down by the
+            shared stream, right on average; "from-base": coefficients are summed up in float32 and
+            the weights rebuilt from the base each step (one pass with "hadamard"; with other bases
+            the cost grows with every step). Methods that send weights round their average as they
+            round steps.
         autocast: 16-bit dtype of forward passes over float32 weights; "bfloat16" or "float16".
         schedule: of the learning rate, by round; None: it stays the same.
     """
@@ -131,30 +146,47 @@ class ZerothOrder(Method):
         return factor_of(self.schedule, number)
 
     def rounding(self, seed: int, step: int) -> tuple[int, int] | None:
-        """Returns how a step with these numbers of the shared stream is rounded (`fedseed.weights.change.Add`)."""
+        """Returns how a step with these numbers of the shared stream is rounded
+        (`fedseed.weights.change.Add`).
+        """
         return (seed, step) if self.small_steps == "stochastic" else None
 
     def local_step(self, terms: Sequence[Term], number: int, seed: int, step: int) -> Change:
-        """Returns the change w <- w - eta (sum of the terms), at the rate of a round, rounded as `rounding` says."""
+        """Returns the change w <- w - eta (sum of the terms), at the rate of a round, rounded as
+        `rounding` says.
+        """
         return Add(terms, -self.learning_rate * self.factor(number), self.rounding(seed, step))
 
     def two_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
-        """Returns the two-point estimate along direction k. Raises NonFiniteError: the losses are not usable."""
+        """Returns the two-point estimate along direction k.
+
+        Raises NonFiniteError: the losses are not usable.
+        """
         return cast(Projection, client.estimates(self, basis, [k], items)[0])
 
     def measured(
-        self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool
+        self,
+        client: Client,
+        basis: Basis,
+        along: Sequence[int],
+        items: Sequence[Any],
+        one_sided: bool,
     ) -> list[Projection]:
-        """Returns the estimates along some directions, as the client's losses have them; `Client.estimates` asks.
+        """Returns the estimates along some directions, as the client's losses have them.
 
-        In a population (n > 1), an estimate that is not usable is 0, its loss is NaN, and it is counted as skipped.
+        `Client.estimates` asks.
+
+        In a population (n > 1), an estimate that is not usable is 0, its loss is NaN, and it is
+        counted as skipped.
 
         Args:
             client: the client.
             basis: where the directions come from.
-            along: their indices; in a population a multiple of n, of which n are looked along in one pass.
+            along: their indices; in a population a multiple of n, of which n are looked along in
+                one pass.
             items: a batch; in a population of n equal parts.
-            one_sided: one-point estimates, with one more pass for all of them together; else two-point ones.
+            one_sided: one-point estimates, with one more pass for all of them together; else
+                two-point ones.
 
         Raises:
             NonFiniteError: no estimate of a population is usable; without one, a single one is not.
@@ -175,23 +207,34 @@ class ZerothOrder(Method):
         pairs = zip(plus, minus * (len(plus) // len(minus)), strict=True)
         return [one for both in pairs for one in self._usable(client, *both, width)]
 
-    def _usable(self, client: Client, plus: Sequence[float], minus: Sequence[float], width: float) -> list[Projection]:
-        """Returns the quotients of a population; 0 with a loss of NaN where two losses are no measurement."""
+    def _usable(
+        self, client: Client, plus: Sequence[float], minus: Sequence[float], width: float
+    ) -> list[Projection]:
+        """Returns the quotients of a population.
+
+        0 with a loss of NaN where two losses are no measurement.
+        """
         problems = list(map(self.problem, plus, minus))
         usable = [number for number, problem in enumerate(problems) if problem is None]
         if not usable:
-            raise NonFiniteError(f"of {len(problems)} parts of the batch none was usable: {problems[-1]}")
+            raise NonFiniteError(
+                f"of {len(problems)} parts of the batch none was usable: {problems[-1]}"
+            )
         for problem in filter(None, problems):
             client.skip(problem)
-        found = iter(self.quotients([plus[i] for i in usable], [minus[i] for i in usable], width, apart=True))
+        found = iter(
+            self.quotients([plus[i] for i in usable], [minus[i] for i in usable], width, apart=True)
+        )
         return [next(found) if problem is None else Projection(0.0, nan) for problem in problems]
 
     def quotients(
         self, plus: Sequence[float], minus: Sequence[float], width: float, apart: bool = False
     ) -> list[Projection]:
-        """Returns (plus - minus) / width, where `minus` has a loss for each of `plus`, or one for all.
+        """Returns (plus - minus) / width, where `minus` has a loss for each of `plus`, or one for
+        all.
 
-        `apart`: each pair is of other examples, so that only what lies between its two losses says anything.
+        `apart`: each pair is of other examples, so that only what lies between its two losses says
+        anything.
         """
         there = list(minus) * (len(plus) // len(minus))
         if problem := next(filter(None, map(self.problem, plus, there)), None):
@@ -208,7 +251,10 @@ class ZerothOrder(Method):
         ]
 
     def problem(self, plus: float, minus: float) -> str | None:
-        """Returns why two losses are no measurement, or the loss guard says no; None if they are one."""
+        """Returns why two losses are no measurement, or the loss guard says no.
+
+        None if they are one.
+        """
         difference = plus - minus
         if not np.isfinite(difference):
             return f"loss is {plus} and {minus} on the two sides of a perturbation"
@@ -219,10 +265,12 @@ class ZerothOrder(Method):
     def local_steps(
         self, client: Client, basis: Basis, draws: Iterable[Sequence[int]], one_sided: bool = False
     ) -> Iterator[tuple[Sequence[int], list[Projection]]]:
-        """Yields the indices and estimates of local steps in turn, each at the weights as they are then.
+        """Yields the indices and estimates of local steps in turn, each at the weights as they are
+        then.
 
-        A step whose losses are not usable is counted and left out. Raises NonFiniteError at the end if no step was
-        usable. `draws` are the indices of each step's directions; `one_sided`: forward differences.
+        A step whose losses are not usable is counted and left out. Raises NonFiniteError at the end
+        if no step was usable. `draws` are the indices of each step's directions; `one_sided`:
+        forward differences.
         """
         usable, reason = False, ""
         for along, items in zip(draws, client.batches(self.batch), strict=False):
@@ -242,8 +290,9 @@ class Population(ZerothOrder):
     """What a method takes that can look along many directions with the passes of one.
 
     Args (besides those of `ZerothOrder`):
-        population: n, directions of an estimate, each on a part of `batch` / n examples; two passes in all. One pass
-            for all of them takes basis = "lowrank"; with other bases each part has passes of its own.
+        population: n, directions of an estimate, each on a part of `batch` / n examples; two passes
+            in all. One pass for all of them takes basis = "lowrank"; with other bases each part has
+            passes of its own.
     """
 
     population: Annotated[int, Field(ge=1, le=MOST)] = 1
@@ -252,8 +301,8 @@ class Population(ZerothOrder):
     def _parts_are_equal(self) -> "Population":
         if self.batch % self.population:
             raise ValueError(
-                f"population = {self.population} does not divide batch = {self.batch}: each direction has an equal "
-                "part of the batch"
+                f"population = {self.population} does not divide batch = {self.batch}: each "
+                "direction has an equal part of the batch"
             )
         return self
 

@@ -1,14 +1,16 @@
 """ZO-FedSGD: a projection from each client, aggregated every step.
 
-FeedSign's baseline (its Algorithm 1), after Malladi et al., "Fine-Tuning Language Models with Just Forward Passes"
-(MeZO), 2023; one-byte scalars after Zelikman et al., "Just One Byte (per gradient)", 2023.
+FeedSign's baseline (its Algorithm 1), after Malladi et al., "Fine-Tuning Language Models with Just
+Forward Passes" (MeZO), 2023; one-byte scalars after Zelikman et al., "Just One Byte (per
+gradient)", 2023.
 
     rho_k = [l(w + eps z) - l(w - eps z)] / 2 eps        on client k's batch
     w    <- w - (eta / m) sum_k rho_k z_{s_k}            own seeds
     w    <- w - eta mean(rho) z_t                        one shared seed a step
 
-A seed is 32 bits: the index of a direction of the run's basis. With a population of n there are n rho of a client, on
-the directions from that index on, and the step takes their mean; own indices are multiples of n then.
+A seed is 32 bits: the index of a direction of the run's basis. With a population of n there are n
+rho of a client, on the directions from that index on, and the step takes their mean; own indices
+are multiples of n then.
 """
 
 from dataclasses import dataclass, field
@@ -28,9 +30,12 @@ from fedseed.weights.change import Term
 
 
 class OneByte(Array):
-    """float32 numbers in a byte each: a sign and a magnitude 2^((c - 80) / 5), c = 1..127; c = 0 is zero.
+    """float32 numbers in a byte each: a sign and a magnitude 2^((c - 80) / 5), c = 1..127.
 
-    From 2^-15.8 to 2^9.4 (675) in steps of 15%: nearest in the logarithm, too small becomes 0, too large the largest.
+    C = 0 is zero.
+
+    From 2^-15.8 to 2^9.4 (675) in steps of 15%: nearest in the logarithm, too small becomes 0, too
+    large the largest.
     """
 
     def write(self, value: Any) -> bytes:
@@ -50,26 +55,41 @@ _VALUES = np.array(_magnitudes + [-m for m in _magnitudes], dtype=np.float32)
 
 @dataclass(frozen=True)
 class Projections(Scalars):
-    """Scalars on directions: an update, or a step, in which the weights are multiplied in; n for each client."""
+    """Scalars on directions: an update, or a step, in which the weights are multiplied in.
 
-    # the first of their directions, where each client takes its own; None: they follow from the step's number
+    N for each client.
+    """
+
+    # the first of their directions, where each client takes its own; None: they follow from the
+    # step's number
     indices: Annotated[NDArray[np.uint32] | None, Array("u4", "m", when="own_seeds")] = field(
         default=None, kw_only=True
     )
     scalars: Annotated[Floats, Array("f4", "m", each="population")]
 
     def check(self, about: About) -> None:
-        """Refuses all but one population in an update, or in a step with a shared seed; none: nobody answered."""
+        """Refuses all but one population in an update, or in a step with a shared seed.
+
+        None: nobody answered.
+        """
         n = about.lookup("population")
         most = n if about.kind == "update" or self.indices is None else None
-        if (most is not None and len(self.scalars) > most) or (about.kind == "update" and not len(self.scalars)):
-            raise MessageError(f"{len(self.scalars)} projections in {about.kind} of {about.method.name}, not {n}")
+        if (most is not None and len(self.scalars) > most) or (
+            about.kind == "update" and not len(self.scalars)
+        ):
+            raise MessageError(
+                f"{len(self.scalars)} projections in {about.kind} of {about.method.name}, not {n}"
+            )
         if self.indices is not None and (self.indices % n).any():
-            raise MessageError(f"an index of {self.indices[self.indices % n > 0][0]}: not a multiple of {n}")
+            raise MessageError(
+                f"an index of {self.indices[self.indices % n > 0][0]}: not a multiple of {n}"
+            )
         super().check(about)
 
     def size(self, about: About) -> float:
-        return largest(self.scalars if about.kind == "update" else np.abs(self.scalars).sum(keepdims=True))
+        return largest(
+            self.scalars if about.kind == "update" else np.abs(self.scalars).sum(keepdims=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -83,8 +103,9 @@ class ZOFedSGD(Population, Stepwise):
     """ZO-FedSGD's settings; a round is a step.
 
     Args (besides those of `Population` and `Stepwise`):
-        seeds: "own": each client draws its own direction and sends (seed, rho), 8 bytes; "shared": one direction a
-            step, 4 bytes up and the mean, 4 bytes, down. With a population of n, n directions, and 4 n bytes for rho.
+        seeds: "own": each client draws its own direction and sends (seed, rho), 8 bytes; "shared":
+            one direction a step, 4 bytes up and the mean, 4 bytes, down. With a population of n, n
+            directions, and 4 n bytes for rho.
         scalars: "float32", or "byte" for one byte a projection.
     """
 
@@ -101,7 +122,9 @@ class ZOFedSGD(Population, Stepwise):
     @model_validator(mode="after")
     def _base_needs_shared_seeds(self) -> "ZOFedSGD":
         if self.own_seeds and self.from_base:
-            raise ValueError('small_steps = "from-base" needs seeds = "shared": own directions never come twice')
+            raise ValueError(
+                'small_steps = "from-base" needs seeds = "shared": own directions never come twice'
+            )
         return self
 
     @property
@@ -109,8 +132,10 @@ class ZOFedSGD(Population, Stepwise):
         reach = {"none": 0.0, "z-score": self.population**0.5, "ranks": 0.5}[self.normalize]
         if self.scalars == "byte" and reach / self.scale > _VALUES.max():
             return (
-                f'scalars = "byte": with normalize = "{self.normalize}" projections reach {reach / self.scale:,.0f}, '
-                f"and a byte {_VALUES.max():.0f}; take method.scale = {1.01 * reach / _VALUES.max():.2g} or more"
+                f'scalars = "byte": with normalize = "{self.normalize}" projections reach '
+                f"{reach / self.scale:,.0f}, "
+                f"and a byte {_VALUES.max():.0f}; take method.scale = "
+                f"{1.01 * reach / _VALUES.max():.2g} or more"
             )
         return super().mistaken
 
@@ -132,23 +157,39 @@ class ZOFedSGD(Population, Stepwise):
         if self.own_seeds:  # aligned: those of two clients are the same, or have none in common
             k = state.client_seed(client.round, client.number) % ((1 << 32) // n) * n
             along = range(k, k + n)
-        found = client.estimates(self, self.directions(state.seed), along, next(client.batches(self.batch)))
+        found = client.estimates(
+            self, self.directions(state.seed), along, next(client.batches(self.batch))
+        )
         indices = np.array([along.start], dtype=np.uint32) if self.own_seeds else None
-        return self.update_type(np.array([one.rho for one in found], dtype=np.float32), indices=indices)
+        return self.update_type(
+            np.array([one.rho for one in found], dtype=np.float32), indices=indices
+        )
 
     def aggregate(self, state: StepState, answers: Answers) -> Projections:
-        """Returns each client's scalars, its weight multiplied in, or with shared seeds the mean, in full floats."""
+        """Returns each client's scalars, its weight multiplied in, or with shared seeds the mean,
+        in full floats.
+        """
         n = self.population
         if self.own_seeds:
-            scalars = np.array([c * rho / n for _, c, u in answers for rho in u.scalars.tolist()], dtype=np.float32)
-            return Projections(scalars, indices=np.array([u.indices[0] for u in answers.updates], dtype=np.uint32))
-        return Projections((answers.combine([u.scalars for u in answers.updates]) / n).astype(np.float32))
+            scalars = np.array(
+                [c * rho / n for _, c, u in answers for rho in u.scalars.tolist()], dtype=np.float32
+            )
+            return Projections(
+                scalars, indices=np.array([u.indices[0] for u in answers.updates], dtype=np.uint32)
+            )
+        return Projections(
+            (answers.combine([u.scalars for u in answers.updates]) / n).astype(np.float32)
+        )
 
     def summed(self, state: StepState, step: Projections) -> tuple[Floats, list[Term] | None]:
         if step.indices is None:
             return step.scalars, None
         basis = self.directions(state.seed)
-        pairs = zip(step.indices, self.divided(state, step.scalars).reshape(-1, self.population), strict=True)
+        pairs = zip(
+            step.indices,
+            self.divided(state, step.scalars).reshape(-1, self.population),
+            strict=True,
+        )
         return step.scalars, [Term(basis, rho, int(k)) for k, rho in pairs]
 
     @property
@@ -161,4 +202,8 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def incomparable(self) -> str | None:  # type: ignore[override]
-        return 'seeds = "own": each client measures along a direction of its own' if self.own_seeds else None
+        return (
+            'seeds = "own": each client measures along a direction of its own'
+            if self.own_seeds
+            else None
+        )

@@ -1,12 +1,16 @@
 """Adapters: a few parameters added to a frozen base, which are tuned in its place. Built on `peft`.
 
-    lora       Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: W + (alpha / r) B A
-    p-tuning   Liu et al., "GPT Understands, Too", 2021: virtual tokens that an MLP makes of an embedding
-    prompt     Lester, Al-Rfou, Constant, "The Power of Scale for Parameter-Efficient Prompt Tuning", EMNLP 2021
+    lora       Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: W +
+    (alpha / r) B A
+    p-tuning   Liu et al., "GPT Understands, Too", 2021: virtual tokens that an MLP makes of an
+    embedding
+    prompt     Lester, Al-Rfou, Constant, "The Power of Scale for Parameter-Efficient Prompt
+    Tuning", EMNLP 2021
 
-An adapter is installed before the parameter space is made, so every method that tunes a model tunes an adapter as well,
-and sends what belongs to the adapter only. What it starts from is drawn from the shared stream by the run's seed: the
-same bits at every client, whatever `peft`'s and torch's generators do. Settings are free of torch.
+An adapter is installed before the parameter space is made, so every method that tunes a model tunes
+an adapter as well, and sends what belongs to the adapter only. What it starts from is drawn from
+the shared stream by the run's seed: the same bits at every client, whatever `peft`'s and torch's
+generators do. Settings are free of torch.
 """
 
 import logging
@@ -38,8 +42,8 @@ class LoRA(_Adapter):
     Args:
         rank: r, columns of the factors that are trained.
         alpha: the change is scaled by alpha / r.
-        targets: names of the layers (their last parts); None: peft's choice for the architecture, for most the
-            attention's query and value projections.
+        targets: names of the layers (their last parts); None: peft's choice for the architecture,
+            for most the attention's query and value projections.
         dropout: on the adapter's input, in first-order training.
     """
 
@@ -51,7 +55,9 @@ class LoRA(_Adapter):
 
 
 class PTuning(_Adapter):
-    """Virtual tokens before the prompt: an embedding through an MLP of three layers. Both are trained and sent.
+    """Virtual tokens before the prompt: an embedding through an MLP of three layers.
+
+    Both are trained and sent.
 
     Args:
         virtual_tokens: how many virtual tokens.
@@ -68,8 +74,8 @@ class PromptTuning(_Adapter):
 
     Args:
         virtual_tokens: how many virtual tokens.
-        init: what they start as: rows of the model's own embedding ("vocabulary"), or N(0, 1) ("normal": peft's
-            default, far from any word of most models).
+        init: what they start as: rows of the model's own embedding ("vocabulary"), or N(0, 1)
+            ("normal": peft's default, far from any word of most models).
     """
 
     kind: Literal["prompt"] = "prompt"
@@ -82,14 +88,16 @@ AnyAdapter = Annotated[Adapter, Field(discriminator="kind")]
 
 
 def chosen(given: Adapter | None, wanted: Adapter | None, method: str) -> Adapter | None:
-    """Returns the adapter of a run: what the recipe asks for, or else what the method is defined with.
+    """Returns the adapter of a run: what the recipe asks for, or else what the method is defined
+    with.
 
     Raises RecipeError if the method is defined with another kind.
     """
     if given is None or wanted is None or given.kind == wanted.kind:
         return given or wanted
     raise RecipeError(
-        f'model.adapter.kind = "{given.kind}": {method} tunes "{wanted.kind}"; leave model.adapter out, or take '
+        f'model.adapter.kind = "{given.kind}": {method} tunes "{wanted.kind}"; leave model.adapter '
+        "out, or take "
         'method.name = "fedavg", which tunes any adapter'
     )
 
@@ -112,7 +120,9 @@ def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
 
 
 def library() -> Any:
-    """Returns PEFT, which takes seconds to import and brings bitsandbytes, where that is installed."""
+    """Returns PEFT, which takes seconds to import and brings bitsandbytes, where that is
+    installed.
+    """
     # on import it warns of kernels that could come from the hub
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
@@ -121,7 +131,9 @@ def library() -> Any:
 
 
 def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
-    """Returns the model with an adapter whose first weights are peft's own: enough to know its size."""
+    """Returns the model with an adapter whose first weights are peft's own: enough to know its
+    size.
+    """
     import torch
 
     peft = library()
@@ -137,23 +149,31 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
     match settings:
         case LoRA():
             config = peft.LoraConfig(
-                task_type=task, r=settings.rank, lora_alpha=settings.alpha, lora_dropout=settings.dropout,
+                task_type=task,
+                r=settings.rank,
+                lora_alpha=settings.alpha,
+                lora_dropout=settings.dropout,
                 target_modules=None if settings.targets is None else list(settings.targets),
-            )  # fmt: skip
+            )
         case PTuning():
             config = peft.PromptEncoderConfig(
-                task_type=task, num_virtual_tokens=settings.virtual_tokens,
-                encoder_reparameterization_type="MLP", encoder_hidden_size=settings.hidden,
-            )  # fmt: skip
+                task_type=task,
+                num_virtual_tokens=settings.virtual_tokens,
+                encoder_reparameterization_type="MLP",
+                encoder_hidden_size=settings.hidden,
+            )
         case PromptTuning():
-            config = peft.PromptTuningConfig(task_type=task, num_virtual_tokens=settings.virtual_tokens)
+            config = peft.PromptTuningConfig(
+                task_type=task, num_virtual_tokens=settings.virtual_tokens
+            )
     try:
         # peft draws first weights of its own, on the CPU
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), hushed():
             wrapped = peft.get_peft_model(model, config)
     except ValueError as error:
         raise RecipeError(
-            f'model.adapter.kind = "{settings.kind}" with targets = {getattr(settings, "targets", None)} does not fit '
+            f'model.adapter.kind = "{settings.kind}" with targets = '
+            f"{getattr(settings, 'targets', None)} does not fit "
             f"this base ({type(model).__name__}): {first_line(error)}"
         ) from error
     if not isinstance(settings, LoRA):
@@ -165,8 +185,8 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
 def _draw(model: Any, settings: Adapter, seed: int) -> None:
     """Draws the adapter's first weights, parameter by parameter in their order, in float32.
 
-    LoRA's B: zeros, so that the model starts as the base. LoRA's A and an MLP's layers: uniform on +-1 / sqrt(fan-in).
-    Virtual tokens: rows of the model's embedding, or N(0, 1).
+    LoRA's B: zeros, so that the model starts as the base. LoRA's A and an MLP's layers: uniform on
+    +-1 / sqrt(fan-in). Virtual tokens: rows of the model's embedding, or N(0, 1).
     """
     import torch
 
@@ -186,40 +206,58 @@ def _draw(model: Any, settings: Adapter, seed: int) -> None:
                 p.copy_(torch.from_numpy(values).reshape(p.shape))
             elif isinstance(settings, PromptTuning) and settings.init == "vocabulary":
                 embeddings = model.get_base_model().get_input_embeddings().weight
-                # 64-bit numbers modulo a vocabulary: no row is likelier than another by more than one part in 10^13
-                rows = [int(n) % len(embeddings) for n in uniform_integers(seed, Domain.ADAPTER, len(p), number)]
+                # 64-bit numbers modulo a vocabulary: no row is likelier than another by more than
+                # one part in 10^13
+                rows = [
+                    int(n) % len(embeddings)
+                    for n in uniform_integers(seed, Domain.ADAPTER, len(p), number)
+                ]
                 p.copy_(embeddings[rows])
             else:
-                normal = Basis("normal", derive(seed, Domain.ADAPTER, 0, number)).direction(0, 0, count)
+                normal = Basis("normal", derive(seed, Domain.ADAPTER, 0, number)).direction(
+                    0, 0, count
+                )
                 p.copy_(torch.from_numpy(normal).reshape(p.shape))
 
 
 def save(model: Any, folder: Path) -> None:
     """Writes the adapter as `peft` has it: `PeftModel.from_pretrained(base, folder)` loads it.
 
-    Of P-tuning `peft` keeps the virtual tokens as its MLP makes them, which is what the model uses, not the MLP.
+    Of P-tuning `peft` keeps the virtual tokens as its MLP makes them, which is what the model uses,
+    not the MLP.
     """
     with hushed():
-        model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the hub for the base
+        # "auto" would ask the hub for the base
+        model.save_pretrained(folder, save_embedding_layers=False)
 
 
 def load(model: Any, folder: Path) -> Any:
-    """Returns the base with an adapter that `save` has written. Raises RecipeError if they do not fit."""
+    """Returns the base with an adapter that `save` has written.
+
+    Raises RecipeError if they do not fit.
+    """
     peft = library()
     try:
         with hushed():
             return peft.PeftModel.from_pretrained(model, folder).eval()
     except (OSError, ValueError, RuntimeError) as error:
-        raise RecipeError(f"{folder}: the adapter does not fit its base: {first_line(error)}") from error
+        raise RecipeError(
+            f"{folder}: the adapter does not fit its base: {first_line(error)}"
+        ) from error
 
 
 def merged(model: Any) -> Any:
-    """Returns the base with an adapter's changes added to its weights: a model without an adapter. Changes `model`.
+    """Returns the base with an adapter's changes added to its weights: a model without an adapter.
 
-    Raises RecipeError if there is no adapter, or one whose virtual tokens no weights of the base can stand for.
+    Changes `model`.
+
+    Raises RecipeError if there is no adapter, or one whose virtual tokens no weights of the base
+    can stand for.
     """
     if not is_installed(model) or has_virtual_tokens(model):
-        raise RecipeError("--merge: only a LoRA adapter can be added to the base's weights; leave it out")
+        raise RecipeError(
+            "--merge: only a LoRA adapter can be added to the base's weights; leave it out"
+        )
     with hushed():
         return model.merge_and_unload()
 
@@ -234,7 +272,9 @@ def hushed() -> Iterator[None]:
 
 
 def base_digest(model: Any, kind: DigestKind = "blake2b") -> str:
-    """Returns the digest of the base inside a `peft` model, as `fedseed.weights.digest` gave it before `install`."""
+    """Returns the digest of the base inside a `peft` model, as `fedseed.weights.digest` gave it
+    before `install`.
+    """
     from fedseed.weights.digest import hash_tensors, untied
 
     named = untied(
@@ -261,5 +301,8 @@ def has_virtual_tokens(model: "torch.nn.Module") -> bool:
 
 
 def at_home(model: "torch.nn.Module", device: "torch.device") -> AbstractContextManager[Any]:
-    """Makes new tensors on the model's device in a forward pass with virtual tokens; peft names no device for them."""
+    """Makes new tensors on the model's device in a forward pass with virtual tokens.
+
+    Peft names no device for them.
+    """
     return device if has_virtual_tokens(model) else nullcontext()

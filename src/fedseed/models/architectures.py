@@ -1,4 +1,6 @@
-"""Says how models of each architecture are loaded, and which architecture a base's configuration names."""
+"""Says how models of each architecture are loaded, and which architecture a base's configuration
+names.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto
 
-Architecture = Literal["causal", "masked", "seq2seq", "classification", "image"]  # what a model predicts
+# what a model predicts
+Architecture = Literal["causal", "masked", "seq2seq", "classification", "image"]
 
 
 @dataclass(frozen=True)
@@ -34,36 +37,59 @@ class Loader:
 
     def classes(self) -> set[str]:
         """Returns the names of all classes of such models."""
-        return {name for names in self.names.values() for name in ((names,) if isinstance(names, str) else names)}
+        return {
+            name
+            for names in self.names.values()
+            for name in ((names,) if isinstance(names, str) else names)
+        }
 
     def processor(self, place: str, trust_remote_code: bool) -> Any:
-        """Returns a folder's or hub name's tokenizer or image processor. Raises OSError or ValueError if incomplete."""
+        """Returns a folder's or hub name's tokenizer or image processor.
+
+        Raises OSError or ValueError if incomplete.
+        """
         if self.auto is AutoModelForImageClassification:
             return AutoImageProcessor.from_pretrained(place, trust_remote_code=trust_remote_code)
         try:
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-        except BaseException as error:  # a bad regex or normaliser: a bare Exception, or a panic, which is not one
-            if isinstance(error, OSError | ValueError | ImportError | KeyboardInterrupt | SystemExit):
+        except (
+            BaseException
+        ) as error:  # a bad regex or normaliser: a bare Exception, or a panic, which is not one
+            if isinstance(
+                error, OSError | ValueError | ImportError | KeyboardInterrupt | SystemExit
+            ):
                 raise
             raise ValueError(f"tokenizers refuses it: {error}") from error
-        # without its files, transformers makes up some tokenizers from the model's type, with special tokens only
+        # without its files, transformers makes up some tokenizers from the model's type, with
+        # special tokens only
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ValueError("it has no tokenizer files (such as tokenizer.json)")
         return tokenizer
 
 
 LOADERS: dict[Architecture, Loader] = {
-    "causal": Loader("a language model that continues text, such as OPT or LLaMA", AutoModelForCausalLM, "CAUSAL_LM"),
-    "seq2seq": Loader("an encoder-decoder, such as T5 or BART", AutoModelForSeq2SeqLM, "SEQ_TO_SEQ_CAUSAL_LM"),
-    "masked": Loader("a language model that fills in masks, such as RoBERTa", AutoModelForMaskedLM, "MASKED_LM"),
+    "causal": Loader(
+        "a language model that continues text, such as OPT or LLaMA",
+        AutoModelForCausalLM,
+        "CAUSAL_LM",
+    ),
+    "seq2seq": Loader(
+        "an encoder-decoder, such as T5 or BART", AutoModelForSeq2SeqLM, "SEQ_TO_SEQ_CAUSAL_LM"
+    ),
+    "masked": Loader(
+        "a language model that fills in masks, such as RoBERTa", AutoModelForMaskedLM, "MASKED_LM"
+    ),
     "classification": Loader(
         "a text model that can have a classification head, such as BERT, RoBERTa or LLaMA",
-        AutoModelForSequenceClassification, "SEQUENCE_CLASSIFICATION",
+        AutoModelForSequenceClassification,
+        "SEQUENCE_CLASSIFICATION",
     ),
     "image": Loader(
-        "an image classifier, such as ViT or ResNet", AutoModelForImageClassification, "IMAGE_CLASSIFICATION"
+        "an image classifier, such as ViT or ResNet",
+        AutoModelForImageClassification,
+        "IMAGE_CLASSIFICATION",
     ),
-}  # fmt: skip
+}
 
 
 def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Architecture:
@@ -71,7 +97,8 @@ def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Arch
 
     Args:
         config: the base's config.json.
-        classifies: whether it is to tell classes apart: then of images, if it is a model of images, or else of texts.
+        classifies: whether it is to tell classes apart: then of images, if it is a model of images,
+            or else of texts.
     """
     classes, model_type = config.get("architectures") or (), config.get("model_type")
     if classifies:
@@ -79,7 +106,9 @@ def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Arch
         of_texts = text.classes().intersection(classes) or model_type not in LOADERS["image"].names
         return "classification" if model_type in text.names and of_texts else "image"
     named = [kind for kind, loader in LOADERS.items() if loader.classes().intersection(classes)]
-    speaks = not named and config.get("is_encoder_decoder") and model_type in LOADERS["seq2seq"].names
+    speaks = (
+        not named and config.get("is_encoder_decoder") and model_type in LOADERS["seq2seq"].names
+    )
     if speaks or "seq2seq" in named:  # BART's class is one for masks, too
         return "seq2seq"
     return named[0] if named else "causal"

@@ -1,7 +1,8 @@
 """Checks a base's folder, which may be somebody else's, before anything of it is loaded.
 
-Weights in safetensors files and, with `weights_only`, in torch's own are data; so are configurations and tokenizers.
-The code that a folder brings or names, files that it names elsewhere, and archives that inflate are not data.
+Weights in safetensors files and, with `weights_only`, in torch's own are data; so are
+configurations and tokenizers. The code that a folder brings or names, files that it names
+elsewhere, and archives that inflate are not data.
 """
 
 import json
@@ -13,13 +14,18 @@ from typing import Any
 from fedseed.errors import RecipeError
 from fedseed.text import shown
 
-CODE_FILES = ("modeling_*.py", "configuration_*.py", "tokenization_*.py")  # files of a model's own code
+# files of a model's own code
+CODE_FILES = ("modeling_*.py", "configuration_*.py", "tokenization_*.py")
 _SETTINGS = ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
-_IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")  # "owner/name" is a kernel of the hub: code
+# "owner/name" is a kernel of the hub: code
+_IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 
 
 def own_code(place: str, config: Mapping[str, Any]) -> str:
-    """Returns the names of code that comes in a model's folder or is named by its config.json; "" if there is none."""
+    """Returns the names of code that comes in a model's folder or is named by its config.json.
+
+    "" if there is none.
+    """
     folder, found = Path(place), ["auto_map in config.json"] if config.get("auto_map") else []
     for path in (folder / name for name in _SETTINGS):
         try:
@@ -33,34 +39,62 @@ def own_code(place: str, config: Mapping[str, Any]) -> str:
         table = waiting.pop()
         for key, value in table.items() if isinstance(table, Mapping) else ():
             texts = list(value.values()) if isinstance(value, Mapping) else [value]
-            if key.lstrip("_") in _IMPLEMENTATIONS and any(isinstance(text, str) and "/" in text for text in texts):
+            if key.lstrip("_") in _IMPLEMENTATIONS and any(
+                isinstance(text, str) and "/" in text for text in texts
+            ):
                 found.append(f"{key} in config.json")
-        waiting += table.values() if isinstance(table, Mapping) else table if isinstance(table, list) else ()
+        waiting += (
+            table.values()
+            if isinstance(table, Mapping)
+            else table
+            if isinstance(table, list)
+            else ()
+        )
     found += [path.name for pattern in CODE_FILES for path in folder.glob(pattern)]
     return shown(", ".join(sorted(set(found))))
 
 
 def check_files(base: str, place: str) -> None:
-    """Checks the files that weights come from, in a base's folder; on the hub, the hub's own client looks at them.
+    """Checks the files that weights come from, in a base's folder.
 
-    Raises RecipeError if an index names files that are not in the folder, or an archive is compressed.
+    On the hub, the hub's own client looks at them.
+
+    Raises RecipeError if an index names files that are not in the folder, or an archive is
+    compressed.
     """
     folder = Path(place)
     for path in sorted(folder.glob("*.index.json")):
         try:
             names = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-            raise RecipeError(f'model.base = "{base}": {path.name} is no index of weights') from error
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            TypeError,
+            RecursionError,
+        ) as error:
+            raise RecipeError(
+                f'model.base = "{base}": {path.name} is no index of weights'
+            ) from error
         for name in names:
             if not isinstance(name, str) or Path(name).name != name or name == ".." or "\\" in name:
                 raise RecipeError(
-                    f'model.base = "{base}": {path.name} names {shown(name)}: weights lie in the base\'s own folder'
+                    f'model.base = "{base}": {path.name} names {shown(name)}: weights lie in the '
+                    "base's own folder"
                 )
-    for path in sorted(file for ending in ("*.bin", "*.pt", "*.pth", "*.npz") for file in folder.glob(ending)):
+    for path in sorted(
+        file for ending in ("*.bin", "*.pt", "*.pth", "*.npz") for file in folder.glob(ending)
+    ):
         try:
             with zipfile.ZipFile(path) as archive:
-                packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
+                packed = any(
+                    entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()
+                )
         except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
             continue  # an older form, or damaged: loading it will say so
         if packed:
-            raise RecipeError(f'model.base = "{base}": {path.name} is compressed, which torch never does; save it anew')
+            raise RecipeError(
+                f'model.base = "{base}": {path.name} is compressed, which torch never does; save '
+                "it anew"
+            )

@@ -24,7 +24,12 @@ from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.processes import COMMAND
 from fedseed.text import first_line, listed
 
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+WEIGHT_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
+)
 PATIENCE_SECONDS = 10.0  # for the hub's one answer: its client would try for most of a minute
 MOST_LAYERS = 4096  # of a configuration: a model of more would be made until the memory is full
 
@@ -45,16 +50,21 @@ def locate(base: str) -> str:
         return str(path)
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise _not_there(base)
-    if "/" not in base and (meant := closest(base, PACKAGED, 0.8)):  # asking the hub for it could take a minute
-        raise _problem(base, f"did you mean {meant}? It is no folder, and models on the hub are OWNER/NAME")
+    # asking the hub for it could take a minute
+    if "/" not in base and (meant := closest(base, PACKAGED, 0.8)):
+        raise _problem(
+            base, f"did you mean {meant}? It is no folder, and models on the hub are OWNER/NAME"
+        )
     return base
 
 
 def reach(base: str) -> str:
-    """Returns a place from which `transformers` can load a base without waiting for what will not come.
+    """Returns a place from which `transformers` can load a base without waiting for what will not
+    come.
 
-    That is a folder; a name that the hub knows, as it is; without the hub, the folder in its cache. Raises RecipeError
-    if there is no such folder, and the hub can't be reached or has no such model.
+    That is a folder; a name that the hub knows, as it is; without the hub, the folder in its cache.
+    Raises RecipeError if there is no such folder, and the hub can't be reached or has no such
+    model.
     """
     if COMMAND in os.environ:
         quiet()
@@ -65,7 +75,8 @@ def reach(base: str) -> str:
 @lru_cache
 def _ask(place: str) -> str:
     """Returns what the hub says; it is asked once for a name."""
-    # what the hub's client is built on has changed before: its errors are told apart by what all of them are
+    # what the hub's client is built on has changed before: its errors are told apart by what all of
+    # them are
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
@@ -75,7 +86,9 @@ def _ask(place: str) -> str:
     except HFValidationError as error:
         raise _not_there(place, ", and this is no name of the hub") from error
     except RepositoryNotFoundError as error:
-        raise _not_there(place, ", and the hub has no model of this name that is open to you") from error
+        raise _not_there(
+            place, ", and the hub has no model of this name that is open to you"
+        ) from error
     except HfHubHTTPError:
         return place  # it answers: what is wrong, loading will say
     except Exception as error:
@@ -91,24 +104,32 @@ def _not_there(place: str, why: str = "") -> RecipeError:
 
 
 def load_model(
-    base: str, dtype: str = "float32", trust_remote_code: bool = False, architecture: Architecture | None = None,
-    head: Head | None = None, device: str = "cpu", attention: str | None = None,
-) -> tuple[Any, Any]:  # fmt: skip
+    base: str,
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    architecture: Architecture | None = None,
+    head: Head | None = None,
+    device: str = "cpu",
+    attention: str | None = None,
+) -> tuple[Any, Any]:
     """Returns a model and its tokenizer (or what stands in its place).
 
     Args:
         base: "small", "words" or "digits" (the project's own), a local folder, or a hub name.
         dtype: "float32", "bfloat16" or "float16".
-        trust_remote_code: run code that comes with the model. Without it such a model is refused; nobody is asked.
+        trust_remote_code: run code that comes with the model. Without it such a model is refused;
+            nobody is asked.
         architecture: what the task needs (`LOADERS`); None: what the model says it is.
-        head: the classes that a classifier of images or texts is to tell apart; None: those of the base. A base for
-            other classes, or without a head, gets a new one, whose weights the run's seed decides.
+        head: the classes that a classifier of images or texts is to tell apart; None: those of the
+            base. A base for other classes, or without a head, gets a new one, whose weights the
+            run's seed decides.
         device: where the model is to lie (`fedseed.models.placement`).
-        attention: how attention is computed, as transformers calls it (`attn_implementation`); None: what it chooses.
+        attention: how attention is computed, as transformers calls it (`attn_implementation`);
+            None: what it chooses.
 
     Raises:
-        RecipeError: this machine has no such device; or the base is not found, not loadable, of another kind than the
-            task needs, or with weights or a tokenizer missing.
+        RecipeError: this machine has no such device; or the base is not found, not loadable, of
+            another kind than the task needs, or with weights or a tokenizer missing.
     """
     where = find_device(device)
     place, config = reach(base), base_config(base)
@@ -121,12 +142,16 @@ def load_model(
     loader = LOADERS[wanted]
     texts = wanted == "classification" and head is not None  # any text model gets a head
     others = {name for kind, other in LOADERS.items() if kind != wanted for name in other.classes()}
-    wrong = not texts and others.intersection(classes) and not loader.classes().intersection(classes)
+    wrong = (
+        not texts and others.intersection(classes) and not loader.classes().intersection(classes)
+    )
     known = str(config.get("model_type")) in loader.names
     if wrong or (not known and not config.get("auto_map") and config.get("model_type")):
         what = ", ".join(classes) or f"of type {config['model_type']}"
         raise _problem(base, f"the model is {what}; the task needs {loader.about}")
-    options: dict[str, Any] = {} if head is None else {**head.options(), "ignore_mismatched_sizes": True}
+    options: dict[str, Any] = (
+        {} if head is None else {**head.options(), "ignore_mismatched_sizes": True}
+    )
     if where is not None and where.type != "cpu":
         options["device_map"] = {"": where}  # shard by shard, in their dtype
     if attention is not None:
@@ -135,17 +160,23 @@ def load_model(
         # transformers draws what the files do not have
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if where is None else where):
             model, report = loader.auto.from_pretrained(
-                place, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, output_loading_info=True,
+                place,
+                dtype=getattr(torch, dtype),
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
                 **options,
-            )  # fmt: skip
+            )
     except (pickle.UnpicklingError, EOFError) as error:  # torch's own advice would be to run it
         pickled = "its weights are a pickle of more than tensors, or damaged; nothing of it is run"
         raise _problem(base, f"{pickled}. Ask for model.safetensors") from error
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        asked = isinstance(error, ImportError) or any(word in str(error).lower() for word in ("attn", "attention"))
+        asked = isinstance(error, ImportError) or any(
+            word in str(error).lower() for word in ("attn", "attention")
+        )
         if attention is not None and asked:
             raise RecipeError(
-                f'model.attention = "{attention}": not to be had for {", ".join(classes) or "this model"} here '
+                f'model.attention = "{attention}": not to be had for '
+                f"{', '.join(classes) or 'this model'} here "
                 f'({first_line(error)}); leave it out, or take "eager"'
             ) from error
         raise _not_loadable(base, place, error) from error
@@ -154,16 +185,25 @@ def load_model(
     missing = sorted(lacking.difference(drawn))
     if missing:  # transformers would go on with random numbers in their place
         of_all = f"all weights of {type(model).__name__} ({listed(missing, 3)} missing)"
-        raise _problem(base, f"its files do not have {of_all}; the task needs {loader.about} (see model.architecture)")
+        raise _problem(
+            base,
+            f"its files do not have {of_all}; the task needs {loader.about} (see "
+            "model.architecture)",
+        )
     try:
         processor = loader.processor(place, trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
-        # where sentencepiece is missing, transformers takes its tokenizer.model for tiktoken's, and asks for tiktoken
+        # where sentencepiece is missing, transformers takes its tokenizer.model for tiktoken's, and
+        # asks for tiktoken
         asked = any(name in str(error).lower() for name in ("sentencepiece", "tiktoken"))
-        there = Path(place, "tokenizer.model").is_file() or not Path(place).is_dir()  # of the hub nobody knows here
+        # of the hub nobody knows here
+        there = Path(place, "tokenizer.model").is_file() or not Path(place).is_dir()
         remedy = "save it into the same folder (save_pretrained)"
         if asked and there and find_spec("sentencepiece") is None:
-            remedy = f"a tokenizer.model, such as LLaMA's, needs sentencepiece: {to_install('sentencepiece')}"
+            remedy = (
+                "a tokenizer.model, such as LLaMA's, needs sentencepiece: "
+                f"{to_install('sentencepiece')}"
+            )
         reason = f"its tokenizer or image processor can't be loaded ({first_line(error)})"
         raise _problem(base, f"{reason}; {remedy}") from error
     _fit(base, model, processor)
@@ -178,38 +218,53 @@ def load_model(
 
 
 def has_weights(base: str) -> bool:
-    """Returns whether a base has weights to load; a folder may hold none. Raises RecipeError if there is no folder."""
+    """Returns whether a base has weights to load; a folder may hold none.
+
+    Raises RecipeError if there is no folder.
+    """
     folder = Path(locate(base))
     return not folder.is_dir() or any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES)
 
 
 def outline(
-    base: str, dtype: str = "float32", trust_remote_code: bool = False, architecture: Architecture | None = None,
-    head: Head | None = None, attention: str | None = None,
-) -> Any:  # fmt: skip
-    """Returns the model that `load_model` would load, on the device "meta": it has no weights and takes no memory.
+    base: str,
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    architecture: Architecture | None = None,
+    head: Head | None = None,
+    attention: str | None = None,
+) -> Any:
+    """Returns the model that `load_model` would load, on the device "meta": it has no weights and
+    takes no memory.
 
-    The arguments are `load_model`'s; a folder needs a config.json and nothing else. Raises RecipeError if the
-    configuration can't be had, or no model can be made from it.
+    The arguments are `load_model`'s; a folder needs a config.json and nothing else. Raises
+    RecipeError if the configuration can't be had, or no model can be made from it.
     """
     base_config(base)
     options: dict[str, Any] = {} if head is None else head.options()
     attended = {} if attention is None else {"attn_implementation": attention}
     try:
-        config = AutoConfig.from_pretrained(reach(base), trust_remote_code=trust_remote_code, **options)
+        config = AutoConfig.from_pretrained(
+            reach(base), trust_remote_code=trust_remote_code, **options
+        )
         wanted = architecture or architecture_of(config.to_dict(), head is not None)
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             model = LOADERS[wanted].auto.from_config(
                 config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, **attended
             )
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise _problem(base, f"no model can be made from its configuration ({first_line(error)})") from error
+        raise _problem(
+            base, f"no model can be made from its configuration ({first_line(error)})"
+        ) from error
     model.eval()
     return model
 
 
 def _fit(base: str, model: Any, processor: Any) -> None:
-    """Raises RecipeError if a model has not a row for every token; an image processor has no tokens."""
+    """Raises RecipeError if a model has not a row for every token.
+
+    An image processor has no tokens.
+    """
     tokens: Any = getattr(processor, "vocab_size", None)
     embeddings = None if tokens is None else model.get_input_embeddings()
     if not isinstance(embeddings, torch.nn.Embedding):
@@ -221,12 +276,16 @@ def _fit(base: str, model: Any, processor: Any) -> None:
         of_model = f"the model has embeddings for {rows:,}: one of them is another model's"
         raise _problem(base, f"its tokenizer has {highest + 1:,} tokens, {of_model}")
     pad = processor.pad_token_id
-    if pad is not None and pad >= rows:  # a token that was added for padding; any serves, for padding is masked
+    # a token that was added for padding; any serves, for padding is masked
+    if pad is not None and pad >= rows:
         processor.pad_token = processor.eos_token
 
 
 def base_config(base: str) -> dict[str, Any]:
-    """Returns a base's config.json; nothing is run or loaded. Raises RecipeError if it can't be had."""
+    """Returns a base's config.json; nothing is run or loaded.
+
+    Raises RecipeError if it can't be had.
+    """
     place = reach(base)
     try:
         config: dict[str, Any] = PretrainedConfig.get_config_dict(place)[0]
@@ -241,7 +300,11 @@ def base_config(base: str) -> dict[str, Any]:
 
 def _not_loadable(base: str, place: str, error: Exception) -> RecipeError:
     there = "the folder holds no model that can be loaded"
-    what = there if Path(place).is_dir() else "neither a local folder with a model nor to be had from the hub"
+    what = (
+        there
+        if Path(place).is_dir()
+        else "neither a local folder with a model nor to be had from the hub"
+    )
     return _problem(base, f"{what} ({first_line(error)})")
 
 
@@ -258,7 +321,11 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
     """
     if patterns is None:
         return
-    chosen = {name for name, _ in model.named_parameters() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    chosen = {
+        name
+        for name, _ in model.named_parameters()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
     if not chosen:
@@ -268,9 +335,10 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
 def checkpoint_activations(model: torch.nn.Module, base: str = "") -> None:
     """Lets a model of transformers checkpoint each of its layers while it trains.
 
-    Chen, Xu, Zhang, Guestrin: "Training Deep Nets with Sublinear Memory Cost", 2016. Of each layer only its input is
-    kept; when the backward pass comes to the layer, its forward pass is done once more, with the same dropout.
-    Evaluation and zeroth-order methods, which keep no activations, go on as ever.
+    Chen, Xu, Zhang, Guestrin: "Training Deep Nets with Sublinear Memory Cost", 2016. Of each layer
+    only its input is kept; when the backward pass comes to the layer, its forward pass is done once
+    more, with the same dropout. Evaluation and zeroth-order methods, which keep no activations, go
+    on as ever.
 
     Args:
         model: the base, before an adapter is put into it.
@@ -279,7 +347,8 @@ def checkpoint_activations(model: torch.nn.Module, base: str = "") -> None:
     Raises:
         RecipeError: a model of this class has no layers that could be checkpointed.
     """
-    enable: Any = getattr(model, "activation_checkpointing_enable", None)  # as transformers calls it from 5 on
+    # as transformers calls it from 5 on
+    enable: Any = getattr(model, "activation_checkpointing_enable", None)
     enable = enable or getattr(model, "gradient_checkpointing_enable", None)
     try:
         if enable is None:
@@ -287,9 +356,12 @@ def checkpoint_activations(model: torch.nn.Module, base: str = "") -> None:
         enable({"use_reentrant": False})
     except ValueError as error:
         raise RecipeError(
-            f'model.activation_checkpointing = true: model.base = "{base}" is a {type(model).__name__}, whose layers '
-            f"can't be checkpointed ({first_line(error)}); leave it out, or take a smaller training.batch"
+            f'model.activation_checkpointing = true: model.base = "{base}" is a '
+            f"{type(model).__name__}, whose layers "
+            f"can't be checkpointed ({first_line(error)}); leave it out, or take a smaller "
+            "training.batch"
         ) from error
-    # transformers makes embeddings' outputs need a gradient, which only re-entrant checkpoints ask for
+    # transformers makes embeddings' outputs need a gradient, which only re-entrant checkpoints ask
+    # for
     if hasattr(model, "_require_grads_hook"):
         getattr(model, "disable_input_require_grads")()  # noqa: B009 (mypy knows no such method)

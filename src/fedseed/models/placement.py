@@ -1,7 +1,7 @@
 """Decides where a model lies: `model.device` of a recipe, `--device` of a command.
 
-"auto" is a GPU if there is one, else the CPU; "cuda" the current GPU, "cuda:1" a certain one; "map" deals layers out
-over all GPUs, as `accelerate` does, the rest on the CPU, which then computes them.
+"auto" is a GPU if there is one, else the CPU; "cuda" the current GPU, "cuda:1" a certain one; "map"
+deals layers out over all GPUs, as `accelerate` does, the rest on the CPU, which then computes them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,10 @@ from fedseed.weights.devices import devices_of
 
 
 def find_device(name: str) -> torch.device | None:
-    """Returns the device of a name; None for "map". Raises RecipeError if this machine has no such device."""
+    """Returns the device of a name; None for "map".
+
+    Raises RecipeError if this machine has no such device.
+    """
     if name == "map":
         return None
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -29,15 +32,21 @@ def find_device(name: str) -> torch.device | None:
     if not there:
         reason = "torch finds no GPU here"
         if torch.version.cuda is None:
-            reason = f"this torch ({torch.__version__}) is built without CUDA; pytorch.org says how to install one"
+            reason = (
+                f"this torch ({torch.__version__}) is built without CUDA; pytorch.org says how "
+                "to install one"
+            )
         raise RecipeError(f'device "{name}": {reason}')
     if number and int(number) >= there:
-        raise RecipeError(f'device "{name}": this machine has {there} GPU{"s"[: there > 1]}, numbered from 0')
+        raise RecipeError(
+            f'device "{name}": this machine has {there} GPU{"s"[: there > 1]}, numbered from 0'
+        )
     return torch.device("cuda", int(number) if number else torch.cuda.current_device())
 
 
 def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
-    """Returns a device for each module: layers, each in one piece, are dealt out to the free memory of GPUs and CPU.
+    """Returns a device for each module: layers, each in one piece, are dealt out to the free memory
+    of GPUs and CPU.
 
     Raises RecipeError if the model does not fit.
     """
@@ -48,19 +57,27 @@ def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
     room = get_balanced_memory(model, no_split_module_classes=whole)
     found = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
     if "disk" in found.values():
-        raise RecipeError('device "map": the model does not fit into the memory of this machine and its GPUs')
-    return {name: torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
-            for name, place in found.items()}  # fmt: skip
+        raise RecipeError(
+            'device "map": the model does not fit into the memory of this machine and its GPUs'
+        )
+    return {
+        name: torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
+        for name, place in found.items()
+    }
 
 
 def spread(model: Any, places: Mapping[str, torch.device]) -> Any:
-    """Moves modules to their places; what passes from one to the next is moved on the way. Returns the model.
+    """Moves modules to their places; what passes from one to the next is moved on the way.
 
-    Every module computes where it lies, those on the CPU too, so a parameter is never anywhere else than in its place.
+    Returns the model.
+
+    Every module computes where it lies, those on the CPU too, so a parameter is never anywhere else
+    than in its place.
 
     Args:
         model: a torch module.
-        places: a device for each module, by name ("": the whole model); together they are all of the model.
+        places: a device for each module, by name ("": the whole model); together they are all of
+            the model.
     """
     from accelerate.utils import send_to_device
 
@@ -77,5 +94,7 @@ def spread(model: Any, places: Mapping[str, torch.device]) -> Any:
             part.register_forward_pre_hook(partial(bring, device), with_kwargs=True)
     if len(places) > 1:
         first = next(model.parameters()).device
-        model.register_forward_hook(lambda module, args, output: send_to_device(output, first, skip_keys=skipped))
+        model.register_forward_hook(
+            lambda module, args, output: send_to_device(output, first, skip_keys=skipped)
+        )
     return model

@@ -1,10 +1,11 @@
 """Makes tokens of chats by a tokenizer's chat template, and finds the exact tokens of each answer.
 
-What is learnt is what the model will have to write itself: from where the template asks for an answer up to the token
-that ends it. To find that, the chat is written up to each answer, asking for it: this must be the beginning of the text
-with the answer, which is checked, and that of the whole chat. Where a template writes earlier answers in another way
-once the chat has gone on (it takes reasoning out, say), a chat becomes several examples, each as the model sees it when
-it gives one answer. Where a template marks its answers itself ({% generation %}), these are taken.
+What is learnt is what the model will have to write itself: from where the template asks for an
+answer up to the token that ends it. To find that, the chat is written up to each answer, asking for
+it: this must be the beginning of the text with the answer, which is checked, and that of the whole
+chat. Where a template writes earlier answers in another way once the chat has gone on (it takes
+reasoning out, say), a chat becomes several examples, each as the model sees it when it gives one
+answer. Where a template marks its answers itself ({% generation %}), these are taken.
 """
 
 import re
@@ -22,7 +23,8 @@ from fedseed.tasks.data import Chat
 Message = Mapping[str, Any]
 # Some templates write today's date. Tokens must be the same tomorrow and elsewhere: it is this one.
 TODAY = """{%- macro strftime_now(format) -%}
-{{- format | replace('%Y', '2024') | replace('%m', '07') | replace('%d', '26') | replace('%b', 'Jul') -}}
+{{- format | replace('%Y', '2024') | replace('%m', '07') | replace('%d', '26')
+    | replace('%b', 'Jul') -}}
 {%- endmacro -%}
 """
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -45,25 +47,39 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, given: str = "") -> None:
         if not tokenizer.is_fast:
             raise ValueError(
-                "its tokenizer does not say which characters a token stands for (it is no fast one), so that the "
-                'tokens of an answer can\'t be found by a chat template; take task.chat_template = "plain"'
+                "its tokenizer does not say which characters a token stands for (it is no fast "
+                "one), so that the "
+                "tokens of an answer can't be found by a chat template; take task.chat_template = "
+                '"plain"'
             )
         self.tokenizer = tokenizer
         self._given = given
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False) -> str:
-        """Returns a chat as the template writes it; `asking`: with what asks the assistant for an answer after it."""
+    def _text(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False
+    ) -> str:
+        """Returns a chat as the template writes it.
+
+        `asking`: with what asks the assistant for an answer after it.
+        """
         return self._rendered(messages, tools, add_generation_prompt=asking)[0]
 
     def _accepted(self, messages: Sequence[Message]) -> tuple[list[Message], bool]:
-        """Returns a chat, its system message in the first user's if the template writes none, and whether it is so."""
+        """Returns a chat, its system message in the first user's if the template writes none, and
+        whether it is so.
+        """
         chat = list(messages)
         if not chat or chat[0]["role"] != "system" or self._takes_system:
             return chat, False
         system, *rest = chat
         if not rest or rest[0]["role"] != "user":
-            raise ValueError("the chat template has no system message, and there is no user's that could hold it")
-        return [{**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}, *rest[1:]], True
+            raise ValueError(
+                "the chat template has no system message, and there is no user's that could hold it"
+            )
+        return [
+            {**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"},
+            *rest[1:],
+        ], True
 
     @cached_property
     def _takes_system(self) -> bool:
@@ -99,8 +115,13 @@ class ChatTemplate:
             raise ValueError(f"the chat template fails: {error}") from error
         return texts[0], found[0] if found else ()
 
-    def _write(self, messages: Sequence[Message], tools: Sequence[Message], last_only: bool) -> list[Written]:
-        """Returns a chat with the places of its answers; several texts where the template rewrites earlier answers."""
+    def _write(
+        self, messages: Sequence[Message], tools: Sequence[Message], last_only: bool
+    ) -> list[Written]:
+        """Returns a chat with the places of its answers.
+
+        Several texts where the template rewrites earlier answers.
+        """
         if GENERATION.search(self._template(tools)):
             text, marked = self._rendered(messages, tools, return_assistant_tokens_mask=True)
             if not marked:
@@ -115,15 +136,17 @@ class ChatTemplate:
             written.append((text, [(len(asked), len(text))]))
             if not text.startswith(asked):
                 raise ValueError(
-                    f"the chat template asks for message {i + 1} with text that it does not write before it "
-                    f"({asked[-40:]!r}); give another template with task.chat_template"
+                    f"the chat template asks for message {i + 1} with text that it does not write "
+                    f"before it ({asked[-40:]!r}); give another template with task.chat_template"
                 )
         if all(whole.startswith(text) for text, _ in written):
             return [(whole, [place for _, places in written for place in places])]
         return written
 
     def prepare(self, chat: Chat) -> list[Tokens]:
-        """Returns a chat's tokens, of whatever length; several examples where the template rewrites earlier answers.
+        """Returns a chat's tokens, of whatever length.
+
+        Several examples where the template rewrites earlier answers.
 
         Raises:
             ValueError: the template refuses the chat; names the chat and the template's reason.
@@ -149,8 +172,11 @@ class ChatTemplate:
         return Tokens(tuple(ids), begin, tuple(spans), remarks=remarks)
 
     def _encode(self, text: str, asked: Sequence[int]) -> tuple[list[int], list[Span]]:
-        """Returns tokens, none of which reaches across an answer's begin, and the characters that each stands for."""
-        ids, places = self._encode_whole(text)  # as in generation, an answer begins with a token of its own
+        """Returns tokens, none of which reaches across an answer's begin, and the characters that
+        each stands for.
+        """
+        # as in generation, an answer begins with a token of its own
+        ids, places = self._encode_whole(text)
         cuts = [cut for cut in asked if any(begin < cut < end for begin, end in places)]
         if not cuts:
             return ids, places
@@ -162,7 +188,10 @@ class ChatTemplate:
         return ids, places
 
     def _encode_whole(self, text: str) -> tuple[list[int], list[Span]]:
-        """Returns a text's tokens and places; a token whose blanks the tokenizer left out begins with them."""
+        """Returns a text's tokens and places.
+
+        A token whose blanks the tokenizer left out begins with them.
+        """
         made = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         places, before = [], 0
         for begin, end in made["offset_mapping"]:
@@ -171,24 +200,37 @@ class ChatTemplate:
         return list(made["input_ids"]), places
 
     def _answer(self, ids: Sequence[int], places: Sequence[Span], begin: int, end: int) -> Span:
-        """Returns the span of tokens that begin within an answer's characters, without blanks after its last token."""
+        """Returns the span of tokens that begin within an answer's characters, without blanks after
+        its last token.
+        """
         inside = [i for i, (at, _) in enumerate(places) if begin <= at < end]
         if not inside:
             raise ValueError("the chat template writes nothing where it asks for an answer")
         first, last = inside[0], inside[-1]
-        while last > first and ids[last] not in self._enders and not self.tokenizer.decode([ids[last]]).strip():
+        while (
+            last > first
+            and ids[last] not in self._enders
+            and not self.tokenizer.decode([ids[last]]).strip()
+        ):
             last -= 1
         return first, (last if ids[last] in self._enders else inside[-1]) + 1
 
     @cached_property
     def _enders(self) -> frozenset[int]:
-        """Returns the tokens that may end an answer: special ones, and those that were added to the vocabulary."""
+        """Returns the tokens that may end an answer: special ones, and those that were added to the
+        vocabulary.
+        """
         added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items()}
-        return frozenset({i for i, text in added.items() if text.strip()} | set(self.tokenizer.all_special_ids))
+        return frozenset(
+            {i for i, text in added.items() if text.strip()} | set(self.tokenizer.all_special_ids)
+        )
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """Returns the token that ends an answer; None: none does, or the template refuses a question with an answer."""
+        """Returns the token that ends an answer.
+
+        None: none does, or the template refuses a question with an answer.
+        """
         probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         try:
             tokens = self._tokens(*self._write(probe, [], last_only=True)[-1])
@@ -202,11 +244,24 @@ def _check_products(template: str) -> None:
     """Raises ValueError if a template multiplies by much, which takes the memory of the machine."""
     plain = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", template)  # a tag of transformers
     try:
-        found = list(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain).find_all((nodes.Mul, nodes.Pow)))
+        found = list(
+            Environment(extensions=["jinja2.ext.loopcontrols"])
+            .parse(plain)
+            .find_all((nodes.Mul, nodes.Pow))
+        )
     except TemplateError:
         return  # whoever renders it will say what is wrong
     for product in found:
-        numbers = [one.value for one in product.find_all(nodes.Const) if isinstance(one.value, int | float)]
+        numbers = [
+            one.value for one in product.find_all(nodes.Const) if isinstance(one.value, int | float)
+        ]
         if isinstance(product, nodes.Pow) or max(numbers, default=0) > MOST_TIMES:
-            what = "raises to a power" if isinstance(product, nodes.Pow) else f"multiplies by {max(numbers):,}"
-            raise ValueError(f"the chat template {what}, which no chat needs; give another with task.chat_template")
+            what = (
+                "raises to a power"
+                if isinstance(product, nodes.Pow)
+                else f"multiplies by {max(numbers):,}"
+            )
+            raise ValueError(
+                f"the chat template {what}, which no chat needs; give another with "
+                "task.chat_template"
+            )

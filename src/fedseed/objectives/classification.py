@@ -1,4 +1,6 @@
-"""Tells classes apart by a model's head: of texts (BERT, RoBERTa, LLaMA), or of pictures (ViT, ResNet)."""
+"""Tells classes apart by a model's head: of texts (BERT, RoBERTa, LLaMA), or of pictures (ViT,
+ResNet).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +14,8 @@ from fedseed.objectives.losses import Scoring, TextObjective
 from fedseed.objectives.tokens import placed
 from fedseed.tasks.data import MASK, Choice, Cloze, Picture
 
-KEPT = 1 << 30  # bytes of pixel values that are kept; beyond, a picture is processed each time it is used
+# bytes of pixel values that are kept; beyond, a picture is processed each time it is used
+KEPT = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,9 @@ class ClassifiedText:
 class TextClasses(Scoring, TextObjective):
     """Which class a text is of: cross-entropy of the logits of a classification head.
 
-    The text is a `Choice`'s own, or its prompt if it has none; of a `Cloze` the text with the tokenizer's mask token in
-    its blank, or nothing there where the tokenizer has none. `TextObjective` has the arguments.
+    The text is a `Choice`'s own, or its prompt if it has none; of a `Cloze` the text with the
+    tokenizer's mask token in its blank, or nothing there where the tokenizer has none.
+    `TextObjective` has the arguments.
 
     Raises:
         ValueError: the tokenizer has nothing to fill up shorter texts with.
@@ -38,8 +42,14 @@ class TextClasses(Scoring, TextObjective):
 
     @property
     def needed(self) -> tuple[str, str]:  # type: ignore[override]
-        """Returns a token that can pad, which is all that is needed: nothing is put at the end of a text."""
-        return ("pad_token", "token to pad with") if self.tokenizer.eos_token_id is None else TextObjective.needed
+        """Returns a token that can pad, which is all that is needed: nothing is put at the end of a
+        text.
+        """
+        return (
+            ("pad_token", "token to pad with")
+            if self.tokenizer.eos_token_id is None
+            else TextObjective.needed
+        )
 
     def items(self, example: Choice | Cloze) -> list[ClassifiedText]:
         if isinstance(example, Choice):
@@ -49,7 +59,9 @@ class TextClasses(Scoring, TextObjective):
         ids = tuple(self.tokenizer(text)["input_ids"])
         return [ClassifiedText(ids, example.gold)] if len(ids) <= self.max_length else []
 
-    def scores(self, model: Any, items: Sequence[ClassifiedText], at_once: int | None = None) -> torch.Tensor:
+    def scores(
+        self, model: Any, items: Sequence[ClassifiedText], at_once: int | None = None
+    ) -> torch.Tensor:
         """Returns the classes' logits."""
         return self.logits_of(model, [item.ids for item in items]).float()
 
@@ -57,8 +69,8 @@ class TextClasses(Scoring, TextObjective):
 class Images(Scoring):
     """Which class a picture shows.
 
-    Resizing, cropping and normalising are the model's own image processor's, with its settings; nothing is random. Grey
-    pictures are repeated for a processor with three channels.
+    Resizing, cropping and normalising are the model's own image processor's, with its settings;
+    nothing is random. Grey pictures are repeated for a processor with three channels.
 
     Args:
         processor: a `transformers` image processor.
@@ -78,7 +90,8 @@ class Images(Scoring):
         channels = example.pixels.shape[2]
         if self._channels is not None and channels not in (1, self._channels):
             raise RecipeError(
-                f"model.base: a picture has {channels} channels, the model's image processor takes {self._channels}"
+                f"model.base: a picture has {channels} channels, the model's image processor takes "
+                f"{self._channels}"
             )
         return [example]  # pixel values are made when they are used
 
@@ -87,11 +100,16 @@ class Images(Scoring):
         new = [item for item in dict.fromkeys(items) if item not in self._made]
         pixels = [item.pixels for item in new]
         if self._channels is not None:
-            pixels = [np.repeat(p, self._channels, axis=2) if p.shape[2] < self._channels else p for p in pixels]
+            pixels = [
+                np.repeat(p, self._channels, axis=2) if p.shape[2] < self._channels else p
+                for p in pixels
+            ]
         made: dict[Picture, torch.Tensor] = {}
         if new:
             with torch.device("cpu"):
-                batch = self.processor(images=pixels, return_tensors="pt", input_data_format="channels_last")
+                batch = self.processor(
+                    images=pixels, return_tensors="pt", input_data_format="channels_last"
+                )
             made = dict(zip(new, batch["pixel_values"].float(), strict=True))
         values = torch.stack([made[item] if item in made else self._made[item] for item in items])
         for item, tensor in made.items():
@@ -101,7 +119,9 @@ class Images(Scoring):
                 self._made[item] = tensor.clone()  # not a view of the whole batch
         return values
 
-    def scores(self, model: Any, items: Sequence[Picture], at_once: int | None = None) -> torch.Tensor:
+    def scores(
+        self, model: Any, items: Sequence[Picture], at_once: int | None = None
+    ) -> torch.Tensor:
         """Returns the classes' logits."""
         first = next(model.parameters())
         values = placed(self.pixel_values(items), first.device).to(first.dtype)

@@ -15,17 +15,27 @@ from fedseed.tasks import metrics as scoring
 
 
 @torch.no_grad()
-def mean_loss(model: torch.nn.Module, objective: Objective, items: Sequence[Any], batch: int = 32) -> float:
+def mean_loss(
+    model: torch.nn.Module, objective: Objective, items: Sequence[Any], batch: int = 32
+) -> float:
     """Returns the mean loss over all terms (response tokens) of all items."""
     model.eval()
     parts = (items[at : at + batch] for at in range(0, len(items), batch))
-    return sum(float(objective.losses(model, part).sum()) for part in parts) / sum(map(objective.weight, items))
+    return sum(float(objective.losses(model, part).sum()) for part in parts) / sum(
+        map(objective.weight, items)
+    )
 
 
 def measure(
-    model: torch.nn.Module, objective: Any, prepared: Prepared, scores: Sequence[str], settings: EvaluationSettings
+    model: torch.nn.Module,
+    objective: Any,
+    prepared: Prepared,
+    scores: Sequence[str],
+    settings: EvaluationSettings,
 ) -> dict[str, float]:
-    """Returns the metrics of a model by name; with rewards, those of its language and the mean reward.
+    """Returns the metrics of a model by name.
+
+    With rewards, those of its language and the mean reward.
 
     Args:
         model: the model.
@@ -37,7 +47,8 @@ def measure(
     if isinstance(objective, Scoring):
         return choice_metrics(model, objective, prepared.items)
     if isinstance(objective, Rewarded):
-        told = prepare(objective.language, prepared.name, prepared.examples)  # a chat may have several answers
+        # a chat may have several answers
+        told = prepare(objective.language, prepared.name, prepared.examples)
         found = measure(model, objective.language, told, scores, settings)
         return {**found, "reward": -mean_loss(model, objective, prepared.items)}
     loss = mean_loss(model, objective, prepared.items)
@@ -52,10 +63,14 @@ def measure(
 
 
 @torch.no_grad()
-def choice_metrics(model: torch.nn.Module, objective: Scoring, items: Sequence[Any]) -> dict[str, float]:
-    """Returns loss, and accuracy in percent: how often a right option has the highest score (the first of equal ones).
+def choice_metrics(
+    model: torch.nn.Module, objective: Scoring, items: Sequence[Any]
+) -> dict[str, float]:
+    """Returns loss, and accuracy in percent: how often a right option has the highest score (the
+    first of equal ones).
 
-    Where the options are classes, also the mean of their F1 ("macro_f1"). Arguments are those of `measure`.
+    Where the options are classes, also the mean of their F1 ("macro_f1"). Arguments are those of
+    `measure`.
     """
     model.eval()
     loss, found = 0.0, []
@@ -65,6 +80,12 @@ def choice_metrics(model: torch.nn.Module, objective: Scoring, items: Sequence[A
         loss += float(objective.losses_of(scores, part).sum())
         found += [row.index(max(row)) for row in scores.tolist()]
     gold = [item.gold for item in items]
-    right = sum(said in (getattr(item, "right", ()) or (item.gold,)) for said, item in zip(found, items, strict=True))
-    metrics = {"loss": loss / sum(map(objective.weight, items)), "accuracy": 100.0 * right / len(items)}
+    right = sum(
+        said in (getattr(item, "right", ()) or (item.gold,))
+        for said, item in zip(found, items, strict=True)
+    )
+    metrics = {
+        "loss": loss / sum(map(objective.weight, items)),
+        "accuracy": 100.0 * right / len(items),
+    }
     return metrics | ({"macro_f1": scoring.macro_f1(found, gold)} if objective.are_classes else {})

@@ -1,6 +1,7 @@
 """What goes together: a kind of example, the models that learn from it, and an objective.
 
-A task hands over examples of one kind; everything else follows from that. A new kind is an entry of `KINDS`.
+A task hands over examples of one kind; everything else follows from that. A new kind is an entry of
+`KINDS`.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,11 +28,14 @@ class ExampleKind:
     example: type
     architecture: Architecture  # which models can
     objective: Callable[..., Any]  # makes the objective of (tokenizer or image processor, settings)
-    bases: tuple[Architecture, ...] = ()  # of other architectures, that are made such a model, with a new head
+    # of other architectures, that are made such a model, with a new head
+    bases: tuple[Architecture, ...] = ()
 
 
 def _texts(made: type[TextObjective]) -> Callable[..., Objective]:
-    return lambda tokenizer, settings, prefix="": made(tokenizer, settings.max_length, settings.truncate, prefix)
+    return lambda tokenizer, settings, prefix="": made(
+        tokenizer, settings.max_length, settings.truncate, prefix
+    )
 
 
 # of a type's kinds, the first is what it is for where nothing says otherwise
@@ -49,22 +53,35 @@ KINDS: tuple[ExampleKind, ...] = (
 
 
 def short_answers(
-    objective: Objective, sets: Mapping[str, Prepared], room: int | None, settings: EvaluationSettings
+    objective: Objective,
+    sets: Mapping[str, Prepared],
+    room: int | None,
+    settings: EvaluationSettings,
 ) -> list[str]:
-    """Returns a line about the prompts after which a model of `room` positions has room for too few new tokens."""
+    """Returns a line about the prompts after which a model of `room` positions has room for too few
+    new tokens.
+    """
     language = objective.language if isinstance(objective, Rewarded) else objective
     if not isinstance(language, CausalLM) or room is None or not settings.rouge:
         return []
     last = (items[-1] for one in sets.values() for items in one.made)
     short = sum(item.response_start + settings.max_new_tokens > room for item in last)
     wanted = f"evaluation.max_new_tokens = {settings.max_new_tokens:,}"
-    return [f"{short:,} answers get fewer than {wanted} (the model has {room:,} positions)"] if short else []
+    return (
+        [f"{short:,} answers get fewer than {wanted} (the model has {room:,} positions)"]
+        if short
+        else []
+    )
 
 
 def kind_of(
-    data: TaskData, base: Architecture | None = None, wanted: Architecture | None = None, prefix: str = ""
+    data: TaskData,
+    base: Architecture | None = None,
+    wanted: Architecture | None = None,
+    prefix: str = "",
 ) -> tuple[ExampleKind, tuple[str, ...]]:
-    """Returns the kind of a task's examples, and the classes that a model needs outputs for (none: no classifier).
+    """Returns the kind of a task's examples, and the classes that a model needs outputs for (none:
+    no classifier).
 
     Args:
         data: the task's.
@@ -73,14 +90,17 @@ def kind_of(
         prefix: a text before every prompt, of encoder-decoders.
 
     Raises:
-        ValueError: there is no example, or of no known kind, or no model of the architecture that is wanted learns
-            from such examples; or they have no classes in common, or the models are no encoder-decoders.
+        ValueError: there is no example, or of no known kind, or no model of the architecture that
+            is wanted learns from such examples; or they have no classes in common, or the models
+            are no encoder-decoders.
     """
     examples = [example for client in data.clients for example in client.examples]
     fitting = [kind for kind in KINDS if examples and isinstance(examples[0], kind.example)]
     if not fitting:
         raise ValueError(
-            f"examples of type {type(examples[0]).__name__}" if examples else "the clients have no example"
+            f"examples of type {type(examples[0]).__name__}"
+            if examples
+            else "the clients have no example"
         )
     exact = [kind for kind in fitting if kind.architecture == (wanted or base)]
     if wanted is not None and not exact:
@@ -88,14 +108,20 @@ def kind_of(
         raise ValueError(f'model.architecture = "{wanted}": its examples are for {known}')
     kind = (exact or [kind for kind in fitting if base in kind.bases] or fitting)[0]
     if prefix and kind.architecture != "seq2seq":
-        raise ValueError(f'model.prefix = "{prefix}": it is for encoder-decoders, such as T5; leave it out')
+        raise ValueError(
+            f'model.prefix = "{prefix}": it is for encoder-decoders, such as T5; leave it out'
+        )
     if prefix:
         kind = replace(kind, objective=partial(kind.objective, prefix=prefix))
     if kind.architecture != "classification":
         return kind, data.classes
-    options = [example.options if isinstance(example, Choice) else example.words for example in examples]
+    options = [
+        example.options if isinstance(example, Choice) else example.words for example in examples
+    ]
     if any(other != options[0] for other in options):
-        raise ValueError("each example has options of its own, which are no classes: it needs a language model")
+        raise ValueError(
+            "each example has options of its own, which are no classes: it needs a language model"
+        )
     return kind, tuple(option.strip() for option in options[0])
 
 
@@ -107,7 +133,9 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
         RecipeError: the reward function can't be had.
     """
     if kind.example is not Example:
-        raise ValueError(f"reward: no answers are generated from a {kind.example.__name__}; leave the table out")
+        raise ValueError(
+            f"reward: no answers are generated from a {kind.example.__name__}; leave the table out"
+        )
     judge = Judge(settings.load(), settings.name or str(settings.function))
     most = settings.max_new_tokens
     return replace(kind, objective=lambda *given: Rewarded(kind.objective(*given), judge, most))

@@ -23,7 +23,10 @@ class Objective(ABC):
 
     @abstractmethod
     def items(self, example: Any) -> list[Any]:
-        """Returns what an example becomes, mostly one item; none: unusable. Raises ValueError if no tokens say it."""
+        """Returns what an example becomes, mostly one item; none: unusable.
+
+        Raises ValueError if no tokens say it.
+        """
 
     def each(self, examples: Sequence[Any]) -> list[list[Any]]:
         """Returns what each example becomes; nothing where it can't be used."""
@@ -39,7 +42,9 @@ class Objective(ABC):
 
     @abstractmethod
     def losses(self, model: Any, items: Sequence[Any]) -> torch.Tensor:
-        """Returns each item's loss, summed over its terms: float32, shape (items,), differentiable."""
+        """Returns each item's loss, summed over its terms: float32, shape (items,),
+        differentiable.
+        """
 
 
 class TextObjective(Objective):
@@ -47,7 +52,8 @@ class TextObjective(Objective):
 
     Args:
         tokenizer: a `transformers` tokenizer.
-        max_length: tokens that an item may have; examples with more are dropped, unless the objective cuts them.
+        max_length: tokens that an item may have; examples with more are dropped, unless the
+            objective cuts them.
         truncate: how they are cut (`fedseed.objectives.tokens.fitted`), by objectives that do.
         prefix: stands before every prompt, such as T5's "summarize: "; for encoder-decoders.
 
@@ -55,10 +61,13 @@ class TextObjective(Objective):
         ValueError: the tokenizer lacks a special token.
     """
 
-    needed: ClassVar[tuple[str, str]] = ("eos_token", "end-of-sequence token")  # it pads, where no other token does
+    # it pads, where no other token does
+    needed: ClassVar[tuple[str, str]] = ("eos_token", "end-of-sequence token")
     encodes: ClassVar[bool] = False  # whether an encoder reads the prompts
 
-    def __init__(self, tokenizer: Any, max_length: int = 1024, truncate: Truncate = "drop", prefix: str = "") -> None:
+    def __init__(
+        self, tokenizer: Any, max_length: int = 1024, truncate: Truncate = "drop", prefix: str = ""
+    ) -> None:
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.truncate = truncate
@@ -83,25 +92,32 @@ class TextObjective(Objective):
         return [*self.start, *self.ids_of(prompt)]
 
     def ends_of(self, example: Example) -> tuple[int, ...]:
-        """Returns the tokens that end a response to an example, besides the end-of-sequence token."""
+        """Returns the tokens that end a response to an example, besides the end-of-sequence
+        token.
+        """
         return ()
 
     def logits_of(self, model: Any, rows: Sequence[Sequence[int]], **options: Any) -> torch.Tensor:
-        """Returns a model's logits of rows of tokens, filled up on the right; `options` are the forward pass'.
+        """Returns a model's logits of rows of tokens, filled up on the right.
+
+        `options` are the forward pass'.
 
         Returns:
-            Of each token: shape (rows, longest row, vocabulary); of a model with a classification head (rows, classes).
+            Of each token: shape (rows, longest row, vocabulary); of a model with a classification
+                head (rows, classes).
         """
         device = next(model.parameters()).device
         ids, mask = padded(rows, self.pad)
         with adapters.at_home(model, device):
             inputs = {"input_ids": placed(ids, device), "attention_mask": placed(mask, device)}
             found: torch.Tensor = model(**inputs, **options).logits
-        return found[:, -ids.shape[1] :] if found.ndim > 2 else found  # an adapter's virtual tokens stand before a row
+        # an adapter's virtual tokens stand before a row
+        return found[:, -ids.shape[1] :] if found.ndim > 2 else found
 
 
 class Scoring(Objective):
-    """What objectives share that score an item's options, words or classes, of which number `item.gold` is right.
+    """What objectives share that score an item's options, words or classes, of which number
+    `item.gold` is right.
 
     The loss is the cross-entropy of the scores, the prediction the highest.
     """
@@ -119,7 +135,8 @@ class Scoring(Objective):
             at_once: sequences in a batch, where an item has several; None: all in one.
 
         Returns:
-            float32, shape (items, most options), differentiable; -inf where an item has fewer options.
+            float32, shape (items, most options), differentiable; -inf where an item has fewer
+            options.
         """
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
@@ -133,14 +150,15 @@ class Scoring(Objective):
 
 
 def losses_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Returns the sum of -log p over each row's labels, added in their order: the same bits each time, on a GPU too.
+    """Returns the sum of -log p over each row's labels, added in their order: the same bits each
+    time, on a GPU too.
 
     (`index_add` adds there by atomic operations, in an order that differs from run to run.)
 
     Args:
         logits: shape (rows, columns, vocabulary).
-        labels: shape (rows, columns); where it is IGNORE there is no loss, and no softmax. On the CPU, so that nobody
-            waits for a GPU to find out where that is.
+        labels: shape (rows, columns); where it is IGNORE there is no loss, and no softmax. On the
+            CPU, so that nobody waits for a GPU to find out where that is.
     """
     kept, device = labels != IGNORE, logits.device
     where = placed(kept.reshape(-1).nonzero()[:, 0], device)
@@ -152,10 +170,11 @@ def losses_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 class CausalLM(TextObjective):
     """Next-token loss on the response only (and on the end-of-sequence token after it).
 
-    The sequence is what the tokenizer puts before any text (BOS or nothing, `fedseed.objectives.tokens.beginning`),
-    prompt, response, EOS (or the example's own `stop`); prompt and response are tokenised apart, so that the boundary
-    does not depend on merges across it. Without a prompt all of the text is learnt. A chat is what its tokenizer's
-    template writes (`fedseed.objectives.chats`), with loss on what the assistant says. Longer examples are cut as
+    The sequence is what the tokenizer puts before any text (BOS or nothing,
+    `fedseed.objectives.tokens.beginning`), prompt, response, EOS (or the example's own `stop`);
+    prompt and response are tokenised apart, so that the boundary does not depend on merges across
+    it. Without a prompt all of the text is learnt. A chat is what its tokenizer's template writes
+    (`fedseed.objectives.chats`), with loss on what the assistant says. Longer examples are cut as
     `truncate` says. `TextObjective` has the arguments and errors.
     """
 
@@ -187,28 +206,44 @@ class CausalLM(TextObjective):
         return [one for pieces in cut for one in pieces if one.terms]
 
     def _encoded(self, example: Example) -> list[Tokens]:
-        """Returns an example's tokens, however many; of a chat in its plain form, those of each answer with loss."""
+        """Returns an example's tokens, however many.
+
+        Of a chat in its plain form, those of each answer with loss.
+        """
         if not isinstance(example, Chat):
             return [self._pair(example.prompt, example.response, example.stop)]
         template = self._template_of(example.style)
         if template is not None:
             return template.prepare(example)
         remarks = () if example.style.writing == "plain" else ("plain",)
-        wanted = answers_of(example.messages) if example.style.loss_on == "all" else [len(example.messages) - 1]
-        return [self._pair(*plain_form(example.messages, example.tools, i), remarks=remarks) for i in wanted]
+        wanted = (
+            answers_of(example.messages)
+            if example.style.loss_on == "all"
+            else [len(example.messages) - 1]
+        )
+        return [
+            self._pair(*plain_form(example.messages, example.tools, i), remarks=remarks)
+            for i in wanted
+        ]
 
-    def _pair(self, prompt: str, response: str, stop: str = "", remarks: tuple[str, ...] = ()) -> Tokens:
+    def _pair(
+        self, prompt: str, response: str, stop: str = "", remarks: tuple[str, ...] = ()
+    ) -> Tokens:
         before, after = self.prompt_ids(prompt), self.ids_of(response + stop)
         ids = (*before, *after) if stop else (*before, *after, self.tokenizer.eos_token_id)
-        return Tokens(ids, max(1, len(before)), remarks=remarks)  # nothing says what a first token should be
+        # nothing says what a first token should be
+        return Tokens(ids, max(1, len(before)), remarks=remarks)
 
     def _template_of(self, style: ChatStyle) -> ChatTemplate | None:
         """Returns what writes chats of a style; None: they are written plainly."""
-        if style.writing == "plain" or (style.writing == "auto" and not self.tokenizer.chat_template):
+        if style.writing == "plain" or (
+            style.writing == "auto" and not self.tokenizer.chat_template
+        ):
             return None
         if style.writing == "own" and not self.tokenizer.chat_template:
             raise RecipeError(
-                'task.chat_template = "own": the base\'s tokenizer has no chat template; give a file with one'
+                'task.chat_template = "own": the base\'s tokenizer has no chat template; give a '
+                "file with one"
             )
         if style.template not in self._made:
             try:
@@ -245,12 +280,13 @@ class Options:
 class Choices(Scoring, TextObjective):
     """Which of an example's options follows its prompt (MeZO's classification and multiple choice).
 
-    An option's score is its mean token log-probability after the prompt; the loss is the cross-entropy of the scores,
-    the prediction the highest. Nothing stands after an option, no EOS either. With `teacher_forcing` the prediction is
-    the same, but the loss is that of the right option's tokens.
+    An option's score is its mean token log-probability after the prompt; the loss is the
+    cross-entropy of the scores, the prediction the highest. Nothing stands after an option, no EOS
+    either. With `teacher_forcing` the prediction is the same, but the loss is that of the right
+    option's tokens.
 
-    `TextObjective` has the arguments and errors. With `truncate` "left" longer prompts are cut at their beginning; else
-    such examples are dropped, as are those whose options alone are too long.
+    `TextObjective` has the arguments and errors. With `truncate` "left" longer prompts are cut at
+    their beginning; else such examples are dropped, as are those whose options alone are too long.
     """
 
     @cached_property
@@ -259,7 +295,10 @@ class Choices(Scoring, TextObjective):
         return CausalLM(self.tokenizer, self.max_length)
 
     def items(self, example: Choice) -> list[Options]:
-        prompt, options = self.prompt_ids(example.prompt), [self.ids_of(option) for option in example.options]
+        prompt, options = (
+            self.prompt_ids(example.prompt),
+            [self.ids_of(option) for option in example.options],
+        )
         if not all(options):
             raise ValueError(f"option {example.options[options.index([])]!r} has no token")
         over = max(0, len(prompt) + max(map(len, options)) - self.max_length)
@@ -273,11 +312,16 @@ class Choices(Scoring, TextObjective):
     def weight(self, item: Options) -> int:
         return item.sequences[item.gold].terms if item.teacher_forcing else 1
 
-    def scores(self, model: Any, items: Sequence[Options], at_once: int | None = None) -> torch.Tensor:
+    def scores(
+        self, model: Any, items: Sequence[Options], at_once: int | None = None
+    ) -> torch.Tensor:
         """Returns the mean token log-probability of every option."""
         sequences = [sequence for item in items for sequence in item.sequences]
         size = at_once or len(sequences)
-        parts = [self.language.losses(model, sequences[at : at + size]) for at in range(0, len(sequences), size)]
+        parts = [
+            self.language.losses(model, sequences[at : at + size])
+            for at in range(0, len(sequences), size)
+        ]
         summed = torch.cat(parts)
         lengths = placed([sequence.terms for sequence in sequences], summed.device)
         each = torch.split(-summed / lengths, [len(item.sequences) for item in items])
@@ -302,23 +346,33 @@ class Supervised(Objective):
     """(input, target) pairs of tensors for any torch module.
 
     Args:
-        loss: takes (model output, stacked targets) and returns one loss for each pair, shape (batch,).
+        loss: takes (model output, stacked targets) and returns one loss for each pair, shape
+            (batch,).
     """
 
     def __init__(self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         self.loss = loss
 
-    def items(self, example: tuple[torch.Tensor, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def items(
+        self, example: tuple[torch.Tensor, torch.Tensor]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [example]
 
-    def losses(self, model: torch.nn.Module, items: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Returns the pairs' losses. Raises RecipeError if the loss function does not return one for each."""
+    def losses(
+        self, model: torch.nn.Module, items: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> torch.Tensor:
+        """Returns the pairs' losses.
+
+        Raises RecipeError if the loss function does not return one for each.
+        """
         device = next(model.parameters()).device
         inputs, targets = (placed(torch.stack(side), device) for side in zip(*items, strict=True))
         losses = self.loss(model(inputs), targets)
-        if losses.shape != (len(items),):  # a mean would be taken for a sum, and train with a rate of its own
+        # a mean would be taken for a sum, and train with a rate of its own
+        if losses.shape != (len(items),):
             raise RecipeError(
-                f"Supervised: the loss of {len(items)} pairs has shape {tuple(losses.shape)}, not ({len(items)},): "
+                f"Supervised: the loss of {len(items)} pairs has shape {tuple(losses.shape)}, not "
+                f"({len(items)},): "
                 'give one for each pair, such as CrossEntropyLoss(reduction="none")'
             )
         return losses

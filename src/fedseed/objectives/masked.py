@@ -1,4 +1,6 @@
-"""Words of one token each: one pass over a text scores them all, at its blank or after its last token."""
+"""Words of one token each: one pass over a text scores them all, at its blank or after its last
+token.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,22 +24,28 @@ class Blank:
 
 
 class Prompted(Blank):
-    """A tokenised prompt, and the words that may follow it; the blank is after the last of `ids`, which is `mask`."""
+    """A tokenised prompt, and the words that may follow it.
+
+    The blank is after the last of `ids`, which is `mask`.
+    """
 
 
 class MaskedLM(Scoring, TextObjective):
     """Which of an example's words fills its blank (prompt-based tuning of masked language models).
 
-    Gao, Fisch, Chen, "Making Pre-trained Language Models Better Few-shot Learners", 2021, Section 4: the words' logits
-    at the mask are the scores, the loss is their cross-entropy, the prediction the highest. `TextObjective` has the
-    arguments and errors.
+    Gao, Fisch, Chen, "Making Pre-trained Language Models Better Few-shot Learners", 2021, Section
+    4: the words' logits at the mask are the scores, the loss is their cross-entropy, the prediction
+    the highest. `TextObjective` has the arguments and errors.
     """
 
     needed = ("mask_token", "mask token")
     options: ClassVar[Mapping[str, Any]] = {}  # of a forward pass
 
     def _word_ids(self, words: tuple[str, ...]) -> tuple[int, ...]:
-        """Returns the words' tokens. Raises ValueError if a word is not one token, or two are the same token."""
+        """Returns the words' tokens.
+
+        Raises ValueError if a word is not one token, or two are the same token.
+        """
         if words in self._made:
             found: tuple[int, ...] = self._made[words]
             return found
@@ -46,10 +54,14 @@ class MaskedLM(Scoring, TextObjective):
             tokens = self.ids_of(word)
             if len(tokens) != 1 or tokens[0] == self.tokenizer.unk_token_id:
                 parts = self.tokenizer.convert_ids_to_tokens(tokens)
-                raise ValueError(f"the label word {word!r} is not one token of the model's tokenizer: {parts}")
+                raise ValueError(
+                    f"the label word {word!r} is not one token of the model's tokenizer: {parts}"
+                )
             ids += tokens
         if len(set(ids)) < len(ids):
-            raise ValueError(f"the label words {words} are not different tokens of the model's tokenizer")
+            raise ValueError(
+                f"the label words {words} are not different tokens of the model's tokenizer"
+            )
         self._made[words] = tuple(ids)
         return tuple(ids)
 
@@ -57,10 +69,18 @@ class MaskedLM(Scoring, TextObjective):
         words, mask = self._word_ids(example.words), self.tokenizer.mask_token_id
         ids = self.tokenizer(example.text.replace(MASK, self.tokenizer.mask_token))["input_ids"]
         if ids.count(mask) != 1:
-            raise ValueError(f"the text must have one {self.tokenizer.mask_token}: {example.text[:60]!r}")
-        return [Blank(tuple(ids), ids.index(mask), words, example.gold)] if len(ids) <= self.max_length else []
+            raise ValueError(
+                f"the text must have one {self.tokenizer.mask_token}: {example.text[:60]!r}"
+            )
+        return (
+            [Blank(tuple(ids), ids.index(mask), words, example.gold)]
+            if len(ids) <= self.max_length
+            else []
+        )
 
-    def scores(self, model: Any, items: Sequence[Blank], at_once: int | None = None) -> torch.Tensor:
+    def scores(
+        self, model: Any, items: Sequence[Blank], at_once: int | None = None
+    ) -> torch.Tensor:
         """Returns the logits of each item's words at its blank."""
         logits = self.logits_of(model, [item.ids for item in items], **self.options)
         rows = torch.arange(len(items), device=logits.device)[:, None]
@@ -73,9 +93,9 @@ class MaskedLM(Scoring, TextObjective):
 class NextWords(MaskedLM):
     """Which of an example's words follows its prompt: `Choices` for options of one token.
 
-    The blank is after the prompt, so the logits are those of the prompt's last token. They differ from
-    log-probabilities by a term that all options share, which changes neither the loss nor the prediction.
-    `TextObjective` has the arguments and errors.
+    The blank is after the prompt, so the logits are those of the prompt's last token. They differ
+    from log-probabilities by a term that all options share, which changes neither the loss nor the
+    prediction. `TextObjective` has the arguments and errors.
     """
 
     needed = TextObjective.needed
@@ -83,4 +103,8 @@ class NextWords(MaskedLM):
 
     def items(self, example: Any) -> list[Blank]:
         words, ids = self._word_ids(example.options), self.prompt_ids(example.prompt)
-        return [Prompted(tuple(ids), len(ids) - 1, words, example.gold)] if len(ids) < self.max_length else []
+        return (
+            [Prompted(tuple(ids), len(ids) - 1, words, example.gold)]
+            if len(ids) < self.max_length
+            else []
+        )

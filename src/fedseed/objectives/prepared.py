@@ -1,4 +1,6 @@
-"""Examples made ready, once a run, what a person is told about them, and how they are cut into micro-batches."""
+"""Examples made ready, once a run, what a person is told about them, and how they are cut into
+micro-batches.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +12,11 @@ from fedseed.text import listed
 
 SHOWN = 6  # clients that are named
 REMARKS = {
-    "plain": 'are written plainly ("User: ...", "Assistant: ..."): the base\'s tokenizer has no chat template',
+    "plain": 'are written plainly ("User: ...", "Assistant: ..."): the base\'s tokenizer has no '
+    "chat template",
     "apart": "are one for each answer of a chat: the chat template rewrites earlier answers",
-    "system": "have their system message in the first user's: the chat template has no place for it",
+    "system": "have their system message in the first user's: the chat template has no place "
+    "for it",
     "tools": "have tools that the chat template leaves out",
     "split": "are pieces of longer texts",
 }
@@ -39,7 +43,10 @@ class Prepared:
 
 
 def prepare(objective: Objective, name: str, examples: Sequence[Any]) -> Prepared:
-    """Makes examples ready; the objective decides which can be used, and `name` says whose they are."""
+    """Makes examples ready.
+
+    The objective decides which can be used, and `name` says whose they are.
+    """
     made = objective.each(examples)
     usable = [example for example, items in zip(examples, made, strict=True) if items]
     return Prepared(name, usable, [items for items in made if items], made.count([]))
@@ -48,7 +55,9 @@ def prepare(objective: Objective, name: str, examples: Sequence[Any]) -> Prepare
 def prepare_sets(
     objective: Objective, sets: Mapping[str, Sequence[Any]], limit: str
 ) -> tuple[dict[str, Prepared], list[str]]:
-    """Makes evaluation sets ready, by prefix of the metric's name; returns lines about what was left out or cut, too.
+    """Makes evaluation sets ready, by prefix of the metric's name.
+
+    Returns lines about what was left out or cut, too.
 
     Raises:
         ValueError: nothing is left of a set.
@@ -58,7 +67,9 @@ def prepare_sets(
         name = f'the evaluation set "{prefix.rstrip("_")}"' if prefix else "the evaluation set"
         found[prefix] = prepare(objective, name, examples)
         if not found[prefix].examples:
-            raise ValueError(f"none of the {len(examples):,} examples of {name} is usable (over {limit})")
+            raise ValueError(
+                f"none of the {len(examples):,} examples of {name} is usable (over {limit})"
+            )
     return found, [line for one in found.values() for line in left_out(one, limit)]
 
 
@@ -74,39 +85,53 @@ def idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
     names = [client.name for client in prepared if not client.made]
     if not names:
         return ()
-    verb = "has no usable example and sends" if len(names) == 1 else "have no usable example and send"
+    verb = (
+        "has no usable example and sends" if len(names) == 1 else "have no usable example and send"
+    )
     return (f"{len(names):,} of {len(prepared):,} clients {verb} nothing: {listed(names, SHOWN)}",)
 
 
 def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
-    """Returns lines about what was left out of clients' examples or cut (over `limit`), or written in another way."""
+    """Returns lines about what was left out of clients' examples or cut (over `limit`), or written
+    in another way.
+    """
     lines = []
-    for what, counts in (("left out", [one.dropped for one in prepared]), ("cut", [one.cut for one in prepared])):
+    for what, counts in (
+        ("left out", [one.dropped for one in prepared]),
+        ("cut", [one.cut for one in prepared]),
+    ):
         found = [f"{one.name} {n:,}" for one, n in zip(prepared, counts, strict=True) if n]
         whose = f"; whose: {listed(found, SHOWN)}" if len(prepared) > 1 else ""
         if found:
             lines.append(f"{sum(counts):,} of the clients' examples {what} (over {limit}){whose}")
     for remark, text in REMARKS.items():
-        times = sum(remark in getattr(item, "remarks", ()) for one in prepared for item in one.items)
+        times = sum(
+            remark in getattr(item, "remarks", ()) for one in prepared for item in one.items
+        )
         if times:
             lines.append(f"{times:,} of the clients' examples {text}")
     return tuple(lines)
 
 
 def sequences_of(item: Any) -> Sequence[Any]:
-    """Returns what goes through the model for an example: itself, or the options of a choice that are scored."""
+    """Returns what goes through the model for an example: itself, or the options of a choice that
+    are scored.
+    """
     if not isinstance(item, Options):
         return (item,)
     return (item.sequences[item.gold],) if item.teacher_forcing else item.sequences
 
 
-def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -> Iterator[Sequence[Any]]:
+def micro_batches(
+    items: Sequence[Any], batch: int, tokens: int | None = None
+) -> Iterator[Sequence[Any]]:
     """Cuts the examples of a step, in their order, into what goes through the model at a time.
 
     Args:
         items: prepared examples.
         batch: how many examples there are at a time, where `tokens` does not decide it.
-        tokens: the most tokens at a time, padding included: rows times the longest one. A longer example goes alone.
+        tokens: the most tokens at a time, padding included: rows times the longest one. A longer
+            example goes alone.
 
     Raises:
         RecipeError: the examples have no tokens.
@@ -115,14 +140,15 @@ def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -
         for at in range(0, len(items), batch):
             yield items[at : at + batch]
         return
-    begin, size = 0, (0, 0, 0)  # the batch's rows, and its longest row in an encoder and in a decoder
+    # the batch's rows, and its longest row in an encoder and in a decoder
+    begin, size = 0, (0, 0, 0)
     for at, item in enumerate(items):
         sides = [_sides(one) for one in sequences_of(item)]
         alone = len(sides), max(first for first, _ in sides), max(second for _, second in sides)
         if not sum(alone[1:]):
             raise RecipeError(
-                f"method.training.batch_tokens = {tokens}: these examples have no tokens; leave it out and set "
-                "method.training.batch"
+                f"method.training.batch_tokens = {tokens}: these examples have no tokens; leave it "
+                "out and set method.training.batch"
             )
         size = size[0] + alone[0], max(size[1], alone[1]), max(size[2], alone[2])
         if size[0] * (size[1] + size[2]) > tokens and at > begin:
@@ -132,7 +158,10 @@ def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -
 
 
 def _sides(sequence: Any) -> tuple[int, int]:
-    """Returns how many tokens of a sequence an encoder reads, and a decoder; a model without these reads all as one."""
+    """Returns how many tokens of a sequence an encoder reads, and a decoder.
+
+    A model without these reads all as one.
+    """
     length = len(getattr(sequence, "ids", ()))
     encoded = sequence.response_start if getattr(sequence, "encoded", False) else length
     return encoded, length - encoded

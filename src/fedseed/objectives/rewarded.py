@@ -1,7 +1,8 @@
 """Minus the reward of generated answers where other objectives have a loss.
 
-Any number will do for a method that compares losses at perturbed weights (evolution strategies: Qiu et al., "Evolution
-Strategies at Scale", arXiv 2509.24372): an answer is right, a text is short, a program passes its tests.
+Any number will do for a method that compares losses at perturbed weights (evolution strategies: Qiu
+et al., "Evolution Strategies at Scale", arXiv 2509.24372): an answer is right, a text is short, a
+program passes its tests.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,10 @@ from fedseed.weights.row_losses import Around
 
 @dataclass(frozen=True)
 class Asked(Tokens):
-    """An example whose answer is rewarded, as its language objective has it; the reward function gets the example."""
+    """An example whose answer is rewarded, as its language objective has it.
+
+    The reward function gets the example.
+    """
 
     example: Example = field(kw_only=True)
 
@@ -28,8 +32,8 @@ class Asked(Tokens):
 class Rewarded(Objective):
     """An objective for methods that need no gradients.
 
-    The mean loss of a batch is minus the mean reward of the answers that the model, with the weights of the moment,
-    writes greedily.
+    The mean loss of a batch is minus the mean reward of the answers that the model, with the
+    weights of the moment, writes greedily.
 
     Args:
         language: tokenises the examples.
@@ -47,24 +51,38 @@ class Rewarded(Objective):
         self.max_new_tokens = max_new_tokens
 
     def items(self, example: Example) -> list[Asked]:
-        """Tokenises; an example is asked once, also a chat that has several answers to be learnt: for the last one."""
-        return [Asked(**vars(tokens), example=example) for tokens in self.language.prepare([example])[-1:]]
+        """Tokenises.
 
-    def answers(self, model: Any, items: Sequence[Asked], around: Around | None = None) -> list[str]:
+        An example is asked once, also a chat that has several answers to be learnt: for the last
+        one.
+        """
+        return [
+            Asked(**vars(tokens), example=example)
+            for tokens in self.language.prepare([example])[-1:]
+        ]
+
+    def answers(
+        self, model: Any, items: Sequence[Asked], around: Around | None = None
+    ) -> list[str]:
         """Returns what the model says, greedily; `around` as in `responses_to`."""
         examples = [item.example for item in items]
         return responses_to(model, self.language, examples, items, self.max_new_tokens, around)
 
     @torch.no_grad()
-    def losses(self, model: Any, items: Sequence[Asked], around: Around | None = None) -> torch.Tensor:
-        """Returns minus each answer's reward (of a `Judge`, which says what is raised): float32, no gradient."""
+    def losses(
+        self, model: Any, items: Sequence[Asked], around: Around | None = None
+    ) -> torch.Tensor:
+        """Returns minus each answer's reward (of a `Judge`, which says what is raised): float32, no
+        gradient.
+        """
         rewards = self.judge([item.example for item in items], self.answers(model, items, around))
         return -torch.tensor(rewards, dtype=torch.float32, device=next(model.parameters()).device)
 
     def together(self, model: Any, items: Sequence[Asked], around: Around) -> torch.Tensor | None:
-        """Returns the losses of items each of which is answered at weights of its own (`row_losses`); None: they can't.
+        """Returns the losses of items each of which is answered at weights of its own
+        (`row_losses`); None: they can't.
 
-        All answers are written in one go, a token of each at a time. They are those of one after the other, unless two
-        tokens are equally likely to float rounding.
+        All answers are written in one go, a token of each at a time. They are those of one after
+        the other, unless two tokens are equally likely to float rounding.
         """
         return None if self.language.encodes else self.losses(model, items, around)

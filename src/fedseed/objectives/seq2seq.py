@@ -1,4 +1,6 @@
-"""Encoder-decoders (T5, BART): the encoder reads the prompt, the loss is on what the decoder answers."""
+"""Encoder-decoders (T5, BART): the encoder reads the prompt, the loss is on what the decoder
+answers.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,11 +16,13 @@ from fedseed.tasks.data import Choice, Example
 class Seq2SeqLM(TextObjective):
     """Next-token loss of the decoder on the response and its special tokens.
 
-    Prompt and response get the special tokens that the tokenizer puts around a text (T5: </s> after it; BART: <s> and
-    </s> around it). The decoder starts with the model's own start token. A response's outer white space is left out,
-    and so is an example's own `stop`: an encoder-decoder ends with its end-of-sequence token.
+    Prompt and response get the special tokens that the tokenizer puts around a text (T5: </s> after
+    it; BART: <s> and </s> around it). The decoder starts with the model's own start token. A
+    response's outer white space is left out, and so is an example's own `stop`: an encoder-decoder
+    ends with its end-of-sequence token.
 
-    `TextObjective` has the arguments and errors; examples whose prompt or response is too long are dropped.
+    `TextObjective` has the arguments and errors; examples whose prompt or response is too long are
+    dropped.
     """
 
     encodes = True
@@ -29,7 +33,10 @@ class Seq2SeqLM(TextObjective):
 
     def pair(self, prompt: str, response: str) -> Tokens:
         """Returns a prompt and a response as tokens, each with its special tokens."""
-        source, target = self.prompt_ids(prompt), self.tokenizer(text_target=response.strip())["input_ids"]
+        source, target = (
+            self.prompt_ids(prompt),
+            self.tokenizer(text_target=response.strip())["input_ids"],
+        )
         return Tokens((*source, *target), len(source), encoded=True)
 
     def fits(self, *pairs: Tokens) -> bool:
@@ -49,15 +56,20 @@ class Seq2SeqLM(TextObjective):
         labels, _ = padded([item.ids[item.response_start :] for item in items], IGNORE)
         shifted = model.prepare_decoder_input_ids_from_labels(labels=labels)
         inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": shifted}
-        logits = model(**{name: placed(value, device) for name, value in inputs.items()}, use_cache=False).logits
+        logits = model(
+            **{name: placed(value, device) for name, value in inputs.items()}, use_cache=False
+        ).logits
         return losses_of_rows(logits, labels)
 
 
 class Seq2SeqChoices(Choices):
-    """Which of an example's options the decoder would rather answer; `Choices` has the scores and the loss.
+    """Which of an example's options the decoder would rather answer.
 
-    An option is tokenised as a response is, and its score is its mean token log-probability, special tokens included.
-    `TextObjective` has the arguments and errors; examples with a longer prompt or option are dropped.
+    `Choices` has the scores and the loss.
+
+    An option is tokenised as a response is, and its score is its mean token log-probability,
+    special tokens included. `TextObjective` has the arguments and errors; examples with a longer
+    prompt or option are dropped.
     """
 
     @cached_property

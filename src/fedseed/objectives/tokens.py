@@ -20,11 +20,15 @@ class Tokens:
     """A tokenised example."""
 
     ids: tuple[int, ...]
-    response_start: int  # where the last response begins; what stands before it is what generation continues
-    spans: tuple[Span, ...] = ()  # the tokens that carry loss, in ascending order; none: all from `response_start` on
+    # where the last response begins; what stands before it is what generation continues
+    response_start: int
+    # the tokens that carry loss, in ascending order; none: all from `response_start` on
+    spans: tuple[Span, ...] = ()
     cut: int = 0  # how many tokens were cut away
-    remarks: tuple[str, ...] = ()  # what else was done to it (`fedseed.objectives.prepared.REMARKS`)
-    encoded: bool = False  # whether an encoder reads what stands before the response, and a decoder answers
+    # what else was done to it (`fedseed.objectives.prepared.REMARKS`)
+    remarks: tuple[str, ...] = ()
+    # whether an encoder reads what stands before the response, and a decoder answers
+    encoded: bool = False
 
     @property
     def learnt(self) -> tuple[Span, ...]:
@@ -46,12 +50,15 @@ class Tokens:
 
 
 def beginning(tokenizer: Any) -> tuple[int, ...]:
-    """Returns the tokens that a tokenizer puts before a text in plain transformers: BOS mostly, or none.
+    """Returns the tokens that a tokenizer puts before a text in plain transformers: BOS mostly, or
+    none.
 
-    What is trained begins like that, and so does what the exported model is asked. That a tokenizer has a BOS token
-    says little: GPT-2's has one and puts it before no text.
+    What is trained begins like that, and so does what the exported model is asked. That a tokenizer
+    has a BOS token says little: GPT-2's has one and puts it before no text.
     """
-    whole, text = (tokenizer(PROBE, add_special_tokens=special)["input_ids"] for special in (True, False))
+    whole, text = (
+        tokenizer(PROBE, add_special_tokens=special)["input_ids"] for special in (True, False)
+    )
     before = (at for at in range(len(whole) - len(text) + 1) if whole[at : at + len(text)] == text)
     return tuple(whole[: next(before, 0)])
 
@@ -59,8 +66,9 @@ def beginning(tokenizer: Any) -> tuple[int, ...]:
 def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]:
     """Returns what is left of an example that may have `limit` tokens.
 
-    "left" cuts at the beginning, but never into the last response; "right" cuts at the end, and leaves out what has
-    no token with loss then. "split" makes several examples of a text that has no prompt, and leaves out others.
+    "left" cuts at the beginning, but never into the last response; "right" cuts at the end, and
+    leaves out what has no token with loss then. "split" makes several examples of a text that has
+    no prompt, and leaves out others.
 
     Args:
         tokens: the example.
@@ -79,19 +87,30 @@ def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]
         if tokens.response_start > whole and tokens.response_start - over < kept:
             return []
         ids = tokens.ids[:kept] + tokens.ids[kept + over :]
-        start, spans = max(whole, tokens.response_start - over), _moved(tokens.learnt, -over, whole, limit)
-        return [replace(tokens, ids=ids, response_start=start, spans=spans, cut=over)] if spans else []
+        start, spans = (
+            max(whole, tokens.response_start - over),
+            _moved(tokens.learnt, -over, whole, limit),
+        )
+        return (
+            [replace(tokens, ids=ids, response_start=start, spans=spans, cut=over)] if spans else []
+        )
     if how == "right":
         spans = _moved(tokens.learnt, 0, 0, limit)
         if not spans:
             return []
         start = min(tokens.response_start, spans[-1][0])
-        return [replace(tokens, ids=tokens.ids[:limit], response_start=start, spans=spans, cut=over)]
+        return [
+            replace(tokens, ids=tokens.ids[:limit], response_start=start, spans=spans, cut=over)
+        ]
     if how == "split" and tokens.response_start <= whole and limit > whole:
         begin, body = tokens.ids[:kept], tokens.ids[kept:]
         size = limit - kept
         pieces = [begin + body[at : at + size] for at in range(0, len(body), size)]
-        return [Tokens(ids, whole, ((whole, len(ids)),), 0, ("split",)) for ids in pieces if len(ids) > whole]
+        return [
+            Tokens(ids, whole, ((whole, len(ids)),), 0, ("split",))
+            for ids in pieces
+            if len(ids) > whole
+        ]
     return []
 
 
@@ -104,14 +123,19 @@ def _moved(spans: tuple[Span, ...], by: int, first: int, end: int) -> tuple[Span
 def longest_input(model: Any) -> int | None:
     """Returns how many tokens a model has positions for; None: it does not say.
 
-    RoBERTa's kind counts positions from its padding index on, and so has fewer than its configuration says.
+    RoBERTa's kind counts positions from its padding index on, and so has fewer than its
+    configuration says.
     """
     config = getattr(model, "config", None)
     if config is None:
         return None
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Embedding) and "position" in name and module.padding_idx is not None:
+        if (
+            isinstance(module, torch.nn.Embedding)
+            and "position" in name
+            and module.padding_idx is not None
+        ):
             room = module.num_embeddings - module.padding_idx - 1
             limit = room if limit is None else min(limit, room)
     if limit is not None and adapters.has_virtual_tokens(model):
@@ -119,18 +143,25 @@ def longest_input(model: Any) -> int | None:
     return limit
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int, left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns rows filled up with `pad` at their end (or on their left), and a mask that is 1 where they are.
+def padded(
+    rows: Sequence[Sequence[int]], pad: int, left: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns rows filled up with `pad` at their end (or on their left), and a mask that is 1 where
+    they are.
 
     Both are int64, of shape (rows, longest), on the CPU; there must be a row.
     """
     side = "left" if left else "right"
     tensors = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows]
     ids = pad_sequence(tensors, batch_first=True, padding_value=pad, padding_side=side)
-    return ids, pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)
+    return ids, pad_sequence(
+        [torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side
+    )
 
 
 def placed(values: torch.Tensor | Sequence[Any], device: torch.device) -> torch.Tensor:
-    """Returns a tensor, or one of numbers, on a device, which nobody waits for (`torch.tensor(..., device)` would)."""
+    """Returns a tensor, or one of numbers, on a device, which nobody waits for (`torch.tensor(...,
+    device)` would).
+    """
     tensor = values if isinstance(values, torch.Tensor) else torch.tensor(values, device="cpu")
     return tensor.to(device, non_blocking=True)

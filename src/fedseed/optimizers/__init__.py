@@ -1,1 +1,3 @@
-"""Turns gradients into steps (momentum, Adam, HiSo), and lets learning rates change by schedules."""
+"""Turns gradients into steps (momentum, Adam, HiSo), and lets learning rates change by
+schedules.
+"""

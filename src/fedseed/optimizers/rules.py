@@ -1,15 +1,18 @@
-"""Turns gradients into steps: a `Rule` is data, and `Moments` carries it out on NumPy's arrays or torch's tensors.
+"""Turns gradients into steps: a `Rule` is data, and `Moments` carries it out on NumPy's arrays or
+torch's tensors.
 
-It replaces `torch.optim`, whose implementations differ between devices in the last bits: this module uses single
-operations only, each rounded exactly (add, multiply, divide, square root), so that a replay gives the same bits
-anywhere. Torch is not imported here. The running averages are float32, whatever the weights are; sums are taken in the
-gradient's precision.
+It replaces `torch.optim`, whose implementations differ between devices in the last bits: this
+module uses single operations only, each rounded exactly (add, multiply, divide, square root), so
+that a replay gives the same bits anywhere. Torch is not imported here. The running averages are
+float32, whatever the weights are; sums are taken in the gradient's precision.
 
-torch's own square root is not one of these: on a CPU it may come from MKL's vector library, which rounds about one
-number in 150 the other way, and not the same ones on processors of different makers.
+torch's own square root is not one of these: on a CPU it may come from MKL's vector library, which
+rounds about one number in 150 the other way, and not the same ones on processors of different
+makers.
 
-`Squares` holds averages of a few squares, in place of one for every parameter. Their sums are exact before they are
-rounded (`math.fsum`), and single operations follow, so that no machine's BLAS makes a difference.
+`Squares` holds averages of a few squares, in place of one for every parameter. Their sums are exact
+before they are rounded (`math.fsum`), and single operations follow, so that no machine's BLAS makes
+a difference.
 """
 
 from collections.abc import Sequence
@@ -24,7 +27,9 @@ Floats = NDArray[np.floating[Any]]
 
 
 def power(base: float, exponent: int) -> float:
-    """Returns base^exponent by squaring: products are rounded alike everywhere, the C library's powers are not."""
+    """Returns base^exponent by squaring: products are rounded alike everywhere, the C library's
+    powers are not.
+    """
     result = 1.0
     while exponent:
         if exponent & 1:
@@ -40,16 +45,23 @@ def total(values: Floats) -> float:
 
 
 def square(values: Floats) -> float:
-    """Returns |values|^2 of single-precision numbers, whose squares are exact in double precision, rounded once."""
+    """Returns |values|^2 of single-precision numbers, whose squares are exact in double precision,
+    rounded once.
+    """
     return fsum(value * value for value in values.tolist())
 
 
 def deviation(values: Floats) -> float:
-    """Returns a sample's standard deviation, the root of sum (x - mean)^2 / (N - 1); 0 for fewer than two values."""
+    """Returns a sample's standard deviation, the root of sum (x - mean)^2 / (N - 1).
+
+    0 for fewer than two values.
+    """
     if len(values) < 2:
         return 0.0
     mean = total(values) / len(values)
-    return sqrt(fsum((value - mean) * (value - mean) for value in values.tolist()) / (len(values) - 1))
+    return sqrt(
+        fsum((value - mean) * (value - mean) for value in values.tolist()) / (len(values) - 1)
+    )
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,8 @@ class Squares:
     """Holds sums or averages of squares after a number of steps.
 
     sum        v <- v + x                            Adagrad's
-    average    v <- beta v + (1 - beta) x            RMSProp's and Adam's; over 1 - beta^t when it is used
+    average    v <- beta v + (1 - beta) x            RMSProp's and Adam's; over 1 - beta^t when it
+    is used
 
     Args:
         values: v of each; none before the first step.
@@ -76,10 +89,15 @@ class Squares:
         """
         before = self.values or (0.0,) * len(squares)
         kept, gain = (1.0, 1.0) if beta is None else (beta, 1.0 - beta)
-        return Squares(tuple(kept * v + gain * x for v, x in zip(before, squares, strict=True)), self.steps + 1)
+        return Squares(
+            tuple(kept * v + gain * x for v, x in zip(before, squares, strict=True)), self.steps + 1
+        )
 
     def roots(self, beta: float | None) -> tuple[float, ...]:
-        """Returns sqrt(v) of each; averages are corrected for their start from zero. `beta` is as in `take`."""
+        """Returns sqrt(v) of each; averages are corrected for their start from zero.
+
+        `beta` is as in `take`.
+        """
         bias = 1.0 if beta is None else 1.0 - power(beta, self.steps)
         return tuple(sqrt(v / bias) for v in self.values)
 
@@ -88,18 +106,21 @@ class Squares:
 class Rule:
     """Says how a gradient g becomes a step.
 
-    momentum   m <- beta1 m + g;                    change = -rate m       (torch.optim.SGD's; FedAvgM's)
-    nesterov   m <- beta1 m + g;                    change = -rate (g + beta1 m)    (torch.optim.SGD's)
+    momentum   m <- beta1 m + g;                    change = -rate m       (torch.optim.SGD's;
+    FedAvgM's)
+    nesterov   m <- beta1 m + g;                    change = -rate (g + beta1 m)
+    (torch.optim.SGD's)
     adam       m <- beta1 m + (1 - beta1) g,
                v <- beta2 v + (1 - beta2) g^2;      change = -rate m^ / (sqrt(v^) + eps)
     hiso       g <- g / (sqrt(h) + eps);            change = -rate g
                h <- beta2 h + (1 - beta2) g^2,      from h = 1 on
 
-    m^ = m / (1 - beta1^t) and v^ = v / (1 - beta2^t) if `corrected` (torch.optim.Adam), else m and v themselves
-    (FedAdam: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2).
+    m^ = m / (1 - beta1^t) and v^ = v / (1 - beta2^t) if `corrected` (torch.optim.Adam), else m and
+    v themselves (FedAdam: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2).
 
-    "hiso" is HiSo's diagonal, learnt from the steps alone (Li et al., arXiv 2506.02370; its nu is 1 - beta2): g is a
-    sum over directions z, and losses are taken along z / (sqrt(h) + eps), too (`ParameterSpace.perturbed`).
+    "hiso" is HiSo's diagonal, learnt from the steps alone (Li et al., arXiv 2506.02370; its nu is 1
+    - beta2): g is a sum over directions z, and losses are taken along z / (sqrt(h) + eps), too
+    (`ParameterSpace.perturbed`).
 
     Args:
         kind: "momentum", "nesterov", "adam" or "hiso".
@@ -124,11 +145,14 @@ class Rule:
 
 
 class Moments:
-    """Keeps a run's running averages. They follow from its gradients, so that a replay restores them.
+    """Keeps a run's running averages.
+
+    They follow from its gradients, so that a replay restores them.
 
     Args:
         rule: how a gradient becomes a step.
-        first: the average gradient, float32, shape (d,): an array or a tensor, changed in place; empty for "hiso".
+        first: the average gradient, float32, shape (d,): an array or a tensor, changed in place;
+            empty for "hiso".
         second: the average squared gradient, for Adam and "hiso" (ones at first); otherwise empty.
         steps: how many gradients there have been.
     """
@@ -140,7 +164,8 @@ class Moments:
         self.steps = steps
 
     def change(self, gradient: Any, start: int) -> Any:
-        """Returns by how much this gradient, of step `steps` (from 1), changes the weights start, start + 1, ...
+        """Returns by how much this gradient, of step `steps` (from 1), changes the weights start,
+        start + 1, ...
 
         Args:
             gradient: 1-D; float32 or float64.
@@ -172,7 +197,10 @@ class Moments:
         return _square_root(_as(self.second[here], dtype)) + self.rule.eps
 
     def descent(self, here: slice, dtype: Any) -> Any:
-        """Returns by how much the averages change some weights; "nesterov" needs the gradient, too."""
+        """Returns by how much the averages change some weights.
+
+        "nesterov" needs the gradient, too.
+        """
         rule = self.rule
         m = _as(self.first[here], dtype)
         if rule.kind == "momentum":
@@ -183,7 +211,9 @@ class Moments:
         return (m * -rule.rate) / (_square_root(v) + rule.eps)
 
     def _bias(self, beta: float, like: Any) -> Any:
-        """Returns 1 - beta^steps, to divide tensors as a tensor: by a number a GPU would multiply with its inverse."""
+        """Returns 1 - beta^steps, to divide tensors as a tensor: by a number a GPU would multiply
+        with its inverse.
+        """
         value = 1 - power(beta, self.steps)
         return np.float32(value) if isinstance(like, np.ndarray) else like.new_tensor(value)
 

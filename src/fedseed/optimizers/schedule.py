@@ -1,16 +1,20 @@
-"""Computes the factor that a schedule multiplies a learning rate by; it depends on the round's number alone.
+"""Computes the factor that a schedule multiplies a learning rate by.
+
+It depends on the round's number alone.
 
     warm-up    round / (W + 1)                       rounds 1 to W
     constant   1                                     from round W + 1 on, as are the other two
     linear     1 - (1 - final) p                     p = (round - W - 1) / (N - W)
     cosine     final + (1 - final) (1 + cos pi p) / 2
 
-From round W + 1 on these are the factors of transformers' schedules of the same names, at step `round - 1` of N; in the
-warm-up a first step with a rate of 0 is left out. After round N the factor stays at `final`.
+From round W + 1 on these are the factors of transformers' schedules of the same names, at step
+`round - 1` of N; in the warm-up a first step with a rate of 0 is left out. After round N the factor
+stays at `final`.
 
-As nothing is remembered from round to round, a run that stops and goes on, a replay, a site that joins late and the
-coordinator all find the same factor. They find the same bits of it on every machine, too: it is made of sums, products
-and quotients, which are rounded alike everywhere, without the C library's cosine.
+As nothing is remembered from round to round, a run that stops and goes on, a replay, a site that
+joins late and the coordinator all find the same factor. They find the same bits of it on every
+machine, too: it is made of sums, products and quotients, which are rounded alike everywhere,
+without the C library's cosine.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -21,12 +25,15 @@ HALF_PI = 1.5707963267948966
 
 
 class Schedule(BaseModel):
-    """Says how a learning rate changes from round to round. In a recipe a name is enough: `schedule = "cosine"`.
+    """Says how a learning rate changes from round to round.
+
+    In a recipe a name is enough: `schedule = "cosine"`.
 
     Args:
         kind: "constant", "linear" or "cosine".
         warmup: W, rounds in which the rate rises to its full value.
-        rounds: N, the rounds of the whole schedule; None: those of the run (a run that has more rounds later keeps it).
+        rounds: N, the rounds of the whole schedule; None: those of the run (a run that has more
+            rounds later keeps it).
         final: what is left of the rate at the end, from 0 to 1.
     """
 
@@ -45,7 +52,9 @@ class Schedule(BaseModel):
     @model_validator(mode="after")
     def _warmup_is_shorter(self) -> Self:
         if self.rounds is not None and self.kind != "constant" and self.warmup >= self.rounds:
-            raise ValueError(f"warmup = {self.warmup}: fewer than the schedule's rounds, {self.rounds}")
+            raise ValueError(
+                f"warmup = {self.warmup}: fewer than the schedule's rounds, {self.rounds}"
+            )
         return self
 
     def factor(self, number: int) -> float:
@@ -62,7 +71,9 @@ class Schedule(BaseModel):
         if self.kind == "constant":
             return 1.0
         if self.rounds is None:
-            raise ValueError(f'schedule.rounds: give how many rounds the "{self.kind}" schedule has')
+            raise ValueError(
+                f'schedule.rounds: give how many rounds the "{self.kind}" schedule has'
+            )
         part = min(1.0, (number - self.warmup - 1) / (self.rounds - self.warmup))
         left = 1.0 - part if self.kind == "linear" else _half_cosine(part)
         return self.final + (1.0 - self.final) * left
@@ -72,7 +83,8 @@ def _half_cosine(part: float) -> float:
     """Returns (1 + cos(pi part)) / 2 = cos(pi part / 2)^2 for part from 0 to 1, to about 1e-15."""
     square = (HALF_PI * part) * (HALF_PI * part)
     cosine = 1.0
-    for k in range(11, 0, -1):  # Taylor's series, from its smallest term: 1 - x^2/2 (1 - x^2/12 (1 - ...))
+    # Taylor's series, from its smallest term: 1 - x^2/2 (1 - x^2/12 (1 - ...))
+    for k in range(11, 0, -1):
         cosine = 1.0 - square / ((2 * k - 1) * (2 * k)) * cosine
     return cosine * cosine
 
@@ -101,7 +113,9 @@ def lasting(settings: Any, rounds: int) -> Any:
         if isinstance(value, Schedule):
             if value.rounds is None and value.kind != "constant":
                 if value.warmup >= rounds:
-                    raise ValueError(f"schedule.warmup = {value.warmup}: fewer than the run's rounds, {rounds}")
+                    raise ValueError(
+                        f"schedule.warmup = {value.warmup}: fewer than the run's rounds, {rounds}"
+                    )
                 changed[name] = value.model_copy(update={"rounds": rounds})
         elif isinstance(value, BaseModel):
             new = lasting(value, rounds)

@@ -1,7 +1,8 @@
-"""Writes the model card of a tuned model: what it is made of, what came of it, how to load it, how to make it again.
+"""Writes the model card of a tuned model: what it is made of, what came of it, how to load it, how
+to make it again.
 
-An orbit's header, and with it all that it names, may be somebody else's: none of it is taken as YAML, Markdown, Python
-or a shell's command here.
+An orbit's header, and with it all that it names, may be somebody else's: none of it is taken as
+YAML, Markdown, Python or a shell's command here.
 """
 
 import json
@@ -24,10 +25,12 @@ AUTO = {
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
 }
-# what a folder holds: the whole model, an adapter for the base, or the base with an adapter added to its weights
+# what a folder holds: the whole model, an adapter for the base, or the base with an adapter added
+# to its weights
 Form = Literal["whole", "adapter", "merged"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
-_MARKUP = re.compile(r"[\\`*\[\]<>#&~]|(?<![^\W_])_|_(?![^\W_])")  # all of Markdown's, but | and _ inside a word
+# all of Markdown's, but | and _ inside a word
+_MARKUP = re.compile(r"[\\`*\[\]<>#&~]|(?<![^\W_])_|_(?![^\W_])")
 _EXACT = "The weights are those of the federated run, bit for bit; the digest says so."
 ABOUT: dict[Form, str] = {
     "whole": _EXACT,
@@ -52,36 +55,64 @@ class Facts:
 
 
 def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> str:
-    """Returns README.md of a tuned model; `kind` is the name of the model's class, by which it is loaded."""
+    """Returns README.md of a tuned model.
+
+    `kind` is the name of the model's class, by which it is loaded.
+    """
     base = header.base
-    if base.startswith((".", "/", "~")) or base.count("/") > 1:  # it is a folder, and a card names no machine's paths
+    # it is a folder, and a card names no machine's paths
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:
         base = base.rstrip("/").rsplit("/", 1)[-1]
     total = facts.steps if facts.of is None else facts.of
     names = [name for name in facts.final if name in facts.baseline or not facts.baseline]
-    auto = next((name for ending, name in AUTO.items() if kind.endswith(ending)), "AutoModelForCausalLM")
+    auto = next(
+        (name for ending, name in AUTO.items() if kind.endswith(ending)), "AutoModelForCausalLM"
+    )
     packaged = form == "adapter" and base in PACKAGED  # transformers does not know these bases
     upto = "" if total == facts.steps else f" --upto {facts.steps}"
-    word = shlex.quote(clean(facts.orbit_name).replace("\n", " "))  # of a shell's command, on one line
-    made = Environment(loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined)
+    # of a shell's command, on one line
+    word = shlex.quote(clean(facts.orbit_name).replace("\n", " "))
+    made = Environment(
+        loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined
+    )
     made.filters.update(
-        code=_code, plain=_plain, cell=lambda text: text.replace("|", "\\|"), counted="{:,}".format,
+        code=_code,
+        plain=_plain,
+        cell=lambda text: text.replace("|", "\\|"),
+        counted="{:,}".format,
         text=lambda text: json.dumps(clean(text), ensure_ascii=False),
-    )  # fmt: skip
+    )
     text = made.get_template("card.md").render(
-        base=base, hub_name=_HUB_NAME.fullmatch(base),  # plain YAML; other names are left out there
+        base=base,
+        hub_name=_HUB_NAME.fullmatch(base),  # plain YAML; other names are left out there
         library="peft" if form == "adapter" else "transformers",
-        name=f"{base or 'model'} + {facts.orbit_name or header.method.name}", about=ABOUT[form],
-        form=form, facts=facts, total=total, header=header, auto=auto, packaged=packaged,
-        processor="AutoImageProcessor" if auto == "AutoModelForImageClassification" else "AutoTokenizer",
-        metrics=[(_plain(name), *(f"{of[name]:.4g}" for of in (facts.baseline, facts.final) if of)) for name in names],
+        name=f"{base or 'model'} + {facts.orbit_name or header.method.name}",
+        about=ABOUT[form],
+        form=form,
+        facts=facts,
+        total=total,
+        header=header,
+        auto=auto,
+        packaged=packaged,
+        processor="AutoImageProcessor"
+        if auto == "AutoModelForImageClassification"
+        else "AutoTokenizer",
+        metrics=[
+            (_plain(name), *(f"{of[name]:.4g}" for of in (facts.baseline, facts.final) if of))
+            for name in names
+        ],
         again=f"fedseed export {word}{upto} --out FOLDER",
-        settings=[(key, _code(json.dumps(value))) for key, value in header.method.model_dump().items()],
-    )  # fmt: skip
+        settings=[
+            (key, _code(json.dumps(value))) for key, value in header.method.model_dump().items()
+        ],
+    )
     return text.rstrip() + "\n"
 
 
 def _code(text: str) -> str:
-    """Returns a text as a code span that shows it as it is, between as many backticks as that takes."""
+    """Returns a text as a code span that shows it as it is, between as many backticks as that
+    takes.
+    """
     line = clean(" ".join(text.split()))
     fence = max(re.findall("`+", line), key=len, default="") + "`"
     space = " " if line[:1] == "`" or line[-1:] == "`" else ""

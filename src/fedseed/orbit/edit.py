@@ -10,9 +10,12 @@ from fedseed.orbit.record import NO_DIGEST, packed
 
 
 def rollback(path: Path, to: int, out: Path) -> Orbit:
-    """Writes the steps up to number `to` into a new file `out`, even if later ones are damaged; returns that orbit.
+    """Writes the steps up to number `to` into a new file `out`, even if later ones are damaged.
 
-    It is not complete, so a run may go on from it. Raises OrbitError: there is no step `to`, or `out` exists.
+    Returns that orbit.
+
+    It is not complete, so a run may go on from it. Raises OrbitError: there is no step `to`, or
+    `out` exists.
     """
     _must_not_exist(out)
     orbit, damage = scan(read(path), str(path))
@@ -24,10 +27,11 @@ def rollback(path: Path, to: int, out: Path) -> Orbit:
 
 
 def compact(path: Path, out: Path) -> Orbit:
-    """Writes the last step alone into a new file `out`, of a method whose newest step replaces all others.
+    """Writes the last step alone into a new file `out`, of a method whose newest step replaces all
+    others.
 
-    Returns that orbit, which replays to its last step only. Raises OrbitError: the method needs all its steps, the
-    orbit has none, or `out` exists.
+    Returns that orbit, which replays to its last step only. Raises OrbitError: the method needs all
+    its steps, the orbit has none, or `out` exists.
     """
     _must_not_exist(out)
     orbit = Orbit.open(path)
@@ -42,16 +46,23 @@ def compact(path: Path, out: Path) -> Orbit:
 
 
 def differences(a: Orbit, b: Orbit) -> list[str]:
-    """Returns a line for each difference between two orbits; there is none if base, settings and steps are the same."""
+    """Returns a line for each difference between two orbits.
+
+    There is none if base, settings and steps are the same.
+    """
     lines = a.header.differences(b.header)
     first = max(a.header.first, b.header.first)
     if a.header.first != b.header.first:
         lines.append(f"one is compacted: steps are compared from {first} on")
     alike = a.header.hashed_alike(b.header)
-    for x, y in zip_longest(*((step for step in one.steps() if step.round >= first) for one in (a, b))):
+    for x, y in zip_longest(
+        *((step for step in one.steps() if step.round >= first) for one in (a, b))
+    ):
         if x is None or y is None:
             shorter, longer = sorted((a.last, b.last))
-            lines.append(f"the same up to step {shorter}, where one ends; the other goes on to step {longer}")
+            lines.append(
+                f"the same up to step {shorter}, where one ends; the other goes on to step {longer}"
+            )
             break
         if x.payload != y.payload:
             lines.append(f"step {x.round} is the first that differs")

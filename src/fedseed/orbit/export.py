@@ -1,4 +1,5 @@
-"""Writes a tuned model as a folder that `transformers` (or `peft`) loads, with a tokenizer and a model card.
+"""Writes a tuned model as a folder that `transformers` (or `peft`) loads, with a tokenizer and a
+model card.
 
 `fedseed export`, and a client whose run is over, write by this.
 """
@@ -15,7 +16,12 @@ from fedseed.orbit.header import Header
 
 HOLDS = ("config.json", "adapter_config.json")  # a folder with a model has one of these
 # texts that two tokenizers are compared by
-PROBES = ("a", "Say north 3.", "  Two blanks,\n\na tab\tand 12,345: caf\u00e9 \u4f60\u597d \U0001f426", "Yes </s>")
+PROBES = (
+    "a",
+    "Say north 3.",
+    "  Two blanks,\n\na tab\tand 12,345: caf\u00e9 \u4f60\u597d \U0001f426",
+    "Yes </s>",
+)
 
 
 def check_free(folder: Path) -> None:
@@ -27,7 +33,9 @@ def check_free(folder: Path) -> None:
 
 
 def check_tokens(folder: Path, tokenizer: Any) -> None:
-    """Raises FedseedError if a written tokenizer makes other tokens or chats than the training's did."""
+    """Raises FedseedError if a written tokenizer makes other tokens or chats than the training's
+    did.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -37,29 +45,37 @@ def check_tokens(folder: Path, tokenizer: Any) -> None:
         ours, theirs = (one(text)["input_ids"] for one in (tokenizer, written))
         if ours != theirs:
             raise FedseedError(
-                f"the exported tokenizer gives other tokens than the trained one ({text!r}: {theirs}, not {ours}): "
-                "the model would answer differently; nothing is written"
+                f"the exported tokenizer gives other tokens than the trained one ({text!r}: "
+                f"{theirs}, not {ours}): the model would answer differently; nothing is written"
             )
     if written.chat_template != tokenizer.chat_template:
-        raise FedseedError("the exported tokenizer has another chat template than the trained one; nothing is written")
+        raise FedseedError(
+            "the exported tokenizer has another chat template than the trained one; nothing is "
+            "written"
+        )
 
 
-def export_model(folder: Path, model: Any, processor: Any, header: Header, facts: Facts, merge: bool = False) -> None:
+def export_model(
+    folder: Path, model: Any, processor: Any, header: Header, facts: Facts, merge: bool = False
+) -> None:
     """Writes a tuned model into a folder, as a whole or not at all.
 
-    With an adapter the folder holds the adapter alone (`peft` loads it onto the base), unless it is merged.
+    With an adapter the folder holds the adapter alone (`peft` loads it onto the base), unless it is
+    merged.
 
     Args:
         folder: made if missing; must not hold a model.
-        model: the tuned `transformers` model; for an adapter the `peft` model around the base. `merge` changes it.
+        model: the tuned `transformers` model; for an adapter the `peft` model around the base.
+            `merge` changes it.
         processor: its tokenizer or image processor; None: none is written.
         header: the run's header.
         facts: what came of the run, for the card.
         merge: add an adapter's changes to the base's weights and write the whole model.
 
     Raises:
-        FedseedError: the folder holds a model already, `merge` is asked for without a LoRA adapter, the tokenizer would
-            be another one, or a file can't be written. Nothing is left half-written.
+        FedseedError: the folder holds a model already, `merge` is asked for without a LoRA adapter,
+            the tokenizer would be another one, or a file can't be written. Nothing is left
+            half-written.
     """
     check_free(folder)
     form: Form = "adapter" if adapters.is_installed(model) else "whole"
@@ -77,9 +93,12 @@ def export_model(folder: Path, model: Any, processor: Any, header: Header, facts
             if processor is not None:
                 processor.save_pretrained(part)
                 check_tokens(part, processor)
-            (part / "README.md").write_text(card(header, facts, form, kind), encoding="utf-8")  # peft's is empty
-            mode = (part / "README.md").stat().st_mode  # by the umask; weights come readable by their owner alone
-            for path in sorted(part.iterdir(), key=lambda path: path.name in HOLDS):  # what makes it a model comes last
+            # peft's is empty
+            (part / "README.md").write_text(card(header, facts, form, kind), encoding="utf-8")
+            # by the umask; weights come readable by their owner alone
+            mode = (part / "README.md").stat().st_mode
+            # what makes it a model comes last
+            for path in sorted(part.iterdir(), key=lambda path: path.name in HOLDS):
                 target = folder / path.name
                 if target.is_dir():
                     shutil.rmtree(target)
@@ -87,4 +106,6 @@ def export_model(folder: Path, model: Any, processor: Any, header: Header, facts
                     path.chmod(mode & 0o777)
                 path.replace(target)
     except OSError as error:
-        raise FedseedError(f"{folder}: the model can't be written: {error.strerror or error}") from error
+        raise FedseedError(
+            f"{folder}: the model can't be written: {error.strerror or error}"
+        ) from error

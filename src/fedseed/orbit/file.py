@@ -1,13 +1,16 @@
-"""The orbit file, format 3: a header, then one record per step, each checked and chained to the one before.
+"""The orbit file, format 3: a header, then one record per step, each checked and chained to the one
+before.
 
-    header   magic "fedorbit" | format u16 | stream version u16 | length u32 | zlib-compressed JSON | link
+    header   magic "fedorbit" | format u16 | stream version u16 | length u32 | zlib-compressed JSON
+    | link
     record   length u32 | first step u32 | steps u32 | CRC-32 of these u32 | payload | digest | link
 
-Little-endian throughout, digest and link 16 bytes; docs/orbit-format.md has it to the byte. A link is a BLAKE2b-128
-hash of the link before it and of everything since: checksum and chain in one. The CRC guards the length, so that a cut
-tail and a damaged length are told apart. The payload is the method's step, as it went over the wire, or many of them
-packed (FeedSign: a bit each); the digest is that of the weights after the last one, zeros: not recorded. A record of no
-steps says that the run is over and the file whole. Free of torch but for `replay`.
+Little-endian throughout, digest and link 16 bytes; docs/orbit-format.md has it to the byte. A link
+is a BLAKE2b-128 hash of the link before it and of everything since: checksum and chain in one. The
+CRC guards the length, so that a cut tail and a damaged length are told apart. The payload is the
+method's step, as it went over the wire, or many of them packed (FeedSign: a bit each); the digest
+is that of the weights after the last one, zeros: not recorded. A record of no steps says that the
+run is over and the file whole. Free of torch but for `replay`.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +35,8 @@ class Damage:
     """The first thing that is wrong in a file."""
 
     text: str  # what is wrong
-    torn: bool  # only the file's last record is affected, as when a write was interrupted: it may be cut off
+    # only the file's last record is affected, as when a write was interrupted: it may be cut off
+    torn: bool
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class Orbit:
         start: the header's bytes with the link.
         end: the last link, which the next record is chained to.
         size: how many bytes of the file were read.
-        complete: whether the file says that the run is over; False while it goes on, and where the end is cut off.
+        complete: whether the file says that the run is over; False while it goes on, and where the
+            end is cut off.
     """
 
     header: Header
@@ -77,7 +82,8 @@ class Orbit:
         """Reads and checks an orbit file.
 
         Raises:
-            OrbitError: missing, another format or stream version, damaged or cut short; names the step.
+            OrbitError: missing, another format or stream version, damaged or cut short; names the
+                step.
         """
         return cls.parse(read(path), str(path))
 
@@ -95,16 +101,25 @@ class Orbit:
         return orbit
 
     def check_upto(self, upto: int | None) -> int:
-        """Returns `upto`, or the last step's number for None. Raises OrbitError: nobody can replay to there."""
+        """Returns `upto`, or the last step's number for None.
+
+        Raises OrbitError: nobody can replay to there.
+        """
         count = self.last if upto is None else upto
         if self.header.first > 1 and 0 <= count < self.header.first:
-            raise OrbitError(f"step {count}: this orbit is compacted, it holds nothing before step {self.header.first}")
+            raise OrbitError(
+                f"step {count}: this orbit is compacted, it holds nothing before step "
+                f"{self.header.first}"
+            )
         if not 0 <= count <= self.last:
             raise OrbitError(f"step {count}: the orbit has steps 0 to {self.last}")
         return count
 
     def check_steps(self) -> None:
-        """Reads every step as its method does; no model is needed. Raises OrbitError, which names a bad step."""
+        """Reads every step as its method does; no model is needed.
+
+        Raises OrbitError, which names a bad step.
+        """
         method = self.header.method
         state = self.header.start()
         for record in self.steps():
@@ -114,7 +129,8 @@ class Orbit:
                 raise OrbitError(f"step {record.round}: {error}") from error
 
     def equip(self, model: "torch.nn.Module") -> "torch.nn.Module":
-        """Returns the base with the adapter that the orbit tunes, at its first weights: `replay` goes on from there.
+        """Returns the base with the adapter that the orbit tunes, at its first weights: `replay`
+        goes on from there.
 
         Args:
             model: the base, as loaded. Without an adapter it is returned as it is.
@@ -127,23 +143,28 @@ class Orbit:
         return equip(self.header, model)
 
     def replay(
-        self, model: "torch.nn.Module", upto: int | None = None, progress: Callable[[int], None] | None = None,
+        self,
+        model: "torch.nn.Module",
+        upto: int | None = None,
+        progress: Callable[[int], None] | None = None,
         check_all: bool = False,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Applies the steps up to number `upto` (all by default) to the base, in place.
 
         Args:
-            model: the base, as loaded; its digest must be the header's. Where the orbit tunes an adapter: what `equip`
-                returned.
+            model: the base, as loaded; its digest must be the header's. Where the orbit tunes an
+                adapter: what `equip` returned.
             upto: number of the last step to apply.
             progress: called with the number of each step applied.
-            check_all: compare the weights with every digest that the run recorded, not with the last one only.
+            check_all: compare the weights with every digest that the run recorded, not with the
+                last one only.
 
         Returns:
             The digest of the weights.
 
         Raises:
-            OrbitError: another base, `upto` out of range, or the weights differ from those of the run.
+            OrbitError: another base, `upto` out of range, or the weights differ from those of the
+                run.
         """
         from fedseed.orbit.replay import replay  # the model's side: torch is there
 
@@ -159,7 +180,9 @@ def read(path: str | Path) -> bytes:
 
 
 def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
-    """Returns everything up to the first damage, and the damage. Raises OrbitError: the header is not usable.
+    """Returns everything up to the first damage, and the damage.
+
+    Raises OrbitError: the header is not usable.
 
     `source` is what errors call the data.
     """
@@ -168,9 +191,14 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
     _, fmt, stream, length = START.unpack_from(data)
     if fmt not in READABLE:
         known = " and ".join(map(str, READABLE))
-        raise OrbitError(f"{source}: orbit format {fmt}; this version of fedseed reads formats {known}")
+        raise OrbitError(
+            f"{source}: orbit format {fmt}; this version of fedseed reads formats {known}"
+        )
     if stream != STREAM_VERSION:
-        raise OrbitError(f"{source}: random stream version {stream}; this version of fedseed has {STREAM_VERSION}")
+        raise OrbitError(
+            f"{source}: random stream version {stream}; this version of fedseed has "
+            f"{STREAM_VERSION}"
+        )
     end = START.size + length
     last = data[end : end + LINK_BYTES]
     if last != link(b"", data[:end]):
@@ -194,7 +222,9 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
         if found.steps == 0:
             complete = True
             if position < len(data):
-                damage = Damage(f"{source}: {len(data) - position:,} bytes after the end", torn=False)
+                damage = Damage(
+                    f"{source}: {len(data) - position:,} bytes after the end", torn=False
+                )
             break
         parts.append(found)
     if header.first > 1:  # a compacted orbit is its one step
@@ -205,10 +235,13 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
 
 
 def _record(header: Header, data: bytes, position: int, step: int, last: bytes) -> Record | Damage:
-    """Returns the record at `position`, which should begin with number `step`, or what is wrong with it."""
+    """Returns the record at `position`, which should begin with number `step`, or what is wrong
+    with it.
+    """
 
     def damage(text: str, torn: bool = False) -> Damage:
-        # a write that was interrupted may also leave zeros: the file had grown, its content had not arrived
+        # a write that was interrupted may also leave zeros: the file had grown, its content had not
+        # arrived
         return Damage(text, torn or not any(data[position:]))
 
     if position + HEAD.size > len(data):
@@ -218,7 +251,9 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
         return damage(f"step {step} is damaged: its head's checksum differs")
     stop = position + FRAME + size
     if stop > len(data):
-        return damage(f"step {step} is cut short: {stop - len(data):,} bytes are missing", torn=True)
+        return damage(
+            f"step {step} is cut short: {stop - len(data):,} bytes are missing", torn=True
+        )
     body = data[position : stop - LINK_BYTES]
     if first != step:
         return damage(f"step {first} stands where step {step} belongs")
@@ -237,8 +272,8 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
 def write_orbit(path: Path, start: bytes, parts: Iterable[Record]) -> None:
     """Writes a whole orbit file, or replaces one, in one go.
 
-    `start` is the header's bytes with the link (`Orbit.start`, or `begin`). Raises StorageError: it can't be written;
-    what was there before still is.
+    `start` is the header's bytes with the link (`Orbit.start`, or `begin`). Raises StorageError: it
+    can't be written; what was there before still is.
     """
     last = start[-LINK_BYTES:]
     with replacing(path) as temporary, open(temporary, "wb") as file:

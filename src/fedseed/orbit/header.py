@@ -23,12 +23,14 @@ MAGIC = b"fedorbit"
 FORMAT = 3
 READABLE = (2, 3)  # format 2 had every setting, and called a learning rate `rate`
 START = struct.Struct("<8sHHI")
-# So much a header may hold besides what every one may: each of its compressed bytes becomes so many of JSON, with so
-# many values. Of real models there are at most 30 and 3 (47,000 tensors, a block each). What is made of a header in
-# memory is bounded by its length, and nothing is made of one that is above these.
+# So much a header may hold besides what every one may: each of its compressed bytes becomes so many
+# of JSON, with so many values. Of real models there are at most 30 and 3 (47,000 tensors, a block
+# each). What is made of a header in memory is bounded by its length, and nothing is made of one
+# that is above these.
 _INFLATION, _FREE_TEXT, _MOST_TEXT = 64, 1 << 16, 1 << 25
 _VALUES, _FREE_VALUES, _MOST_VALUES = 4, 1 << 12, 1 << 21
-_MOST_WIDE = 1 << 21  # bytes of text with characters beyond ASCII: one of them makes a string four times as large
+# bytes of text with characters beyond ASCII: one of them makes a string four times as large
+_MOST_WIDE = 1 << 21
 _LARGEST = 1 << 63  # numbers in a layout are below
 _MOST_SIDES = 64
 _SHOWN = 1000  # characters of what is wrong with one
@@ -36,9 +38,15 @@ _MOST_SETTINGS = 1 << 16  # characters of a method's settings, and of an adapter
 
 
 _READ: dict[str, Callable[[Any], Any]] = {  # what becomes of a header's values, but for tables
-    "base": str, "base_digest": str, "dtype": str, "seed": int, "first": int, "base_folder": str, "digest_kind": str,
+    "base": str,
+    "base_digest": str,
+    "dtype": str,
+    "seed": int,
+    "first": int,
+    "base_folder": str,
+    "digest_kind": str,
     **dict.fromkeys(("classes", "trainable"), lambda texts: tuple(map(str, texts))),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -62,12 +70,14 @@ class Header:
         seed: the run's seed.
         trainable: name patterns of the trainable parameters, None for all.
         first: number of the first step that is held; above 1 only in a compacted orbit.
-        classes: names of the classes that an image classifier tells apart, in the order of its outputs; none: the base
-            is no classifier, or was loaded with the head it has. With the seed they give a new head (`models.heads`).
+        classes: names of the classes that an image classifier tells apart, in the order of its
+            outputs; none: the base is no classifier, or was loaded with the head it has. With the
+            seed they give a new head (`models.heads`).
         adapter: the adapter that is tuned in place of the model, None for none.
-        digest_kind: how the base and the weights are hashed (`weights.digest`); "blake2b" is not written down.
-        base_folder: where the base was on the machine of the run, if the recipe gave a path that is another one from
-            elsewhere; "" is not written down.
+        digest_kind: how the base and the weights are hashed (`weights.digest`); "blake2b" is not
+            written down.
+        base_folder: where the base was on the machine of the run, if the recipe gave a path that is
+            another one from elsewhere; "" is not written down.
     """
 
     base: str
@@ -84,7 +94,10 @@ class Header:
     base_folder: str = ""
 
     def encode(self) -> bytes:
-        """Returns the header's bytes, without the link. Raises OrbitError: nobody could read them."""
+        """Returns the header's bytes, without the link.
+
+        Raises OrbitError: nobody could read them.
+        """
         data: dict[str, Any] = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -92,7 +105,10 @@ class Header:
         }
         data |= {"layout": self.layout.to_json(), "method": chosen(self.method)}
         if self.adapter is not None:
-            data["adapter"] = {"settings": chosen(self.adapter.settings), "digest": self.adapter.digest}
+            data["adapter"] = {
+                "settings": chosen(self.adapter.settings),
+                "digest": self.adapter.digest,
+            }
         text = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
         packed = zlib.compress(text, 9)
         try:
@@ -105,12 +121,18 @@ class Header:
 
     @classmethod
     def decode(cls, packed: bytes, format: int = FORMAT) -> "Header":
-        """Returns the header from its compressed JSON, of an orbit of this format. Raises OrbitError: not valid."""
+        """Returns the header from its compressed JSON, of an orbit of this format.
+
+        Raises OrbitError: not valid.
+        """
         try:
             inflate = zlib.decompressobj()
             text = inflate.decompress(packed, _most_text(packed) + 1)
             if not inflate.eof:
-                raise OrbitError(f"orbit header: cut short, or more than {_INFLATION} times its compressed length")
+                raise OrbitError(
+                    f"orbit header: cut short, or more than {_INFLATION} times its compressed "
+                    "length"
+                )
             if problem := _too_much(packed, text):
                 raise OrbitError(f"orbit header: {problem}")
             data: dict[str, Any] = json.loads(text)
@@ -121,7 +143,8 @@ class Header:
                 raise OrbitError(f"the orbit's method is {name!r}: {REGISTRY.unknown(name)}")
             if kind is None:
                 raise OrbitError(
-                    f"the orbit's method {name!r} is unknown here (there are {', '.join(REGISTRY.names())}): "
+                    f"the orbit's method {name!r} is unknown here (there are "
+                    f"{', '.join(REGISTRY.names())}): "
                     "give the file that has it with --plugin, or install its package"
                 )
             if format == 2:  # which had other names for some settings
@@ -131,36 +154,56 @@ class Header:
                         table["learning_rate"] = table.pop("rate")
             adapter = data.get("adapter")
             if adapter is not None:
-                settings: Adapter = TypeAdapter[Adapter](AnyAdapter).validate_python(adapter["settings"])
+                settings: Adapter = TypeAdapter[Adapter](AnyAdapter).validate_python(
+                    adapter["settings"]
+                )
                 adapter = AdapterStart(settings, str(adapter["digest"]))
-            plain = {name: read(data[name]) for name, read in _READ.items() if data.get(name) is not None}
+            plain = {
+                name: read(data[name]) for name, read in _READ.items() if data.get(name) is not None
+            }
             layout, method = Layout.from_json(data["layout"]), read_method(kind, data["method"])
             header = cls(**plain, layout=layout, method=method, adapter=adapter)
             header.check()
             return header
-        except (zlib.error, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError,
-                ValidationError) as error:  # fmt: skip
+        except (
+            zlib.error,
+            LookupError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            AttributeError,
+            RecursionError,
+            ValidationError,
+        ) as error:
             raise OrbitError(f"orbit header is not valid: {shown(error, _SHOWN)}") from error
 
     def check(self) -> None:
         """Raises ValueError for what the types do not say."""
         if self.digest_kind not in get_args(DigestKind):
             known = ", ".join(get_args(DigestKind))
-            raise ValueError(f"digests of kind {self.digest_kind!r}; this version of fedseed knows {known}")
+            raise ValueError(
+                f"digests of kind {self.digest_kind!r}; this version of fedseed knows {known}"
+            )
         if self.dtype not in ITEM_BYTES:
-            raise ValueError(f"a base of dtype {shown(self.dtype)}: one of {', '.join(ITEM_BYTES)} is expected")
+            raise ValueError(
+                f"a base of dtype {shown(self.dtype)}: one of {', '.join(ITEM_BYTES)} is expected"
+            )
         unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
         if unknown:
             raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed {self.seed}: from 0 to 2**64 - 1")
         if not 1 <= self.first < 1 << 32 or (self.first > 1 and not self.method.catch_up.may_drop):
-            raise ValueError(f"a first step of {self.first}: {self.method.name} needs all steps from 1")
+            raise ValueError(
+                f"a first step of {self.first}: {self.method.name} needs all steps from 1"
+            )
 
     @property
     def about_base(self) -> dict[str, str]:
         """Returns what the base is, and how it is hashed."""
-        return {name: getattr(self, name) for name in ("base", "dtype", "base_digest", "digest_kind")}
+        return {
+            name: getattr(self, name) for name in ("base", "dtype", "base_digest", "digest_kind")
+        }
 
     def hashed_alike(self, other: "Header") -> bool:
         """Returns whether digests of both can be compared."""
@@ -175,14 +218,19 @@ class Header:
         return replace(self, method=method, seed=seed, digest_kind=digest)
 
     def start(self) -> State:
-        """Returns the method's state before the first step. Raises OrbitError if the settings do not fit the layout."""
+        """Returns the method's state before the first step.
+
+        Raises OrbitError if the settings do not fit the layout.
+        """
         try:
             return self.method.start(self.layout, self.seed)
         except ValueError as error:
             raise OrbitError(f"orbit header is not valid: {error}") from error
 
     def differences(self, other: "Header") -> list[str]:
-        """Returns a line for each difference, such as "method.rate: 0.1, 0.2"; the base counts by its digest.
+        """Returns a line for each difference, such as "method.rate: 0.1, 0.2".
+
+        The base counts by its digest.
 
         Digests of two kinds can't be compared: that they are of two kinds is what differs then.
         """
@@ -194,7 +242,9 @@ class Header:
 
     def _facts(self) -> dict[str, Any]:
         left_out = {"base", "base_folder", "first"}
-        names = sorted((field.name for field in fields(self)), key=lambda name: name != "digest_kind")
+        names = sorted(
+            (field.name for field in fields(self)), key=lambda name: name != "digest_kind"
+        )
         facts = {name: getattr(self, name) for name in names if name not in left_out}
         return flat({**facts, "method": self.method.model_dump()})
 
@@ -203,15 +253,20 @@ def _said(facts: dict[str, Any], key: str) -> object:
     value = facts.get(key, "not there")
     if not isinstance(value, Layout):
         return value
-    return f"{value.size:,} parameters in {len(value.tensors)} tensors and {len(value.block_sizes)} blocks"
+    return (
+        f"{value.size:,} parameters in {len(value.tensors)} tensors and "
+        f"{len(value.block_sizes)} blocks"
+    )
 
 
 def chosen(settings: BaseModel) -> dict[str, Any]:
-    """Returns a method's name or an adapter's kind, and those of its settings that are not as by default.
+    """Returns a method's name or an adapter's kind, and those of its settings that are not as by
+    default.
 
-    So a run has the orbit that it had before fedseed got a new setting, as long as the setting's default is what
-    happened before (tests/orbit/test_header.py). Settings that can't be read back without their defaults, such as
-    tables that say by one which kind they are, stand there as a whole.
+    So a run has the orbit that it had before fedseed got a new setting, as long as the setting's
+    default is what happened before (tests/orbit/test_header.py). Settings that can't be read back
+    without their defaults, such as tables that say by one which kind they are, stand there as a
+    whole.
     """
     named = settings.model_dump(include={"name", "kind"})
     short = named | settings.model_dump(exclude_defaults=True)
@@ -230,7 +285,9 @@ def _too_much(packed: bytes, text: bytes) -> str | None:
     if len(text) > _most_text(packed):
         return f"{len(text):,} bytes of text in {len(packed):,} compressed ones"
     if len(text) > _MOST_WIDE and (b"\\u" in text or not text.isascii()):
-        return f"{len(text):,} bytes of text and characters beyond ASCII: at most {_MOST_WIDE:,} then"
+        return (
+            f"{len(text):,} bytes of text and characters beyond ASCII: at most {_MOST_WIDE:,} then"
+        )
     values = sum(map(text.count, (b",", b"[", b"{", b":")))
     if values > min(_FREE_VALUES + _VALUES * len(packed), _MOST_VALUES):
         return f"{values:,} values in {len(packed):,} compressed bytes"
@@ -238,10 +295,14 @@ def _too_much(packed: bytes, text: bytes) -> str | None:
 
 
 def _check_sizes(data: dict[str, Any]) -> None:
-    """Raises ValueError for a layout whose products would take long, and for more settings than anything has."""
+    """Raises ValueError for a layout whose products would take long, and for more settings than
+    anything has.
+    """
 
     def small(numbers: object) -> bool:
-        return isinstance(numbers, list) and all(type(n) is int and 0 <= n < _LARGEST for n in numbers)
+        return isinstance(numbers, list) and all(
+            type(n) is int and 0 <= n < _LARGEST for n in numbers
+        )
 
     for _, shape, _ in data["layout"]["tensors"]:
         if not small(shape) or len(shape) > _MOST_SIDES:
@@ -249,5 +310,6 @@ def _check_sizes(data: dict[str, Any]) -> None:
     if not small(data["layout"]["boundaries"]):
         raise ValueError("block boundaries: numbers from 0 to 2**63 - 1")
     for key in ("method", "adapter"):
-        if len(json.dumps(data.get(key))) > _MOST_SETTINGS:  # each that is unknown becomes a line of an error
+        # each that is unknown becomes a line of an error
+        if len(json.dumps(data.get(key))) > _MOST_SETTINGS:
             raise ValueError(f"{key}: more than {_MOST_SETTINGS:,} characters of settings")

@@ -22,11 +22,15 @@ MOST_PACKED = 1 << 16  # steps in a record, and bytes of their payloads before p
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record as a file has it: one step, or many packed; what `Orbit.records` has are single steps."""
+    """A record as a file has it: one step, or many packed.
+
+    What `Orbit.records` has are single steps.
+    """
 
     round: int  # the number of its (first) step, from 1
     payload: bytes  # the method's step, encoded; or `pack` of many
-    digest: str = NO_DIGEST  # hex digest of the trainable weights after the (last) step; zeros: not recorded
+    # hex digest of the trainable weights after the (last) step; zeros: not recorded
+    digest: str = NO_DIGEST
     steps: int = 1  # how many; none in the record that ends a file
 
     @property
@@ -37,7 +41,9 @@ class Record:
     def encode(self) -> bytes:
         """Returns the record's bytes, without the link."""
         head = struct.pack("<III", len(self.payload), self.round, self.steps)
-        return head + struct.pack("<I", zlib.crc32(head)) + self.payload + bytes.fromhex(self.digest)
+        return (
+            head + struct.pack("<I", zlib.crc32(head)) + self.payload + bytes.fromhex(self.digest)
+        )
 
     def check(self, method: Method) -> None:
         """Raises MessageError if the payload can't be that many steps; none of them is made."""
@@ -53,13 +59,17 @@ class Record:
         if self.steps == 1:
             yield self
         elif self.steps:
-            for number, payload in enumerate(unpack(method, self.payload, self.steps), start=self.round):
+            for number, payload in enumerate(
+                unpack(method, self.payload, self.steps), start=self.round
+            ):
                 yield Record(number, payload, self.digest if number == self.last else NO_DIGEST)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The single steps of records, made one after the other each time they are gone through: a bit may be a step."""
+    """The single steps of records, made one after the other each time they are gone through: a bit
+    may be a step.
+    """
 
     parts: Sequence[Record]
     method: Method
@@ -67,7 +77,9 @@ class Steps:
 
     def __iter__(self) -> Iterator[Record]:
         last = inf if self.upto is None else self.upto
-        steps = (step for part in self.parts if part.round <= last for step in part.unpack(self.method))
+        steps = (
+            step for part in self.parts if part.round <= last for step in part.unpack(self.method)
+        )
         return takewhile(lambda step: step.round <= last, steps)
 
 
@@ -77,16 +89,21 @@ def link(previous: bytes, data: bytes) -> bytes:
 
 
 def packed(method: Method, records: Iterable[Record]) -> Iterator[Record]:
-    """Yields steps as a finished orbit holds them: those of a step-by-step method packed, others one by one.
+    """Yields steps as a finished orbit holds them: those of a step-by-step method packed, others
+    one by one.
 
-    What comes out depends on the steps alone, so that an interrupted run ends in the same bytes. Neighbours with
-    payloads of one length share a record until their payloads reach MOST_PACKED bytes; steps without content stay
-    single. A packed record keeps the last one's digest only.
+    What comes out depends on the steps alone, so that an interrupted run ends in the same bytes.
+    Neighbours with payloads of one length share a record until their payloads reach MOST_PACKED
+    bytes; steps without content stay single. A packed record keeps the last one's digest only.
     """
     together: list[Record] = []
 
     def join() -> Record:
-        payload = pack(method, [r.payload for r in together]) if len(together) > 1 else together[0].payload
+        payload = (
+            pack(method, [r.payload for r in together])
+            if len(together) > 1
+            else together[0].payload
+        )
         return Record(together[0].round, payload, together[-1].digest, len(together))
 
     for record in records:

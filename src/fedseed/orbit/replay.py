@@ -1,4 +1,7 @@
-"""Replay: the one place where recorded steps become weights. Needs torch; the rest of the orbit does not."""
+"""Replay: the one place where recorded steps become weights.
+
+Needs torch; the rest of the orbit does not.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -18,23 +21,32 @@ USUAL = 4096  # ranks and virtual tokens of an adapter up to this cost no more t
 LARGE = 1 << 30  # bytes of an adapter besides those of its base
 MOST = 1 << 22  # coefficients and table entries that are held back at most: 16 MiB
 STEPS = 1 << 12  # adds that are held back at most, however small they are
-WORK = 1 << 34  # steps times parameters that are held back at most: about a second of work, so that progress shows
+# steps times parameters that are held back at most: about a second of work, so that progress shows
+WORK = 1 << 34
 
 
 OnStep = Callable[[int], None]
 
 
 def replay(
-    header: Header, records: Iterable[Record], model: torch.nn.Module, progress: OnStep | None, check_all: bool = False
+    header: Header,
+    records: Iterable[Record],
+    model: torch.nn.Module,
+    progress: OnStep | None,
+    check_all: bool = False,
 ) -> str:
     """Applies steps to the base in place, and returns the weights' digest; see `Orbit.replay`."""
-    from fedseed.models.loading import choose_trainable  # it brings transformers, which a run on other models needs not
+    # it brings transformers, which a run on other models needs not
+    from fedseed.models.loading import choose_trainable
 
     if header.adapter is None:
         check_base(header, model)
         choose_trainable(model, header.trainable)
     elif not adapters.is_installed(model):
-        raise OrbitError("this orbit tunes an adapter: replay it onto orbit.equip(base), which returns a peft model")
+        raise OrbitError(
+            "this orbit tunes an adapter: replay it onto orbit.equip(base), which returns a peft "
+            "model"
+        )
     else:
         check_base(header, model, adapters.base_digest)
     method = header.method
@@ -42,7 +54,10 @@ def replay(
     if space.layout != header.layout:
         raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
     if header.adapter is not None and space.digest() != header.adapter.digest:
-        raise OrbitError("the adapter's first weights are not those of the run: take what orbit.equip(base) returns")
+        raise OrbitError(
+            "the adapter's first weights are not those of the run: take what orbit.equip(base) "
+            "returns"
+        )
     if method.from_base:
         space.keep_base()
     catch_up(method, header.start(), space, records, progress, check_all)
@@ -50,7 +65,9 @@ def replay(
 
 
 def space_of(header: Header, model: torch.nn.Module) -> ParameterSpace:
-    """Returns the space of the model's trainable parameters, with the header's blocks and kind of digests."""
+    """Returns the space of the model's trainable parameters, with the header's blocks and kind of
+    digests.
+    """
     return ParameterSpace(model, header.method.blocks, header.digest_kind)
 
 
@@ -64,30 +81,49 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     settings = header.adapter.settings.model_dump(include={"rank", "virtual_tokens", "hidden"})
     sides = {side for tensor in header.layout.tensors for side in tensor.shape}
     held = sum(parameter.nbytes for parameter in model.parameters())
-    for name, number in settings.items():  # larger than its tensors are said to be, or than any base needs
-        if number is not None and number > USUAL and (number not in sides or header.layout.dense_bytes > held + LARGE):
+    # larger than its tensors are said to be, or than any base needs
+    for name, number in settings.items():
+        if (
+            number is not None
+            and number > USUAL
+            and (number not in sides or header.layout.dense_bytes > held + LARGE)
+        ):
             raise OrbitError(
-                f"the orbit's adapter has {name} = {number:,}, which does not fit its tensors or this base"
+                f"the orbit's adapter has {name} = {number:,}, which does not fit its tensors or "
+                "this base"
             )
-    equipped: torch.nn.Module = adapters.install(model, header.adapter.settings, header.seed, header.base)
+    equipped: torch.nn.Module = adapters.install(
+        model, header.adapter.settings, header.seed, header.base
+    )
     choose_trainable(equipped, header.trainable)
     found = space_of(header, equipped).digest()
     if found != header.adapter.digest:
-        raise OrbitError(f"the adapter starts with digest {found}, the run's started with {header.adapter.digest}")
+        raise OrbitError(
+            f"the adapter starts with digest {found}, the run's started with "
+            f"{header.adapter.digest}"
+        )
     return equipped
 
 
-def check_base(header: Header, model: torch.nn.Module, hashed: Callable[..., str] = base_digest) -> None:
+def check_base(
+    header: Header, model: torch.nn.Module, hashed: Callable[..., str] = base_digest
+) -> None:
     """Raises OrbitError if the base has another digest than the orbit's."""
     found = hashed(model, header.digest_kind)
     if found != header.base_digest:
-        raise OrbitError(f"another base: its digest is {found}, the orbit's base has {header.base_digest}")
+        raise OrbitError(
+            f"another base: its digest is {found}, the orbit's base has {header.base_digest}"
+        )
 
 
 def catch_up(
-    method: Method, state: State, space: ParameterSpace, records: Iterable[Record], progress: OnStep | None = None,
+    method: Method,
+    state: State,
+    space: ParameterSpace,
+    records: Iterable[Record],
+    progress: OnStep | None = None,
     check_all: bool = False,
-) -> State:  # fmt: skip
+) -> State:
     """Applies recorded steps, and compares the weights with the digests recorded with them.
 
     Args:
@@ -106,7 +142,8 @@ def catch_up(
     """
     again = list(records) if isinstance(records, Iterator) else records
     last = max((i for i, record in enumerate(again) if record.digest != NO_DIGEST), default=-1)
-    pending = Pending(space)  # many steps in one pass over the weights, where nobody looks at them in between
+    # many steps in one pass over the weights, where nobody looks at them in between
+    pending = Pending(space)
     for i, record in enumerate(again):
         try:
             step = method.decode_step(state, record.payload)
@@ -121,20 +158,24 @@ def catch_up(
             digest = space.digest()
             if digest != record.digest:
                 raise OrbitError(
-                    f"after step {record.round} the weights' digest is {digest}, the run recorded {record.digest}"
+                    f"after step {record.round} the weights' digest is {digest}, the run recorded "
+                    f"{record.digest}"
                 )
     pending.flush()
     return state
 
 
 class Pending:
-    """Many changes in one pass over the weights: they are held back, and carried out together by `flush`.
+    """Many changes in one pass over the weights: they are held back, and carried out together by
+    `flush`.
 
-    The bits are those of one change at a time: a sum that is rebuilt from the base, or whole weights, replace all that
-    was before; other steps keep their roundings, each in its place, while a piece of the weights is in the cache.
+    The bits are those of one change at a time: a sum that is rebuilt from the base, or whole
+    weights, replace all that was before; other steps keep their roundings, each in its place, while
+    a piece of the weights is in the cache.
 
     Args:
-        space: the parameter space; while changes are held back its weights are those of an earlier step.
+        space: the parameter space; while changes are held back its weights are those of an earlier
+            step.
     """
 
     def __init__(self, space: ParameterSpace) -> None:
@@ -151,9 +192,14 @@ class Pending:
             if change.terms:
                 self._adds.append(change)
                 self._held += sum(map(_entries, change.terms))
-            if self._held > MOST or len(self._adds) >= STEPS or len(self._adds) * self._space.size > WORK:
+            if (
+                self._held > MOST
+                or len(self._adds) >= STEPS
+                or len(self._adds) * self._space.size > WORK
+            ):
                 self.flush()
-        else:  # running averages, averages of branches and stochastic rounding take every step in turn
+        else:
+            # running averages, averages of branches and stochastic rounding take every step in turn
             self.flush()
             self._space.apply(change)
 
@@ -167,4 +213,6 @@ class Pending:
 
 def _entries(term: Term) -> int:
     """Coefficients of a term, or entries of its basis' table."""
-    return max(sum(len(c) if hasattr(c, "__len__") else 1 for c in term.coefficients), term.basis.tile)
+    return max(
+        sum(len(c) if hasattr(c, "__len__") else 1 for c in term.coefficients), term.basis.tile
+    )

@@ -1,7 +1,8 @@
 """Signs orbit files with Ed25519 and checks their signatures.
 
-A signature stands beside its file, in PATH.sig: the 64 bytes of RFC 8032 over the file's bytes, so that other tools
-can check it (openssl pkeyutl -verify -pubin -inkey KEY.pub -rawin -in PATH -sigfile PATH.sig). Keys are PEM.
+A signature stands beside its file, in PATH.sig: the 64 bytes of RFC 8032 over the file's bytes, so
+that other tools can check it (openssl pkeyutl -verify -pubin -inkey KEY.pub -rawin -in PATH
+-sigfile PATH.sig). Keys are PEM.
 """
 
 import os
@@ -17,7 +18,8 @@ from fedseed.orbit.file import Orbit, read
 
 
 def generate_key(path: Path) -> Path:
-    """Makes a key: a private file `path`, readable by its owner only, and a public one, `path`.pub, which is returned.
+    """Makes a key: a private file `path`, readable by its owner only, and a public one, `path`.pub,
+    which is returned.
 
     Raises OrbitError: one of the files exists; StorageError: a file can't be written.
     """
@@ -37,7 +39,9 @@ def generate_key(path: Path) -> Path:
         raise StorageError(f"{path}: can't be written: {error.strerror}") from error
     write_whole(
         public,
-        key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo),
+        key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        ),
     )
     return public
 
@@ -67,7 +71,9 @@ def sign(path: Path, key_file: Path) -> Path:
 
 
 def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
-    """Raises OrbitError unless a signature (by default PATH.sig) is that of a public key, PEM, for an orbit's file."""
+    """Raises OrbitError unless a signature (by default PATH.sig) is that of a public key, PEM, for
+    an orbit's file.
+    """
     try:
         key = serialization.load_pem_public_key(read(key_file))
     except ValueError as error:
@@ -78,4 +84,6 @@ def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
     try:
         key.verify(read(signature), read(path))
     except InvalidSignature as error:
-        raise OrbitError(f"{path}: {signature.name} is not this key's signature of this file") from error
+        raise OrbitError(
+            f"{path}: {signature.name} is not this key's signature of this file"
+        ) from error

@@ -10,16 +10,19 @@ from fedseed.orbit.record import NO_DIGEST, Record, ending, link, packed
 
 
 class OrbitWriter:
-    """Appends records to an orbit file; each is on disk before `append` returns, and none is kept in memory.
+    """Appends records to an orbit file.
+
+    Each is on disk before `append` returns, and none is kept in memory.
 
     Args:
         path: the file.
         header: what replay needs.
-        resume: the file exists: go on after its last whole record. What an interrupted write has left behind it is
-            cut off (`cut` says what). Without it the file must not exist.
+        resume: the file exists: go on after its last whole record. What an interrupted write has
+            left behind it is cut off (`cut` says what). Without it the file must not exist.
 
     Raises:
-        OrbitError: the file exists, or can't be taken up: it is damaged before its last record, or of another run.
+        OrbitError: the file exists, or can't be taken up: it is damaged before its last record, or
+            of another run.
         StorageError: it can't be written.
     """
 
@@ -51,15 +54,21 @@ class OrbitWriter:
         self._complete = orbit.complete
 
     def take(self) -> Orbit:
-        """Returns, once, the orbit that the file held when it was taken up; it is not kept, to save memory."""
+        """Returns, once, the orbit that the file held when it was taken up.
+
+        It is not kept, to save memory.
+        """
         assert self.orbit is not None
         orbit, self.orbit = self.orbit, None
         return orbit
 
     def append(self, record: Record, sync: bool = True) -> None:
-        """Writes one step. Raises OrbitError: not the next one; StorageError: can't be written, the file is as before.
+        """Writes one step.
 
-        Without `sync` it is not on disk yet when this returns (`sync()` does that): for runs that have it elsewhere.
+        Raises OrbitError: not the next one; StorageError: can't be written, the file is as before.
+
+        Without `sync` it is not on disk yet when this returns (`sync()` does that): for runs that
+        have it elsewhere.
         """
         if self._complete:
             raise OrbitError(f"{self.path}: the orbit is complete, nothing can be added")

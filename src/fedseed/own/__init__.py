@@ -1,1 +1,3 @@
-"""Serves programs of one's own: with an optimiser for any torch loop, models out of orbits, and a server of them."""
+"""Serves programs of one's own: with an optimiser for any torch loop, models out of orbits, and a
+server of them.
+"""

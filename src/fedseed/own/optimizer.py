@@ -1,4 +1,6 @@
-"""An optimiser for any torch loop that needs losses alone, and writes an orbit if asked: a tuned model in kilobytes."""
+"""An optimiser for any torch loop that needs losses alone, and writes an orbit if asked: a tuned
+model in kilobytes.
+"""
 
 from collections.abc import Callable, Sequence
 from glob import escape
@@ -37,38 +39,56 @@ class _Closures(Objective):
 
 
 class ZOOptimizer:
-    """Tunes a model by forward passes alone: MeZO, or another method whose round is one step, in a loop of one's own.
+    """Tunes a model by forward passes alone: MeZO, or another method whose round is one step, in a
+    loop of one's own.
 
-    A step is a call with a closure that returns the loss of a batch; it is called twice (or more often, as the method
-    needs) at weights that are moved a little, without gradients and with the model in evaluation mode. Malladi et al.,
-    "Fine-Tuning Language Models with Just Forward Passes", 2023, Algorithm 1.
+    A step is a call with a closure that returns the loss of a batch; it is called twice (or more
+    often, as the method needs) at weights that are moved a little, without gradients and with the
+    model in evaluation mode. Malladi et al., "Fine-Tuning Language Models with Just Forward
+    Passes", 2023, Algorithm 1.
 
     Args:
         model: any torch module; the parameters that require gradients are tuned, in place.
         method: the method; None: MeZO with `settings`.
         seed: decides the directions.
-        orbit: a file for the steps, from which anybody with the base makes the tuned model (`fedseed.from_orbit`);
-            None: none is written. `close` ends it, as leaving a `with` block does.
-        resume: if the file is there, the model, which must be the base again, takes its steps first (`steps` says how
-            many), and new ones come after them.
+        orbit: a file for the steps, from which anybody with the base makes the tuned model
+            (`fedseed.from_orbit`); None: none is written. `close` ends it, as leaving a `with`
+            block does.
+        resume: if the file is there, the model, which must be the base again, takes its steps first
+            (`steps` says how many), and new ones come after them.
         base: the name or folder that others load the base from; None: what transformers calls it.
-        settings: MeZO's (`learning_rate=1e-6`, `scale=1e-3`, `estimates=4`, `optimizer="adam"`, ...).
+        settings: MeZO's (`learning_rate=1e-6`, `scale=1e-3`, `estimates=4`, `optimizer="adam"`,
+            ...).
 
     Raises:
-        RecipeError: the method's rounds are more than a step, it needs examples one by one, or nothing is trainable.
-        OrbitError: there is an orbit already; with `resume` it is damaged, of another base or of other settings.
+        RecipeError: the method's rounds are more than a step, it needs examples one by one, or
+            nothing is trainable.
+        OrbitError: there is an orbit already; with `resume` it is damaged, of another base or of
+            other settings.
     """
 
     def __init__(
-        self, model: torch.nn.Module, method: Method | None = None, *, seed: int = 0, orbit: str | Path | None = None,
-        resume: bool = False, base: str | None = None, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        model: torch.nn.Module,
+        method: Method | None = None,
+        *,
+        seed: int = 0,
+        orbit: str | Path | None = None,
+        resume: bool = False,
+        base: str | None = None,
+        **settings: Any,
+    ) -> None:
         self.method = MeZO(**settings) if method is None else method
         if not self.method.stepwise or self.method.needs_gradients:
-            raise RecipeError(f"ZOOptimizer: a round of {self.method.name} is more than one zeroth-order step")
+            raise RecipeError(
+                f"ZOOptimizer: a round of {self.method.name} is more than one zeroth-order step"
+            )
         if getattr(self.method, "population", 1) > 1 or (settings and method is not None):
-            raise RecipeError("ZOOptimizer: give settings or a method; and no population, which divides batches")
-        self.method = self.method.model_copy(update={"batch": 1})  # a closure is one example, measured once
+            raise RecipeError(
+                "ZOOptimizer: give settings or a method; and no population, which divides batches"
+            )
+        # a closure is one example, measured once
+        self.method = self.method.model_copy(update={"batch": 1})
         try:
             self.space = ParameterSpace(model, self.method.blocks)
             self.method.check(self.space.layout)
@@ -78,11 +98,16 @@ class ZOOptimizer:
         self.steps = 0
         self._writer: OrbitWriter | None = None
         self._ended = False
-        self._held: Record | None = None  # the newest step: the last one is written with the weights' digest
+        # the newest step: the last one is written with the weights' digest
+        self._held: Record | None = None
         if self.method.from_base:
             self.space.keep_base()
         if orbit is not None:
-            self._open(Path(orbit), resume, str(getattr(model, "name_or_path", "")) if base is None else base)
+            self._open(
+                Path(orbit),
+                resume,
+                str(getattr(model, "name_or_path", "")) if base is None else base,
+            )
 
     def _open(self, path: Path, resume: bool, base: str) -> None:
         named = list(self.space.model.named_parameters())
@@ -91,9 +116,15 @@ class ZOOptimizer:
         dtype = next(dtype_name(p) for _, p in named if p.is_floating_point())
         folder = str(Path(base).resolve()) if base and Path(base).is_dir() else ""
         header = Header(
-            base, base_digest(self.space.model), dtype, self.space.layout, self.method, self.state.seed, chosen,
+            base,
+            base_digest(self.space.model),
+            dtype,
+            self.space.layout,
+            self.method,
+            self.state.seed,
+            chosen,
             base_folder=folder,
-        )  # fmt: skip
+        )
         self._writer = OrbitWriter(path, header, resume and path.exists())
         if self._writer.orbit is not None:
             orbit = self._writer.take()
@@ -108,17 +139,20 @@ class ZOOptimizer:
         """Makes one step.
 
         Args:
-            closure: returns the loss of a batch, a number or a tensor of one; the same batch at each call.
+            closure: returns the loss of a batch, a number or a tensor of one; the same batch at
+                each call.
 
         Returns:
-            The mean of the losses that were measured; NaN: one was not finite, and the step leaves the weights as
-            they are.
+            The mean of the losses that were measured; NaN: one was not finite, and the step leaves
+            the weights as they are.
 
         Raises:
             OrbitError: the orbit is ended, so that the step would not be in it.
         """
         if self._ended:
-            raise OrbitError("this optimiser's orbit is ended (close): a further step would not be in it")
+            raise OrbitError(
+                "this optimiser's orbit is ended (close): a further step would not be in it"
+            )
         self.steps += 1
         training = [module for module in self.space.model.modules() if module.training]
         client = LocalClient(self.space, _Closures(), [closure], self.state.seed, self.steps, 0)

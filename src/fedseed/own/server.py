@@ -1,4 +1,5 @@
-"""Serves models as OpenAI's interface has it: one base in memory becomes the model of the orbit that a request names.
+"""Serves models as OpenAI's interface has it: one base in memory becomes the model of the orbit
+that a request names.
 
 One thread answers requests, one after the other. What speaks HTTP comes with the extra `serve`.
 """
@@ -33,13 +34,19 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class RefusedError(Exception):
-    """Says why a request is not answered: HTTP's status, what is wrong, the key that is, what OpenAI calls it."""
+    """Says why a request is not answered: HTTP's status, what is wrong, the key that is, what
+    OpenAI calls it.
+    """
 
 
-def _refusal(status: int, message: str, param: str | None = None, code: str | None = None) -> Response:
+def _refusal(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> Response:
     """Returns a refusal as OpenAI's interface says it."""
     kind = "invalid_request_error" if status < 429 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status)
+    return JSONResponse(
+        {"error": {"message": message, "type": kind, "param": param, "code": code}}, status
+    )
 
 
 class Asked(BaseModel):
@@ -86,7 +93,11 @@ class Turn(BaseModel):
 
     def plain(self) -> dict[str, str]:
         """Returns it as chat templates take it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        text = (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content)
+        )
         return {"role": self.role, "content": text}
 
 
@@ -98,7 +109,10 @@ class ChatCompletion(Asked):
 
 
 async def _read(request: Request, kind: type[Asked]) -> Any:
-    """Returns what a request asks for; null is the default, and so is what would change nothing (logprobs: false)."""
+    """Returns what a request asks for.
+
+    Null is the default, and so is what would change nothing (logprobs: false).
+    """
     data = bytearray()
     async for part in request.stream():
         data += part
@@ -107,12 +121,18 @@ async def _read(request: Request, kind: type[Asked]) -> Any:
     try:
         given = json.loads(data)
         known = given.items() if isinstance(given, dict) else ()
-        kept = {key: value for key, value in known if value is not None and (value or key in kind.model_fields)}
+        kept = {
+            key: value
+            for key, value in known
+            if value is not None and (value or key in kind.model_fields)
+        }
         return kind.model_validate(kept)
     except ValidationError as error:
         first = error.errors()[0]
         param = ".".join(str(part) for part in first["loc"])
-        why = "this server knows no such key" if first["type"] == "extra_forbidden" else first["msg"]
+        why = (
+            "this server knows no such key" if first["type"] == "extra_forbidden" else first["msg"]
+        )
         raise RefusedError(400, f"{param}: {why}", param) from error
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, f"the request is not JSON: {error}") from error
@@ -122,7 +142,8 @@ def named(orbits: Sequence[str]) -> dict[str, Source]:
     """Returns where orbits are, by the names that requests call them by.
 
     Args:
-        orbits: runs' folders and orbits' files; one goes by the name of its folder or file, or by NAME as "NAME=PATH".
+        orbits: runs' folders and orbits' files; one goes by the name of its folder or file, or by
+            NAME as "NAME=PATH".
 
     Raises:
         RecipeError: there is no such orbit, or two have one name.
@@ -132,7 +153,9 @@ def named(orbits: Sequence[str]) -> dict[str, Source]:
         name, given, place = ("", "", text) if Path(text).exists() else text.partition("=")
         source = find_source(place if given else text)
         if source.orbit is None:
-            raise RecipeError(f"{text}: not an orbit: whole weights can't be swapped; serve their export alone")
+            raise RecipeError(
+                f"{text}: not an orbit: whole weights can't be swapped; serve their export alone"
+            )
         path = source.orbit.resolve()
         name = name or (path.parent.name if path.stem == "model" else path.stem)
         if name in found:
@@ -157,13 +180,22 @@ class Service:
     """
 
     def __init__(
-        self, sources: dict[str, Source], base: str | None = None, device: str = "cpu", keep: int = 0, most: int = 1024
+        self,
+        sources: dict[str, Source],
+        base: str | None = None,
+        device: str = "cpu",
+        keep: int = 0,
+        most: int = 1024,
     ) -> None:
         first = next(one.orbit for one in sources.values() if one.orbit is not None)
         model, self.tokenizer = base_of(Orbit.open(first).header, first, base, device)
         Writer(model, self.tokenizer)
-        self.swapper = Swapper(model, {name: one.orbit for name, one in sources.items() if one.orbit}, keep)
-        self.templates = {name: one.chat_template or self.tokenizer.chat_template for name, one in sources.items()}
+        self.swapper = Swapper(
+            model, {name: one.orbit for name, one in sources.items() if one.orbit}, keep
+        )
+        self.templates = {
+            name: one.chat_template or self.tokenizer.chat_template for name, one in sources.items()
+        }
         self.most = most
         self.began = int(time.time())
         self._waiting = 0
@@ -199,8 +231,12 @@ class Service:
         """Answers with what follows a prompt, or each of some."""
         asked = await _read(request, Completion)
         prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
-        written = await self._do(asked, asked.max_tokens, lambda writer: [writer.after(prompt) for prompt in prompts])
-        return self._response(asked, "cmpl-", "text_completion", written, lambda one: {"text": one.text})
+        written = await self._do(
+            asked, asked.max_tokens, lambda writer: [writer.after(prompt) for prompt in prompts]
+        )
+        return self._response(
+            asked, "cmpl-", "text_completion", written, lambda one: {"text": one.text}
+        )
 
     async def chat(self, request: Request) -> Response:
         """Answers with the next turn of a conversation."""
@@ -208,26 +244,38 @@ class Service:
         if not self.templates[self._known(asked.model)]:
             why = f"{asked.model} has no chat template: ask /v1/completions with a prompt"
             raise RefusedError(400, why, "messages")
-        turns, most = [turn.plain() for turn in asked.messages], asked.max_completion_tokens or asked.max_tokens
+        turns, most = (
+            [turn.plain() for turn in asked.messages],
+            asked.max_completion_tokens or asked.max_tokens,
+        )
         written = await self._do(asked, most, lambda writer: [writer.answer(turns)])
         said, kind = ("delta", ".chunk") if asked.stream else ("message", "")
         return self._response(
-            asked, "chatcmpl-", f"chat.completion{kind}", written,
+            asked,
+            "chatcmpl-",
+            f"chat.completion{kind}",
+            written,
             lambda one: {said: {"role": "assistant", "content": one.text}},
-        )  # fmt: skip
+        )
 
     def _known(self, name: str) -> str:
         """Returns a model's name. Raises RefusedError if there is none of this name."""
         if name not in self.templates:
             guess = did_you_mean(name, self.swapper.names, "") or "/v1/models lists them"
-            raise RefusedError(404, f"there is no model {name!r} here: {guess}", "model", "model_not_found")
+            raise RefusedError(
+                404, f"there is no model {name!r} here: {guess}", "model", "model_not_found"
+            )
         return name
 
     async def _do(self, asked: Asked, most: int | None, write: Any) -> list[Written]:
         """Returns what a model writes, once all that was asked before is answered."""
         name = self._known(asked.model)
         if most is not None and most > self.most:
-            raise RefusedError(400, f"max_tokens = {most:,}: this server writes {self.most:,} at most", "max_tokens")
+            raise RefusedError(
+                400,
+                f"max_tokens = {most:,}: this server writes {self.most:,} at most",
+                "max_tokens",
+            )
         if self._waiting >= MOST_WAITING:
             raise RefusedError(503, f"{MOST_WAITING} requests are waiting: ask again later")
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
@@ -243,20 +291,36 @@ class Service:
         self.tokenizer.chat_template = self.templates[name]
         return list(write(Writer(model, self.tokenizer, *how)))
 
-    def _response(self, asked: Asked, prefix: str, kind: str, written: Sequence[Written], said: Any) -> Response:
+    def _response(
+        self, asked: Asked, prefix: str, kind: str, written: Sequence[Written], said: Any
+    ) -> Response:
         """Returns answers as OpenAI's interface has them; a stream has all of them as one event."""
         given, new = sum(one.asked for one in written), sum(one.new for one in written)
         about = {
-            "id": prefix + secrets.token_hex(12), "object": kind, "created": int(time.time()), "model": asked.model,
+            "id": prefix + secrets.token_hex(12),
+            "object": kind,
+            "created": int(time.time()),
+            "model": asked.model,
             "choices": [
-                {"index": i, **said(one), "logprobs": None, "finish_reason": "stop" if one.ended else "length"}
+                {
+                    "index": i,
+                    **said(one),
+                    "logprobs": None,
+                    "finish_reason": "stop" if one.ended else "length",
+                }
                 for i, one in enumerate(written)
             ],
-            "usage": {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new},
-        }  # fmt: skip
+            "usage": {
+                "prompt_tokens": given,
+                "completion_tokens": new,
+                "total_tokens": given + new,
+            },
+        }
         if not asked.stream:
             return JSONResponse(about)
-        return Response(f"data: {json.dumps(about)}\n\ndata: [DONE]\n\n", media_type="text/event-stream")
+        return Response(
+            f"data: {json.dumps(about)}\n\ndata: [DONE]\n\n", media_type="text/event-stream"
+        )
 
     def serve(self, host: str, port: int, ready: Any = print) -> None:
         """Answers requests until it is interrupted.

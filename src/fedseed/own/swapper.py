@@ -14,8 +14,11 @@ from fedseed.runs.tuned import find_source, open_tuned
 from fedseed.weights.space import ParameterSpace
 
 
-def from_orbit(path: str | Path, base: str | None = None, upto: int | None = None, device: str = "cpu") -> Any:
-    """Returns the tuned model that an orbit makes of its base, a model of transformers (or of peft) for evaluation.
+def from_orbit(
+    path: str | Path, base: str | None = None, upto: int | None = None, device: str = "cpu"
+) -> Any:
+    """Returns the tuned model that an orbit makes of its base, a model of transformers (or of peft)
+    for evaluation.
 
     Args:
         path: an orbit's file, or a run's folder.
@@ -33,13 +36,15 @@ def from_orbit(path: str | Path, base: str | None = None, upto: int | None = Non
 class Swapper:
     """One base in memory that becomes the models of many orbits in turn, each to its exact bits.
 
-    What an orbit has moved goes back by a copy of the base's own bits, never by subtraction; its steps are made anew
-    from seeds and coefficients. The base is hashed once; an orbit's digest is compared when it is first used.
+    What an orbit has moved goes back by a copy of the base's own bits, never by subtraction; its
+    steps are made anew from seeds and coefficients. The base is hashed once; an orbit's digest is
+    compared when it is first used.
 
     Args:
         base: its name or folder, or a model that is loaded, at its base.
         orbits: files by name; others can be added later.
-        keep: weights of so many orbits, those used last, stay in memory, to be copied in place of made anew.
+        keep: weights of so many orbits, those used last, stay in memory, to be copied in place of
+            made anew.
         dtype: what a base is loaded in.
         device: where it is to lie.
 
@@ -48,9 +53,13 @@ class Swapper:
     """
 
     def __init__(
-        self, base: str | torch.nn.Module, orbits: Mapping[str, str | Path] | None = None, keep: int = 0,
-        dtype: str = "float32", device: str = "cpu",
-    ) -> None:  # fmt: skip
+        self,
+        base: str | torch.nn.Module,
+        orbits: Mapping[str, str | Path] | None = None,
+        keep: int = 0,
+        dtype: str = "float32",
+        device: str = "cpu",
+    ) -> None:
         from fedseed.models.loading import load_model
 
         self.tokenizer: Any = None
@@ -82,7 +91,9 @@ class Swapper:
         orbit = Orbit.open(path)
         header = orbit.header
         if header.adapter is not None:
-            raise OrbitError(f"{path}: it tunes an adapter, which can't be swapped: fedseed.from_orbit loads it")
+            raise OrbitError(
+                f"{path}: it tunes an adapter, which can't be swapped: fedseed.from_orbit loads it"
+            )
         if header.base_digest not in self._bases:
             self.to(None)
             check_base(header, self.model)
@@ -103,7 +114,8 @@ class Swapper:
 
         Raises:
             KeyError: there is no such orbit.
-            OrbitError: its steps are not valid, or make other weights than the run had; the model is the base then.
+            OrbitError: its steps are not valid, or make other weights than the run had; the model
+                is the base then.
         """
         orbit = None if name is None else self._orbits[name]
         if name is not None and name == self.active:
@@ -136,8 +148,12 @@ class Swapper:
                 self._kept.popitem(last=False)
 
     def _space_for(self, header: Header) -> ParameterSpace:
-        """Returns the space of what an orbit tunes, with a copy of the base; orbits that tune the same share one."""
-        from fedseed.models.loading import choose_trainable  # brings transformers, once it is known what is served
+        """Returns the space of what an orbit tunes, with a copy of the base.
+
+        Orbits that tune the same share one.
+        """
+        # brings transformers, once it is known what is served
+        from fedseed.models.loading import choose_trainable
 
         key = header.layout, header.trainable, header.base_digest
         if key not in self._spaces:
@@ -146,7 +162,9 @@ class Swapper:
             choose_trainable(self.model, header.trainable)
             space = space_of(header, self.model)
             if space.layout != header.layout:
-                raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
+                raise OrbitError(
+                    "the base's trainable tensors or blocks are not those of the orbit"
+                )
             space.keep_base()
             self._spaces[key] = space
         return self._spaces[key]

@@ -41,12 +41,13 @@ class _Row:
 
 
 class TrainerLoss(Objective):
-    """What a Trainer computes of its rows: its collator makes batches, its `compute_loss` their mean loss.
+    """What a Trainer computes of its rows: its collator makes batches, its `compute_loss` their
+    mean loss.
 
-    A causal language model's own loss is taken row by row from the logits of the whole batch. Any other, such as a
-    `compute_loss` of one's own, is asked for one row after the other: a batch's mean does not say what each row has.
-    What a collator draws (masks) it draws anew from the same seed for the same rows, so that both sides of an estimate
-    see the same.
+    A causal language model's own loss is taken row by row from the logits of the whole batch. Any
+    other, such as a `compute_loss` of one's own, is asked for one row after the other: a batch's
+    mean does not say what each row has. What a collator draws (masks) it draws anew from the same
+    seed for the same rows, so that both sides of an estimate see the same.
 
     Args:
         trainer: the Trainer.
@@ -61,7 +62,8 @@ class TrainerLoss(Objective):
         self._causal = architecture_of(config) == "causal"
         own = type(trainer).compute_loss
         plain = trainer.compute_loss_func is None and trainer.label_smoother is None
-        if own.__module__ == "trl.trainer.sft_trainer":  # TRL's own, which is the model's but for these
+        # TRL's own, which is the model's but for these
+        if own.__module__ == "trl.trainer.sft_trainer":
             plain &= trainer.args.loss_type == "nll" and not trainer.aux_loss_enabled
             own = Trainer.compute_loss
         self._whole = self._causal and plain and own is Trainer.compute_loss
@@ -83,27 +85,42 @@ class TrainerLoss(Objective):
         device = next(model.parameters()).device
         batch = self._batch(items, device) if self._whole else {}
         labels = batch.pop("labels", None)
-        if labels is not None and len(labels) == len(items):  # not where a collator puts all into one row
+        # not where a collator puts all into one row
+        if labels is not None and len(labels) == len(items):
             logits = model(**batch, use_cache=False).logits
             return losses_of_rows(logits[:, -labels.shape[1] :][:, :-1], labels[:, 1:])
-        alone = ((self.trainer.compute_loss(model, self._batch([item], device)), item) for item in items)
+        alone = (
+            (self.trainer.compute_loss(model, self._batch([item], device)), item) for item in items
+        )
         return torch.stack([loss.float().reshape(()) * item.terms for loss, item in alone])
 
     def _batch(self, items: Sequence[_Row], device: torch.device) -> dict[str, Any]:
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(hash(tuple(item.number for item in items)) & (1 << 62) - 1)
+            torch.default_generator.manual_seed(
+                hash(tuple(item.number for item in items)) & (1 << 62) - 1
+            )
             made = self._collate([copy.copy(item.features) for item in items])
-        return {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in made.items()}
+        return {
+            name: one.to(device) if isinstance(one, torch.Tensor) else one
+            for name, one in made.items()
+        }
 
 
 class _TrainersPart(Loading):
     """What a Trainer has for a run: its model, its loss, its rows."""
 
-    def __init__(self, trainer: Any, recipe: Recipe, client: str, identity: Path | None, progress: Progress) -> None:
+    def __init__(
+        self, trainer: Any, recipe: Recipe, client: str, identity: Path | None, progress: Progress
+    ) -> None:
         if not recipe.of_parties:
-            raise RecipeError("patch: the recipe deals out data of its own; name the clients in federation.clients")
+            raise RecipeError(
+                "patch: the recipe deals out data of its own; name the clients in "
+                "federation.clients"
+            )
         if hasattr(trainer.model, "peft_config"):
-            raise RecipeError("patch: give the Trainer the base, and the recipe the adapter (model.adapter)")
+            raise RecipeError(
+                "patch: give the Trainer the base, and the recipe the adapter (model.adapter)"
+            )
         self.names = recipe.federation.clients or [client]
         if client not in self.names:
             raise RecipeError(f"patch: client {client}: the recipe's are {', '.join(self.names)}")
@@ -113,7 +130,10 @@ class _TrainersPart(Loading):
         self._base: torch.nn.Module | None = None
 
     def __call__(self) -> Hosted:
-        """Returns the Trainer's model at its base, with its rows; later a copy, should the weights be made anew."""
+        """Returns the Trainer's model at its base, with its rows.
+
+        Later a copy, should the weights be made anew.
+        """
         trainer, client, recipe = self._trainer, self._client, self.recipe
         if self._base is None:
             self._base = copy.deepcopy(trainer.model)
@@ -123,7 +143,9 @@ class _TrainersPart(Loading):
         if patterns is not None:
             patterns = head_parameters(model, recipe.model.base) if patterns == "head" else patterns
             choose_trainable(model, patterns)
-        elif frozen := [name for name, parameter in model.named_parameters() if not parameter.requires_grad]:
+        elif frozen := [
+            name for name, parameter in model.named_parameters() if not parameter.requires_grad
+        ]:
             patterns = [escape(name) for name, _ in model.named_parameters() if name not in frozen]
         objective = TrainerLoss(trainer)
         spec = RunSpec.of(recipe, trainable=patterns)
@@ -139,12 +161,19 @@ class _TrainersPart(Loading):
             return {"by_client": {client: {HELD_OUT: len(held), **found}}, **found}
 
         hosted = hosted_of(spec, model, objective, rows, self.names, evaluate)
-        return replace(hosted, party=True, identities=self.identities, opened=self.opened,
-                       processor=trainer.processing_class)  # fmt: skip
+        return replace(
+            hosted,
+            party=True,
+            identities=self.identities,
+            opened=self.opened,
+            processor=trainer.processing_class,
+        )
 
 
 def _apart(act: Callable[[], str]) -> str:
-    """Returns what is done, in a thread of its own where this one runs an event loop, as a notebook's does."""
+    """Returns what is done, in a thread of its own where this one runs an event loop, as a
+    notebook's does.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -154,14 +183,22 @@ def _apart(act: Callable[[], str]) -> str:
 
 
 def patch(
-    trainer: Any, recipe: str | Path | Recipe, client: str, nats: str | None = None, run: str | None = None,
-    key: Path | None = None, ca: Path | None = None, identity: Path | None = None,
-) -> None:  # fmt: skip
-    """Makes a Trainer a client of a federation: its `train()` takes part in the run, and leaves it the tuned model.
+    trainer: Any,
+    recipe: str | Path | Recipe,
+    client: str,
+    nats: str | None = None,
+    run: str | None = None,
+    key: Path | None = None,
+    ca: Path | None = None,
+    identity: Path | None = None,
+) -> None:
+    """Makes a Trainer a client of a federation: its `train()` takes part in the run, and leaves it
+    the tuned model.
 
-    The Trainer's model is the base that all share, its `train_dataset`, collator and loss are this client's; its
-    `eval_dataset` is what it evaluates on. How it is trained (method, rates, batches, rounds) the recipe says, which
-    all share: what `TrainingArguments` say of it does not count, and callbacks are not called.
+    The Trainer's model is the base that all share, its `train_dataset`, collator and loss are this
+    client's; its `eval_dataset` is what it evaluates on. How it is trained (method, rates, batches,
+    rounds) the recipe says, which all share: what `TrainingArguments` say of it does not count, and
+    callbacks are not called.
 
     Args:
         trainer: a `transformers.Trainer`, or one of a subclass (TRL's `SFTTrainer`).
@@ -174,17 +211,23 @@ def patch(
         identity: file with the key that signs for it in secure sums.
 
     Raises:
-        RecipeError: the recipe has no such client, deals out data itself, or says nowhere where the server is.
+        RecipeError: the recipe has no such client, deals out data itself, or says nowhere where the
+            server is.
     """
     from transformers.trainer_utils import TrainOutput
 
     checked = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
-    name = run or checked.federation.run or ("" if isinstance(recipe, Recipe) else Path(recipe).stem)
+    name = (
+        run or checked.federation.run or ("" if isinstance(recipe, Recipe) else Path(recipe).stem)
+    )
     way = transport(checked.federation.access(client, nats, key, ca), check_run(name))
     load = _TrainersPart(trainer, checked, client, identity, shown_by(None))
 
     def train(*_: Any, **__: Any) -> TrainOutput:
-        """Takes part in the run until it is over; returns the rounds as steps, and the weights' digest."""
+        """Takes part in the run until it is over.
+
+        Returns the rounds as steps, and the weights' digest.
+        """
         process = joining(load, name, way)
         digest = _apart(process.run)
         assert process.replica is not None

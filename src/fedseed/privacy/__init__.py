@@ -6,6 +6,14 @@ from fedseed.privacy.settings import Level, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
 
 __all__ = [
-    "Level", "PrivacySettings", "PrivateScalars", "PrivateSign", "mechanism_of", "misfit", "noise_for",
-    "protected", "protection_of", "settings_of",
-]  # fmt: skip
+    "Level",
+    "PrivacySettings",
+    "PrivateScalars",
+    "PrivateSign",
+    "mechanism_of",
+    "misfit",
+    "noise_for",
+    "protected",
+    "protection_of",
+    "settings_of",
+]

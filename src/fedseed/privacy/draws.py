@@ -1,9 +1,11 @@
-"""Draws from random bits of the operating system, exactly: whole numbers, and the discrete Gaussian; private batches.
+"""Draws from random bits of the operating system, exactly: whole numbers, and the discrete
+Gaussian; private batches.
 
     P(Y = y) = e^(-y^2 / 2 sigma^2) / sum_k e^(-k^2 / 2 sigma^2),  y whole
 
-Canonne, Kamath, Steinke: "The Discrete Gaussian for Differential Privacy", 2020, Algorithms 1 to 3. They are computed
-in Python's whole numbers, so that no outcome's odds are those of floating-point numbers.
+Canonne, Kamath, Steinke: "The Discrete Gaussian for Differential Privacy", 2020, Algorithms 1 to 3.
+They are computed in Python's whole numbers, so that no outcome's odds are those of floating-point
+numbers.
 """
 
 import os
@@ -87,11 +89,15 @@ def _discrete_laplace(scale: int, random: Bytes) -> int:
             return -size if negative else size
 
 
-def private_batches(items: Sequence[Any], size: int, privacy: PrivacySettings, order: int) -> Iterator[list[Any]]:
+def private_batches(
+    items: Sequence[Any], size: int, privacy: PrivacySettings, order: int
+) -> Iterator[list[Any]]:
     """Yields endless batches where `[privacy]` protects each example: none is in a batch twice.
 
-    none       in the order of a seed that everybody knows; a pass ends with a batch that has no room left beside it
-    poisson    each example by itself, with probability size / examples, by random numbers of the operating system: a
+    none       in the order of a seed that everybody knows; a pass ends with a batch that has no
+    room left beside it
+    poisson    each example by itself, with probability size / examples, by random numbers of the
+    operating system: a
                batch that others could draw again hides nobody
 
     Args:

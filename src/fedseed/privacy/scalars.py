@@ -1,20 +1,26 @@
-"""Makes a few scalars private: they are bounded, summed up in whole numbers, and get discrete Gaussian noise.
+"""Makes a few scalars private: they are bounded, summed up in whole numbers, and get discrete
+Gaussian noise.
 
-    v_i   <- v_i min(1, C / |v_i|)                                one vector for each example, or for each client
-    answer = (C / B) [ sum_i trunc(B v_i / C) + Y ],  Y_j discrete Gaussian with sigma = ceil(noise B),  B = 2^24
+    v_i   <- v_i min(1, C / |v_i|)                                one vector for each example, or
+    for each client
+    answer = (C / B) [ sum_i trunc(B v_i / C) + Y ],  Y_j discrete Gaussian with sigma = ceil(noise
+    B),  B = 2^24
 
-DP-ZO (Tang et al., 2024) and DPZero (Zhang et al., 2024) clip an example's difference of losses and add noise to the
-sum; of several directions an example's differences are one vector, bounded before they are summed up, as in DP-AggZO.
-Of clients the vectors are what they send.
+DP-ZO (Tang et al., 2024) and DPZero (Zhang et al., 2024) clip an example's difference of losses and
+add noise to the sum; of several directions an example's differences are one vector, bounded before
+they are summed up, as in DP-AggZO. Of clients the vectors are what they send.
 
-All that depends on data is a sum of whole numbers: what comes after (the division by B, single precision) is the same
-for all data, so that no rounding tells anything. Truncation makes no vector longer, and |trunc(B v / C)| <= B exactly.
+All that depends on data is a sum of whole numbers: what comes after (the division by B, single
+precision) is the same for all data, so that no rounding tells anything. Truncation makes no vector
+longer, and |trunc(B v / C)| <= B exactly.
 
-The account is that of privacy loss distributions, of the continuous Gaussian. The discrete one's delta differs from it
-by about 1 / sigma^2 of it, as a sum over whole numbers differs from an integral where odds are cut off; ten times
-that is taken off delta, which changes no digit that is shown with sigma = noise B.
+The account is that of privacy loss distributions, of the continuous Gaussian. The discrete one's
+delta differs from it by about 1 / sigma^2 of it, as a sum over whole numbers differs from an
+integral where odds are cut off; ten times that is taken off delta, which changes no digit that is
+shown with sigma = noise B.
 
-    no sampling   t releases of noise s are one of noise s / sqrt(t), whose epsilon is known in closed form
+    no sampling   t releases of noise s are one of noise s / sqrt(t), whose epsilon is known in
+    closed form
     poisson       `dp-accounting`'s distribution of one release, composed with itself
 """
 
@@ -45,18 +51,22 @@ class PrivateScalars:
     levels: int = LEVELS  # B
     random: Bytes = os.urandom  # makes random bytes
 
-    by_turns: ClassVar[bool] = True  # the account is of the turns of the client that was asked most often
+    # the account is of the turns of the client that was asked most often
+    by_turns: ClassVar[bool] = True
 
     @property
     def sigma(self) -> int:
         """Returns the deviation of the noise, in whole numbers."""
         return ceil(self.settings.noise * self.levels)
 
-    def noisy_sum(self, vectors: Sequence[NDArray[np.floating[Any]]], length: int) -> NDArray[np.float64]:
+    def noisy_sum(
+        self, vectors: Sequence[NDArray[np.floating[Any]]], length: int
+    ) -> NDArray[np.float64]:
         """Returns the sum of bounded vectors, and noise.
 
         Args:
-            vectors: each of shape (length,); one that is not finite counts as zeros. There may be none.
+            vectors: each of shape (length,); one that is not finite counts as zeros. There may be
+                none.
             length: entries of the answer.
         """
         total = discrete_gaussian(self.sigma, length, self.random)
@@ -65,7 +75,8 @@ class PrivateScalars:
         return np.asarray(total * (self.settings.clip / self.levels), dtype=np.float64)
 
     def mean(self, vectors: Sequence[NDArray[np.floating[Any]]], asked: int) -> NDArray[np.float64]:
-        """Returns the noisy sum of clients' vectors divided by how many were asked, however many have answered.
+        """Returns the noisy sum of clients' vectors divided by how many were asked, however many
+        have answered.
 
         Args:
             vectors: one of each client that has answered, equally long; at least one.
@@ -102,15 +113,20 @@ class PrivateScalars:
         """Returns what so many turns of the client that was asked most often have spent.
 
         Returns:
-            `level`, `adjacency` (how neighbours differ: by one more, or by nothing in one's place), `turns`, `releases`
-            (noisy vectors of one client), `noise`, `delta`, `epsilon`; with a budget `budget`.
+            `level`, `adjacency` (how neighbours differ: by one more, or by nothing in one's place),
+            `turns`, `releases` (noisy vectors of one client), `noise`, `delta`, `epsilon`; with a
+            budget `budget`.
         """
         settings = self.settings
         found = {
-            "level": settings.level, "adjacency": "zero-out" if settings.sampling == "none" else "add-or-remove",
-            "turns": rounds, "releases": rounds * self.releases, "noise": settings.noise, "delta": settings.delta,
+            "level": settings.level,
+            "adjacency": "zero-out" if settings.sampling == "none" else "add-or-remove",
+            "turns": rounds,
+            "releases": rounds * self.releases,
+            "noise": settings.noise,
+            "delta": settings.delta,
             "epsilon": self.epsilon(rounds),
-        }  # fmt: skip
+        }
         return found if settings.budget is None else {**found, "budget": settings.budget}
 
 
@@ -145,35 +161,48 @@ def bounded(vector: NDArray[np.floating[Any]], clip: float) -> NDArray[np.float6
 
 @cache
 def _spent(multiplier: float, rate: float, releases: int, delta: float) -> float:
-    """Returns epsilon at delta of some releases, by noise over sensitivity, of batches that are a share of the data."""
+    """Returns epsilon at delta of some releases, by noise over sensitivity, of batches that are a
+    share of the data.
+    """
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
     whole = GaussianPrivacyLoss(multiplier / sqrt(releases))
-    low, high = 0.0, releases / multiplier**2 / 2 + 40 * sqrt(releases) / multiplier  # delta there is e^-800
+    # delta there is e^-800
+    low, high = 0.0, releases / multiplier**2 / 2 + 40 * sqrt(releases) / multiplier
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if whole.get_delta_for_epsilon(middle) > delta else (low, middle)
     if rate == 1.0:
         return high
     mean = 1 / multiplier
-    top = float(np.logaddexp(log(rate) + mean * mean / 2 + 10 * mean, log1p(-rate)))  # of the losses of one release
-    spread = sqrt(releases * expm1(mean * mean)) * rate if mean < 25 else inf  # of all together, about
+    # of the losses of one release
+    top = float(np.logaddexp(log(rate) + mean * mean / 2 + 10 * mean, log1p(-rate)))
+    # of all together, about
+    spread = sqrt(releases * expm1(mean * mean)) * rate if mean < 25 else inf
     steps = max(top / 1e5, min(1e-3, top / 1e3), min(high, spread * spread / 2 + 10 * spread) / 1e6)
-    if steps > 0.5:  # of an epsilon of tens of thousands, at which sampling makes no difference to anybody
+    # of an epsilon of tens of thousands, at which sampling makes no difference to anybody
+    if steps > 0.5:
         return high
     one = _one_release(multiplier, rate, 2.0 ** ceil(np.log2(steps)))
-    return min(high, float(one.self_compose(releases).get_epsilon_for_delta(delta)))  # sampling costs nothing
+    # sampling costs nothing
+    return min(high, float(one.self_compose(releases).get_epsilon_for_delta(delta)))
 
 
 @cache
 def _one_release(multiplier: float, rate: float, step: float) -> Any:
-    """Returns the privacy loss distribution of one noisy vector of a sampled batch, in whole multiples of `step`."""
+    """Returns the privacy loss distribution of one noisy vector of a sampled batch, in whole
+    multiples of `step`.
+    """
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
-    return from_gaussian_mechanism(multiplier, value_discretization_interval=step, sampling_prob=rate)
+    return from_gaussian_mechanism(
+        multiplier, value_discretization_interval=step, sampling_prob=rate
+    )
 
 
-def noise_for(epsilon: float, turns: int, settings: PrivacySettings, releases: int = 1, batch: int = 1) -> float:
+def noise_for(
+    epsilon: float, turns: int, settings: PrivacySettings, releases: int = 1, batch: int = 1
+) -> float:
     """Returns the least noise, to a thousandth of it, with which so many turns spend epsilon.
 
     Args:
@@ -193,5 +222,7 @@ def noise_for(epsilon: float, turns: int, settings: PrivacySettings, releases: i
         within = PrivateScalars(tried, releases, batch).epsilon(turns) <= epsilon
         low, high = (low, middle) if within else (middle, high)
     if high > 0.999e5:
-        raise ValueError(f"epsilon = {epsilon:g} in {turns} turns takes more noise than 1e5 times clip")
+        raise ValueError(
+            f"epsilon = {epsilon:g} in {turns} turns takes more noise than 1e5 times clip"
+        )
     return high

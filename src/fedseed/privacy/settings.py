@@ -1,4 +1,6 @@
-"""A recipe's `[privacy]`: what is protected, how it is bounded, how much noise it gets, and how much may be spent."""
+"""A recipe's `[privacy]`: what is protected, how it is bounded, how much noise it gets, and how
+much may be spent.
+"""
 
 from typing import Annotated, Literal
 
@@ -11,19 +13,21 @@ class PrivacySettings(BaseModel):
     """Differential privacy of scalars (docs/privacy.md).
 
     Args:
-        level: what is protected. "example": each single example, from everybody, the coordinator too: each client
-            bounds what an example does to its losses, and adds noise before it sends. "client": all that a client
-            holds, from everybody but the coordinator, which bounds what clients send and adds noise to the sum.
-        clip: C. "example": the longest vector of an example's differences of losses, one for each direction of an
-            estimate. "client": the longest vector that a client sends: of projections rho, or of Ferret's coefficients.
+        level: what is protected. "example": each single example, from everybody, the coordinator
+            too: each client bounds what an example does to its losses, and adds noise before it
+            sends. "client": all that a client holds, from everybody but the coordinator, which
+            bounds what clients send and adds noise to the sum.
+        clip: C. "example": the longest vector of an example's differences of losses, one for each
+            direction of an estimate. "client": the longest vector that a client sends: of
+            projections rho, or of Ferret's coefficients.
         noise: the noise's deviation over clip.
         delta: the probability that is left out of epsilon.
-        budget: the largest epsilon; the run ends before the round that would spend more. Not set: it has all its
-            rounds.
-        sampling: "example" level only: how a batch is drawn. "poisson": each example by itself, with probability
-            batch / examples, by the client's own secret random numbers, for which epsilon is smaller. "none": in the
-            order that the recipe's seed decides, which everybody knows, so that epsilon is that of an example which is
-            in every batch.
+        budget: the largest epsilon; the run ends before the round that would spend more. Not set:
+            it has all its rounds.
+        sampling: "example" level only: how a batch is drawn. "poisson": each example by itself,
+            with probability batch / examples, by the client's own secret random numbers, for which
+            epsilon is smaller. "none": in the order that the recipe's seed decides, which everybody
+            knows, so that epsilon is that of an example which is in every batch.
         examples: the number that sampling reckons with; it is public.
     """
 
@@ -41,17 +45,20 @@ class PrivacySettings(BaseModel):
     def _sampling_is_known(self) -> "PrivacySettings":
         if self.level == "client" and (self.sampling != "none" or self.examples is not None):
             raise ValueError(
-                'level = "client" takes no sampling and no examples: who takes part is public, and each round in which '
-                "a client does counts in full"
+                'level = "client" takes no sampling and no examples: who takes part is public, and '
+                "each round in which a client does counts in full"
             )
         if self.sampling == "poisson" and self.examples is None:
             raise ValueError(
-                'sampling = "poisson" needs examples, the public number of examples of a client that epsilon is '
-                "reckoned with"
+                'sampling = "poisson" needs examples, the public number of examples of a client '
+                "that epsilon is reckoned with"
             )
         if self.sampling == "none" and self.examples is not None:
-            raise ValueError('examples needs sampling = "poisson": without it epsilon does not use them')
+            raise ValueError(
+                'examples needs sampling = "poisson": without it epsilon does not use them'
+            )
         return self
 
 
-WITHHELD = "nothing to send"  # why a client of a private run sends nothing: the reason would depend on its data
+# why a client of a private run sends nothing: the reason would depend on its data
+WITHHELD = "nothing to send"

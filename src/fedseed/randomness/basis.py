@@ -13,9 +13,12 @@ from fedseed.randomness.stream import split_seed
 BASES = {
     "normal": "N(0, 1) entries: FedKSeed, FeedSign and MeZO as published",
     "truncated_normal": "N(0, 1) cut to [-1/sqrt(d_l), 1/sqrt(d_l)]: Ferret as published",
-    "rademacher": "+1 or -1, one random bit an entry: same mean and covariance as normal, less work",
-    "hadamard": "rows of a Hadamard matrix under random signs: all directions together cost as much as one",
-    "lowrank": "outer products of signs on each matrix: a pass over a batch can look along many directions",
+    "rademacher": "+1 or -1, one random bit an entry: same mean and covariance as normal, less "
+    "work",
+    "hadamard": "rows of a Hadamard matrix under random signs: all directions together cost as "
+    "much as one",
+    "lowrank": "outer products of signs on each matrix: a pass over a batch can look along many "
+    "directions",
 }
 MAX_SIZE = 1 << 20
 MAX_DIRECTIONS = 1 << 32
@@ -24,18 +27,22 @@ MAX_RANK = 64
 
 @dataclass(frozen=True)
 class Basis:
-    """Names a family of pseudo-random directions. A direction is made of the seed and its index, and never stored.
+    """Names a family of pseudo-random directions.
 
-    An entry depends only on (seed, direction index, element index): not on tensors, tiling, device, threads or dtype.
-    With "lowrank" it depends on the tensors' shapes, too.
+    A direction is made of the seed and its index, and never stored.
+
+    An entry depends only on (seed, direction index, element index): not on tensors, tiling, device,
+    threads or dtype. With "lowrank" it depends on the tensors' shapes, too.
 
     Args:
         name: "normal", "truncated_normal", "rademacher", "hadamard" or "lowrank".
         seed: 64-bit seed.
-        size: for "hadamard", how many directions there are; it fixes B, the smallest power of two >= size. Index k
-            means row k mod B of the basis with number k div B, which has signs of its own. Other bases ignore it.
-        rank: for "lowrank", r: on each matrix a direction is sum_j u_j w_j^T / sqrt(r) over j < r, where u_j and w_j
-            are random signs; on tensors of one dimension it is one of "rademacher". Other bases ignore it.
+        size: for "hadamard", how many directions there are; it fixes B, the smallest power of two
+            >= size. Index k means row k mod B of the basis with number k div B, which has signs of
+            its own. Other bases ignore it.
+        rank: for "lowrank", r: on each matrix a direction is sum_j u_j w_j^T / sqrt(r) over j < r,
+            where u_j and w_j are random signs; on tensors of one dimension it is one of
+            "rademacher". Other bases ignore it.
 
     Raises:
         ValueError: the name is unknown, or the seed, size or rank is out of range.
@@ -62,7 +69,10 @@ class Basis:
 
     @property
     def spec(self) -> Spec:
-        """Returns the basis as the kernels take it. Raises ValueError for "lowrank": see `spec_on`."""
+        """Returns the basis as the kernels take it.
+
+        Raises ValueError for "lowrank": see `spec_on`.
+        """
         return self.spec_on(None)
 
     def spec_on(self, matrices: Matrices | None) -> Spec:
@@ -78,11 +88,18 @@ class Basis:
         return Spec(self.name, self.seed, self.tile, self.rank, matrices)
 
     def variance(self, length: int) -> float:
-        """Returns rho, the variance of an entry in a block of `length` parameters (1 but for "truncated_normal")."""
+        """Returns rho, the variance of an entry in a block of `length` parameters (1 but for
+        "truncated_normal").
+        """
         return entries.variance(length) if self.name == "truncated_normal" else 1.0
 
     def direction(
-        self, k: int, start: int, stop: int, length: int | None = None, matrices: Matrices | None = None
+        self,
+        k: int,
+        start: int,
+        stop: int,
+        length: int | None = None,
+        matrices: Matrices | None = None,
     ) -> NDArray[np.float32]:
         """Computes elements start..stop of direction k.
 

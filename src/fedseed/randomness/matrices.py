@@ -1,4 +1,6 @@
-"""Where the matrices of a parameter vector lie: what a basis of low-rank directions has to know of it."""
+"""Where the matrices of a parameter vector lie: what a basis of low-rank directions has to know of
+it.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -7,7 +9,9 @@ from typing import NamedTuple
 
 
 class Matrix(NamedTuple):
-    """A tensor of shape (m, n, ...) seen as a matrix of m rows, or a vector (a tensor of one dimension or none)."""
+    """A tensor of shape (m, n, ...) seen as a matrix of m rows, or a vector (a tensor of one
+    dimension or none).
+    """
 
     start: int  # index of its first element in the parameter vector
     rows: int
@@ -47,7 +51,9 @@ class Matrices:
             size = prod(shape)
             if size:
                 whole = len(shape) < 2
-                self._all.append(Matrix(position, size if whole else shape[0], 0 if whole else size // shape[0]))
+                self._all.append(
+                    Matrix(position, size if whole else shape[0], 0 if whole else size // shape[0])
+                )
             position += size
         self._starts = [m.start for m in self._all]
         self.size = position

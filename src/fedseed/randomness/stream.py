@@ -1,7 +1,7 @@
 """The shared random stream, version 1: Philox4x32-10, addressed by counter.
 
-Every number is a pure function of (seed, domain, direction index, block index). There is no state, so any
-element can be computed anywhere, in any order, on any device, with the same bits.
+Every number is a pure function of (seed, domain, direction index, block index). There is no state,
+so any element can be computed anywhere, in any order, on any device, with the same bits.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC'11).
 """
@@ -56,7 +56,9 @@ class Domain(IntEnum):
 Words = NDArray[np.uint32]
 
 
-def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
+def philox4x32(
+    counter: tuple[Any, Any, Any, Any], key: tuple[int, int]
+) -> tuple[Any, Any, Any, Any]:
     """Ten rounds of Philox4x32 on counters.
 
     Args:
@@ -64,7 +66,8 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
         key: two words.
 
     Returns:
-        Four words of 32 bits: integers, or uint64 arrays: after a few rounds each word depends on all four.
+        Four words of 32 bits: integers, or uint64 arrays: after a few rounds each word depends on
+            all four.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -88,7 +91,9 @@ def split_seed(seed: int) -> tuple[int, int]:
 
 
 def check_seed(seed: int, where: str = "seed") -> int:
-    """Checks and returns a seed given in Python or on a command line; in a recipe, `Seed` checks it.
+    """Checks and returns a seed given in Python or on a command line.
+
+    In a recipe, `Seed` checks it.
 
     Args:
         seed: the number.
@@ -98,12 +103,15 @@ def check_seed(seed: int, where: str = "seed") -> int:
         RecipeError: it is no whole number of 64 bits.
     """
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= index(seed) < SEEDS:
-        raise RecipeError(f"{where} = {shown(seed)}: a whole number from 0 to 2**64 - 1 is expected")
+        raise RecipeError(
+            f"{where} = {shown(seed)}: a whole number from 0 to 2**64 - 1 is expected"
+        )
     return index(seed)
 
 
 def block(seed: int, domain: int, direction: int, position: int) -> tuple[int, int, int, int]:
-    """Returns one Philox block as four numbers, as `words` has it: of so few, NumPy would take thirty times as long.
+    """Returns one Philox block as four numbers, as `words` has it: of so few, NumPy would take
+    thirty times as long.
 
     Args:
         seed: 64-bit seed (the key).
@@ -156,7 +164,9 @@ def coins(seed: int, step: int, count: int) -> NDArray[np.int8]:
 
 
 def rate_number(seed: int, number: int, client: int) -> float:
-    """Returns a client's number in a round, uniform on (-1, 1), by which FedMeZO's random learning rates differ."""
+    """Returns a client's number in a round, uniform on (-1, 1), by which FedMeZO's random learning
+    rates differ.
+    """
     return ((derive(seed, Domain.RATE, number, client) >> 11) + 0.5) * 2.0**-52 - 1.0
 
 
@@ -172,7 +182,9 @@ def draws(seed: int, count: int) -> NDArray[np.uint64]:
 
 
 def permutation(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.int64]:
-    """Returns a random order of 0..count-1: the ranks of `count` random 64-bit keys (ties keep their order)."""
+    """Returns a random order of 0..count-1: the ranks of `count` random 64-bit keys (ties keep
+    their order).
+    """
     return np.argsort(uniform_integers(seed, domain, count, direction), kind="stable")
 
 

@@ -52,7 +52,11 @@ COSTS: tuple[tuple[str, Axis, Callable[[RoundLine], float]], ...] = (
         Axis("payload bytes of a client that takes part", log=True, unit="B"),
         lambda line: (line.bytes_up + line.bytes_down) * line.rounds,
     ),
-    ("passes", Axis("forward passes (a backward pass is two), all clients", log=True), RoundLine.passes),
+    (
+        "passes",
+        Axis("forward passes (a backward pass is two), all clients", log=True),
+        RoundLine.passes,
+    ),
     (
         "seconds",
         Axis("seconds of rounds, all clients", log=True, unit="s"),
@@ -61,8 +65,11 @@ COSTS: tuple[tuple[str, Axis, Callable[[RoundLine], float]], ...] = (
 )
 
 
-def curves(runs: Mapping[str, Seeds], heading: str = "", names: Sequence[str] | None = None) -> list[Panel]:
-    """Returns charts of each metric of some runs over rounds and over costs: means over seeds, with deviations.
+def curves(
+    runs: Mapping[str, Seeds], heading: str = "", names: Sequence[str] | None = None
+) -> list[Panel]:
+    """Returns charts of each metric of some runs over rounds and over costs: means over seeds, with
+    deviations.
 
     Args:
         runs: the runs, by label; a label's place among them decides its look.
@@ -71,10 +78,19 @@ def curves(runs: Mapping[str, Seeds], heading: str = "", names: Sequence[str] | 
     """
     every = [lines for seeds in runs.values() for lines in seeds if lines]
     made = []
-    for name in names or shown_metrics(dict.fromkeys(name for lines in every for name in lines[0].metrics)):
-        title, axis = f"{heading}: " * bool(heading) + metric_title(name), Axis(metric_title(name, unit=True))
+    for name in names or shown_metrics(
+        dict.fromkeys(name for lines in every for name in lines[0].metrics)
+    ):
+        title, axis = (
+            f"{heading}: " * bool(heading) + metric_title(name),
+            Axis(metric_title(name, unit=True)),
+        )
         by_round = [
-            Series(label, *_mean([{line.round: line.metrics.get(name) for line in lines} for lines in seeds]), number)
+            Series(
+                label,
+                *_mean([{line.round: line.metrics.get(name) for line in lines} for lines in seeds]),
+                number,
+            )
             for number, (label, seeds) in enumerate(runs.items())
         ]
         made.append(Panel(f"{title} over rounds", by_round, ROUND, axis))
@@ -87,11 +103,15 @@ def curves(runs: Mapping[str, Seeds], heading: str = "", names: Sequence[str] | 
 def _mean(
     tables: Sequence[Mapping[int, float | None]],
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float, float]]]:
-    """Returns the mean of several seeds' curves where all have a point, and a deviation to both sides."""
+    """Returns the mean of several seeds' curves where all have a point, and a deviation to both
+    sides.
+    """
     points: list[tuple[float, float]] = []
     band: list[tuple[float, float, float]] = []
     for at in tables[0] if tables else ():
-        values = [value for table in tables if (value := table.get(at)) is not None and isfinite(value)]
+        values = [
+            value for table in tables if (value := table.get(at)) is not None and isfinite(value)
+        ]
         if len(values) == len(tables):
             points.append((at, fmean(values)))
         if len(values) == len(tables) > 1:
@@ -103,4 +123,6 @@ def _over(series: Series, lines: Sequence[RoundLine], cost: Callable[[RoundLine]
     """Returns a curve over rounds as a curve over what the rounds had cost by then."""
     spent = dict(zip((line.round for line in lines), accumulate(map(cost, lines)), strict=True))
     band = [(spent[int(at)], low, high) for at, low, high in series.band]
-    return Series(series.name, [(spent[int(at)], value) for at, value in series.points], band, series.number)
+    return Series(
+        series.name, [(spent[int(at)], value) for at, value in series.points], band, series.number
+    )

@@ -1,4 +1,6 @@
-"""Keeps in log.txt of a run's folder what the run says: notes, warnings, and when its sessions began and ended."""
+"""Keeps in log.txt of a run's folder what the run says: notes, warnings, and when its sessions
+began and ended.
+"""
 
 import io
 from contextlib import AbstractContextManager, suppress
@@ -13,7 +15,9 @@ NAME = "log.txt"
 
 
 class Logged(Progress):
-    """Passes on what it is told, and writes it down once it knows where. A disk that is full stops no run.
+    """Passes on what it is told, and writes it down once it knows where.
+
+    A disk that is full stops no run.
 
     Args:
         shown: shows the run going on.
@@ -21,7 +25,8 @@ class Logged(Progress):
 
     def __init__(self, shown: Progress) -> None:
         self.shown = shown
-        self._early: list[str] | None = []  # what was said before the folder was known to be the run's
+        # what was said before the folder was known to be the run's
+        self._early: list[str] | None = []
         self._file: io.TextIOWrapper | None = None
 
     def open(self, folder: Path | None) -> None:
@@ -79,7 +84,12 @@ def stamp() -> str:
 def first_stamp(folder: Path | None) -> str | None:
     """Returns when the first session of a folder's run began, as its log.txt has it."""
     try:
-        text = "" if folder is None else (folder / NAME).read_text(encoding="utf-8", errors="replace")
+        text = (
+            "" if folder is None else (folder / NAME).read_text(encoding="utf-8", errors="replace")
+        )
     except OSError:
         return None
-    return next((line.partition(" ")[0] for line in text.splitlines() if line[20:].startswith(" began")), None)
+    return next(
+        (line.partition(" ")[0] for line in text.splitlines() if line[20:].startswith(" began")),
+        None,
+    )

@@ -19,7 +19,9 @@ PACKAGES = ("torch", "transformers", "peft", "tokenizers", "numpy", "numba", "tr
 
 @cache
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that decide a run's bits, as far as they are installed."""
+    """Returns the versions of Python and of the packages that decide a run's bits, as far as they
+    are installed.
+    """
     found = {"python": platform.python_version(), "fedseed": fedseed.__version__}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -29,10 +31,16 @@ def versions() -> dict[str, str]:
 
 @cache
 def host() -> dict[str, Any]:
-    """Returns what the machine is: system, processor, cores, memory, GPUs that torch sees (where torch is in use)."""
+    """Returns what the machine is: system, processor, cores, memory, GPUs that torch sees (where
+    torch is in use).
+    """
     processor = platform.processor()
     with suppress(OSError):
-        named = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        named = [
+            line
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ]
         processor = named[0].partition(":")[2].strip() if named else processor
     found: dict[str, Any] = {
         "system": f"{platform.system()} {platform.release()}",
@@ -48,7 +56,10 @@ def host() -> dict[str, Any]:
 
 
 def command() -> str:
-    """Returns this process' command line, its program by its last part; a token that it was given is left out."""
+    """Returns this process' command line, its program by its last part.
+
+    A token that it was given is left out.
+    """
     first = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     words = ["***" if before == "--token" else word for before, word in pairwise(sys.argv)]
     return shlex.join([first, *words])
@@ -64,7 +75,9 @@ def resident_memory(peak: bool = False) -> int:
 def available_memory() -> tuple[int, int]:
     """Returns (all, free) of this machine's memory in bytes, or of this container's."""
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    found = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+    found = {
+        line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")
+    }
     total, free = found["MemTotal"], found["MemAvailable"]
     try:  # a container's limit
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())

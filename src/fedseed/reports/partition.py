@@ -31,7 +31,9 @@ class PartitionStatistics:
 
     @property
     def skew(self) -> float:
-        """Returns how far clients' mixtures of labels are from the whole's: mean total variation, from 0 to 1."""
+        """Returns how far clients' mixtures of labels are from the whole's: mean total variation,
+        from 0 to 1.
+        """
         whole = self.counts.sum(axis=0) / self.counts.sum()
         held = self.counts[self.sizes > 0]
         shares = held / held.sum(axis=1, keepdims=True)
@@ -39,7 +41,9 @@ class PartitionStatistics:
 
 
 def partition_statistics(data: TaskData) -> PartitionStatistics:
-    """Count a task's examples by client and label: the one the task gives, or the right option, word or class."""
+    """Count a task's examples by client and label: the one the task gives, or the right option,
+    word or class.
+    """
 
     def label(example: Any) -> str:
         if isinstance(example, Choice):
@@ -61,12 +65,17 @@ def partition_table(held: PartitionStatistics) -> list[Table | str]:
     labelled = held.labels != ("",)
     sizes, kinds = held.sizes, (held.counts > 0).sum(axis=1)
     about = f" of {plural(len(held.labels), 'label')}" if labelled else ""
-    parts: list[Table | str] = [f"{plural(len(held.clients), 'client')}, {plural(int(sizes.sum()), 'example')}{about}"]
+    parts: list[Table | str] = [
+        f"{plural(len(held.clients), 'client')}, {plural(int(sizes.sum()), 'example')}{about}"
+    ]
     if len(held.clients) <= SHOWN_CLIENTS:
-        room = 80 - min(32, max(map(len, held.clients))) - 14  # the labels give way, the other columns don't
+        # the labels give way, the other columns don't
+        room = 80 - min(32, max(map(len, held.clients))) - 14
         rows = []
         for name, size, row in zip(held.clients, sizes, held.counts, strict=True):
-            most = sorted((-count, label) for count, label in zip(row, held.labels, strict=True) if count)
+            most = sorted(
+                (-count, label) for count, label in zip(row, held.labels, strict=True) if count
+            )
             listed = shown(", ".join(f"{label}: {-count:,}" for count, label in most), room)
             rows.append((name, f"{size:,}", listed)[: 2 + labelled])
         table = plain_table(("client", "examples", "labels")[: 2 + labelled], rows)
@@ -75,7 +84,10 @@ def partition_table(held: PartitionStatistics) -> list[Table | str]:
         parts.append(table)
     line = f"A client holds {_span(sizes, 'example')}"
     if labelled:
-        line += f" of {_span(kinds, 'label')}; its mixture is {held.skew:.2f} from the whole's (0: equal, 1: disjoint)"
+        line += (
+            f" of {_span(kinds, 'label')}; its mixture is {held.skew:.2f} from the whole's (0: "
+            "equal, 1: disjoint)"
+        )
     return [*parts, f"{line}."]
 
 

@@ -12,7 +12,10 @@ from fedseed.registry import one_line
 
 
 def draw_run(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Draw a run's pictures and write its page into its folder; `summary` is what summary.json will hold."""
+    """Draw a run's pictures and write its page into its folder.
+
+    `summary` is what summary.json will hold.
+    """
     from fedseed.reports.charts import curves
     from fedseed.reports.pages import run_page
     from fedseed.reports.plots import draw
@@ -26,7 +29,8 @@ def draw_run(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def draw_apart(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Does what `draw_run` does in a process of its own: Matplotlib takes more memory than a whole coordinator.
+    """Does what `draw_run` does in a process of its own: Matplotlib takes more memory than a whole
+    coordinator.
 
     Raises:
         FedseedError: it can't be drawn; the text says why.

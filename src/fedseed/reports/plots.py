@@ -22,10 +22,34 @@ from fedseed.reports.partition import SHOWN_CLIENTS, PartitionStatistics
 from fedseed.text import shown
 
 # twelve colours that stay apart also for colour-blind readers, and the same before a dark ground
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288", "#44AA99", "#999933",
-           "#661100", "#6A6A6A")  # fmt: skip
-DARK_COLOURS = ("#4DA3DB", "#F0803C", "#35C79B", "#E29CC3", "#F0B840", "#7CC8F0", "#D0608C", "#9A8CE8", "#6CC9BC",
-                "#C6C664", "#C98A6C", "#A8A8A8")  # fmt: skip
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#882255",
+    "#332288",
+    "#44AA99",
+    "#999933",
+    "#661100",
+    "#6A6A6A",
+)
+DARK_COLOURS = (
+    "#4DA3DB",
+    "#F0803C",
+    "#35C79B",
+    "#E29CC3",
+    "#F0B840",
+    "#7CC8F0",
+    "#D0608C",
+    "#9A8CE8",
+    "#6CC9BC",
+    "#C6C664",
+    "#C98A6C",
+    "#A8A8A8",
+)
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
 SOFT, FAINT = "#5a6472", "#dfe3e8"  # texts and axes; the grid
@@ -34,40 +58,72 @@ MARKED = 60  # a line with at most so many points shows them
 SHORT = 28  # characters of a name
 ROWS = 4  # with more of them a picture is made of fewer pixels: thirty panels are 200 kB
 SHADES = 256  # colours of a picture; with all that there could be it would be three times as large
-# fonts for the letters that Matplotlib's own lacks, as far as this machine has them: people read Asian scripts in these
-FONTS = ("Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Droid Sans Fallback", "Microsoft YaHei", "PingFang",
-         "Hiragino", "Yu Gothic", "Malgun Gothic", "Arial Unicode")  # fmt: skip
+# fonts for the letters that Matplotlib's own lacks, as far as this machine has them: people read
+# Asian scripts in these
+FONTS = (
+    "Noto Sans CJK",
+    "Source Han Sans",
+    "WenQuanYi",
+    "Droid Sans Fallback",
+    "Microsoft YaHei",
+    "PingFang",
+    "Hiragino",
+    "Yu Gothic",
+    "Malgun Gothic",
+    "Arial Unicode",
+)
 UNUSED = re.compile(
     r' id="[\w.]*_\d+"| clip-path="[^"]*"|font-family: [^;"]*;? ?| transform="rotate\(-0 [^"]*"|'
-    r'<defs>\s*<(style|clipPath).*?</defs>|<path d="[^"]*" style="fill: none"/>', re.DOTALL
-)  # fmt: skip
+    r'<defs>\s*<(style|clipPath).*?</defs>|<path d="[^"]*" style="fill: none"/>',
+    re.DOTALL,
+)
 matplotlib.use("Agg")
 warnings.filterwarnings("ignore", "Glyph .* missing from font")
 matplotlib.rcParams.update(
     {
-        "font.family": ["DejaVu Sans", *(name for name in font_manager.get_font_names() if name.startswith(FONTS))],
-        "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "fedseed", "axes.grid": True,
-        "axes.axisbelow": True, "axes.edgecolor": SOFT, "axes.labelcolor": SOFT, "axes.titlesize": 10,
-        "axes.spines.right": False, "axes.spines.top": False, "grid.color": FAINT, "xtick.color": SOFT,
-        "ytick.color": SOFT, "legend.frameon": False, "legend.fontsize": 8,
+        "font.family": [
+            "DejaVu Sans",
+            *(name for name in font_manager.get_font_names() if name.startswith(FONTS)),
+        ],
+        "text.parse_math": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "fedseed",
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.edgecolor": SOFT,
+        "axes.labelcolor": SOFT,
+        "axes.titlesize": 10,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "grid.color": FAINT,
+        "xtick.color": SOFT,
+        "ytick.color": SOFT,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
     }
-)  # fmt: skip
+)
 
 
 def _line_style(number: int) -> dict[str, Any]:
-    """Returns how the line of this number looks: 48 lines look different, most neighbours also without colours."""
+    """Returns how the line of this number looks: 48 lines look different, most neighbours also
+    without colours.
+    """
     dashes = number // len(COLOURS) % len(DASHES)
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[dashes],
-        "marker": MARKERS[(number // 3 + dashes) % len(MARKERS)],  # a run that was evaluated once is a point
+        # a run that was evaluated once is a point
+        "marker": MARKERS[(number // 3 + dashes) % len(MARKERS)],
         "markersize": 3.5,
         "linewidth": 1.6,
     }
 
 
 def draw(panels: Sequence[Panel], path: Path, across: int = 3) -> None:
-    """Draws charts side by side into a PNG file, as `figure_of` does. Nothing is written if there are none."""
+    """Draws charts side by side into a PNG file, as `figure_of` does.
+
+    Nothing is written if there are none.
+    """
     if panels:
         save(figure_of(panels, across), path)
 
@@ -84,7 +140,9 @@ def figure_of(panels: Sequence[Panel], across: int = 3) -> Figure:
     rows = ceil(len(panels) / across)
     figure = Figure(figsize=(4.6 * across, 3.5 * rows))
     grid = list(figure.subplots(rows, across, squeeze=False).flat)
-    together = len(names) > 1 and all([line.name for line in panel.series] == names for panel in panels)
+    together = len(names) > 1 and all(
+        [line.name for line in panel.series] == names for panel in panels
+    )
     for axes, panel in zip(grid, panels, strict=False):
         _plot(axes, panel)
         axes.set_title(panel.title, loc="left")
@@ -102,13 +160,28 @@ def _plot(axes: Axes, panel: Panel) -> None:
     there = False
     for series in panel.series:
         points = _kept(series.points, panel)
-        style = {**_line_style(series.number), **({} if len(points) <= MARKED else {"marker": None})}
-        axes.plot([x for x, _ in points], [y for _, y in points], label=series.name, clip_on=False, **style)
+        style = {
+            **_line_style(series.number),
+            **({} if len(points) <= MARKED else {"marker": None}),
+        }
+        axes.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            label=series.name,
+            clip_on=False,
+            **style,
+        )
         there = there or bool(points)
-        band = [(x, low, high) for x, low, high in series.band if _kept([(x, low), (x, high)], panel)[1:]]
+        band = [
+            (x, low, high)
+            for x, low, high in series.band
+            if _kept([(x, low), (x, high)], panel)[1:]
+        ]
         if band:
             at, low, high = zip(*band, strict=True)
-            axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0, clip_on=False)
+            axes.fill_between(
+                at, low, high, color=style["color"], alpha=0.15, linewidth=0, clip_on=False
+            )
     if panel.start is not None and isfinite(panel.start):
         axes.axhline(panel.start, color=SOFT, linewidth=0.8, linestyle=":")
     axes.set_xlabel(panel.x.label)
@@ -117,7 +190,9 @@ def _plot(axes: Axes, panel: Panel) -> None:
         if about.log and there:
             axes.set(**{f"{way}scale": "log"})
             first, last = axis.get_view_interval()
-            axis.set_major_locator(LogLocator(subs=(1.0,) if last > 100 * first else (1.0, 2.0, 5.0), numticks=7))
+            axis.set_major_locator(
+                LogLocator(subs=(1.0,) if last > 100 * first else (1.0, 2.0, 5.0), numticks=7)
+            )
             axis.set_minor_locator(NullLocator())
             if first < 0.1 and not about.unit:
                 axis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -129,11 +204,15 @@ def _plot(axes: Axes, panel: Panel) -> None:
 
 
 def _kept(points: Sequence[tuple[float, float]], panel: Panel) -> list[tuple[float, float]]:
-    """Returns the points that can be shown; of very many it keeps an even choice, with the last one."""
+    """Returns the points that can be shown.
+
+    Of very many it keeps an even choice, with the last one.
+    """
     kept = [
-        (x, y) for x, y in points
+        (x, y)
+        for x, y in points
         if isfinite(x) and isfinite(y) and (x > 0 or not panel.x.log) and (y > 0 or not panel.y.log)
-    ]  # fmt: skip
+    ]
     every = ceil(len(kept) / MOST_POINTS)
     return [*kept[:-1:every], kept[-1]] if every > 1 else kept
 
@@ -149,7 +228,9 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def chart(panel: Panel) -> Markup | None:
-    """Returns a chart as SVG for a page, whose style sheet has its colours; None if there is nothing to show.
+    """Returns a chart as SVG for a page, whose style sheet has its colours.
+
+    None if there is nothing to show.
 
     Its title, its legend and what its vertical axis shows stand beside it on the page.
 
@@ -168,7 +249,10 @@ def chart(panel: Panel) -> Markup | None:
         text = drawn.getvalue()
     box = re.search(r'viewBox="[^"]*"', text)
     assert box is not None
-    head = f'<svg {box[0]} role="img" aria-label="{escape(f"{panel.title}: {panel.y.label} over {panel.x.label}")}">'
+    head = (
+        f'<svg {box[0]} role="img" '
+        f'aria-label="{escape(f"{panel.title}: {panel.y.label} over {panel.x.label}")}">'
+    )
     text = head + UNUSED.sub("", text[text.index("<svg") :].partition(">")[2])
     text = re.sub(r"\s*\n\s*", " ", text).replace("xlink:href", "href").replace("> <", "><")
     for number, colour in enumerate(COLOURS):
@@ -180,14 +264,18 @@ def swatch(number: int) -> Markup:
     """Returns a short line with the look of a number, for a legend."""
     style = _line_style(number)
     dashes = {"-": "", "--": "6 3", ":": "2 2", "-.": "7 2 2 2"}[style["linestyle"]]
-    drawn = f'<path d="M1 6H27" style="stroke: var(--c{number % len(COLOURS)}); stroke-dasharray: {dashes or 0}"/>'
+    drawn = (
+        f'<path d="M1 6H27" style="stroke: var(--c{number % len(COLOURS)}); stroke-dasharray: '
+        f'{dashes or 0}"/>'
+    )
     return Markup(f'<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{drawn}</svg>')
 
 
 def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
     """Draw stacked bars of each client by label: how many, and which share.
 
-    Many clients are put in the order of their most frequent label and its share, so that the whole can be read.
+    Many clients are put in the order of their most frequent label and its share, so that the whole
+    can be read.
 
     Args:
         held: who holds what.
@@ -196,7 +284,8 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
     """
     many = len(held.clients) > SHOWN_CLIENTS
     shares = held.counts / np.maximum(held.sizes, 1)[:, None]
-    top = np.where(held.sizes > 0, shares.argmax(axis=1), len(held.labels))  # clients with nothing come last
+    # clients with nothing come last
+    top = np.where(held.sizes > 0, shares.argmax(axis=1), len(held.labels))
     order = np.lexsort((-shares.max(axis=1), top)) if many else np.arange(len(held.clients))
     labelled = held.labels != ("",)
     figure = Figure(figsize=(8.5, 5.4 if labelled else 3))
@@ -204,12 +293,16 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
     few = len(held.labels) <= len(COLOURS)
     colours = COLOURS if few else colormaps["turbo"](np.linspace(0.02, 0.98, len(held.labels)))
     x = np.arange(len(held.clients))
-    for row, (values, heading) in enumerate(((held.counts, "examples"), (100 * shares, "share, %"))[: len(axes)]):
+    for row, (values, heading) in enumerate(
+        ((held.counts, "examples"), (100 * shares, "share, %"))[: len(axes)]
+    ):
         bottom = np.zeros(len(x))
         for i, label in enumerate(held.labels):
             each = values[order, i]
             # without a gap between many bars, and no edges: they would be wider than the bars
-            axes[row][0].bar(x, each, 1.0 if many else 0.85, bottom, color=colours[i], label=label, linewidth=0)
+            axes[row][0].bar(
+                x, each, 1.0 if many else 0.85, bottom, color=colours[i], label=label, linewidth=0
+            )
             bottom += each
         axes[row][0].set_ylabel(heading)
         axes[row][0].yaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -217,18 +310,29 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
         axes[row][0].grid(axis="x", visible=False)
     last = axes[-1][0]
     if many:
-        last.set_xlabel(f"{len(x):,} clients" + (", by their most frequent label" if labelled else ""))
+        last.set_xlabel(
+            f"{len(x):,} clients" + (", by their most frequent label" if labelled else "")
+        )
         last.set_xticks([])
     else:
         crowded = len(x) * max(map(len, held.clients)) > 80
-        last.set_xticks(x, [shown(name, SHORT) for name in held.clients], rotation=90 if crowded else 0, fontsize=8)
+        last.set_xticks(
+            x,
+            [shown(name, SHORT) for name in held.clients],
+            rotation=90 if crowded else 0,
+            fontsize=8,
+        )
     if len(axes) > 1:
         axes[1][0].set_ylim(0, 100)
-    axes[0][0].set_title(f"{title} (mixtures {held.skew:.2f} apart)" if labelled else title, loc="left")
+    axes[0][0].set_title(
+        f"{title} (mixtures {held.skew:.2f} apart)" if labelled else title, loc="left"
+    )
     if labelled and few:
         handles, names = axes[0][0].get_legend_handles_labels()
         legend = [shown(name, SHORT) for name in names[::-1]]
         figure.legend(handles[::-1], legend, loc="center left", bbox_to_anchor=(1.0, 0.5))
     elif labelled:
-        figure.text(1.0, 0.5, f"{len(held.labels):,} labels,\na colour each", fontsize=8, va="center")
+        figure.text(
+            1.0, 0.5, f"{len(held.labels):,} labels,\na colour each", fontsize=8, va="center"
+        )
     save(figure, path)

@@ -1,11 +1,20 @@
-"""Progress of a run: a bar on a terminal, plain lines elsewhere; and the console that everything is shown on."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere.
+
+And the console that everything is shown on.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 from rich.segment import Segment
 from rich.text import Text
@@ -17,7 +26,8 @@ from fedseed.text import clean
 
 
 class Screen(Console):
-    """A rich console on which text is text: it reads no markup and sends no control characters but its own.
+    """A rich console on which text is text: it reads no markup and sends no control characters but
+    its own.
 
     Args:
         settings: of `rich.console.Console`.
@@ -26,7 +36,9 @@ class Screen(Console):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **settings})
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Returns what is shown: texts cleaned, in tables and bars, too."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean(segment.text), segment.style)
@@ -53,7 +65,10 @@ class Progress:
 
 
 def shown_by(progress: Progress | bool | None) -> Progress:
-    """Returns what shows a run: as given; True: a console; False: nothing; None: a console if somebody sees it."""
+    """Returns what shows a run: as given; True: a console; False: nothing.
+
+    None: a console if somebody sees it.
+    """
     if not isinstance(progress, bool) and progress is not None:
         return progress
     console = Screen(stderr=True)
@@ -63,10 +78,15 @@ def shown_by(progress: Progress | bool | None) -> Progress:
 
 def describe(line: RoundLine) -> str:
     """Returns one round in a few words."""
-    parts = [f"{metric_title(name)} {metric_text(name, line.metrics[name])}" for name in shown_metrics(line.metrics)]
+    parts = [
+        f"{metric_title(name)} {metric_text(name, line.metrics[name])}"
+        for name in shown_metrics(line.metrics)
+    ]
     if line.taking_part:
         if line.train_loss is not None:
-            parts.append(f"{metric_title('train_loss')} {metric_text('train_loss', line.train_loss)}")
+            parts.append(
+                f"{metric_title('train_loss')} {metric_text('train_loss', line.train_loss)}"
+            )
         parts.append(f"{line.bytes_up:,.0f} B up a client")
     return ", ".join(parts)
 
@@ -76,7 +96,8 @@ class Shown(Progress):
 
     Args:
         console: the console.
-        lines: where it is no terminal, so many lines at most say how far rounds without a line of their own are.
+        lines: where it is no terminal, so many lines at most say how far rounds without a line of
+            their own are.
     """
 
     def __init__(self, console: Console, lines: int = 0) -> None:
@@ -94,7 +115,12 @@ class Shown(Progress):
             self.console.print(f"{name}: {plural(rounds, 'round')}")
             yield
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         with Bar(*columns, TimeRemainingColumn(), console=self.console) as bar:
             self._bar = bar
             self._task = bar.add_task(name, total=rounds)
@@ -106,7 +132,9 @@ class Shown(Progress):
             self._bar.update(self._task, completed=line.round)
         if "loss" in line.metrics or not self.console.is_terminal:
             self.console.print(
-                f"  round {line.round:>{len(str(self._rounds))}}  {describe(line)}", highlight=False, soft_wrap=True
+                f"  round {line.round:>{len(str(self._rounds))}}  {describe(line)}",
+                highlight=False,
+                soft_wrap=True,
             )
 
     def advance(self, number: int) -> None:
@@ -120,4 +148,6 @@ class Shown(Progress):
         self.console.print(f"  {text}", highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        self.console.print(Text.assemble(("warning", "yellow"), f" {text}"), highlight=False, soft_wrap=True)
+        self.console.print(
+            Text.assemble(("warning", "yellow"), f" {text}"), highlight=False, soft_wrap=True
+        )

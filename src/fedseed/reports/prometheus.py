@@ -1,4 +1,7 @@
-"""A coordinator's figures for Prometheus: `serve --metrics-port`. The package is imported when somebody asks for it."""
+"""A coordinator's figures for Prometheus: `serve --metrics-port`.
+
+The package is imported when somebody asks for it.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +30,9 @@ class Exporter:
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         if find_spec("prometheus_client") is None:
-            raise RecipeError(f"--metrics-port needs the package prometheus_client: {to_install('prometheus')}")
+            raise RecipeError(
+                f"--metrics-port needs the package prometheus_client: {to_install('prometheus')}"
+            )
         from prometheus_client import CollectorRegistry, start_http_server
 
         self._ask: Callable[[], Mapping[str, Any] | None] = lambda: None
@@ -43,7 +48,10 @@ class Exporter:
         self.port = int(self._server.server_port)
 
     def attach(self, ask: Callable[[], Mapping[str, Any] | None]) -> None:
-        """Say who is asked for a coordinator's status, from another thread; None: it has no time to answer now."""
+        """Say who is asked for a coordinator's status, from another thread.
+
+        None: it has no time to answer now.
+        """
         self._ask = ask
 
     def count(self, line: RoundLine) -> None:
@@ -75,20 +83,40 @@ class Exporter:
         yield CounterMetricFamily("fedseed_rounds_done", about, value=counts["rounds"])
         if status is None:
             return
-        yield InfoMetricFamily("fedseed_run", "The run.", value={"run": status["run"], "method": status["method"]})
+        yield InfoMetricFamily(
+            "fedseed_run", "The run.", value={"run": status["run"], "method": status["method"]}
+        )
         for name, about, value in (
             ("fedseed_round", "The round that is open, or the last one.", status["round"]),
             ("fedseed_rounds", "Rounds that the run is to have.", status["rounds"]),
             ("fedseed_clients", "Clients of the run.", status["clients"]),
             ("fedseed_clients_alive", "Clients that have been heard of lately.", status["alive"]),
-            ("fedseed_clients_waited_for", "Clients whose answer the open round lacks.", len(status["waiting_for"])),
-            ("fedseed_clients_drifted", "Clients that had other weights than the others.", len(status["drifted"])),
-            ("fedseed_start_time_seconds", "When the coordinator began, in seconds since 1970.", status["began"]),
-            ("fedseed_resident_memory_bytes", "Resident memory of the coordinator.", status["memory_bytes"]),
+            (
+                "fedseed_clients_waited_for",
+                "Clients whose answer the open round lacks.",
+                len(status["waiting_for"]),
+            ),
+            (
+                "fedseed_clients_drifted",
+                "Clients that had other weights than the others.",
+                len(status["drifted"]),
+            ),
+            (
+                "fedseed_start_time_seconds",
+                "When the coordinator began, in seconds since 1970.",
+                status["began"],
+            ),
+            (
+                "fedseed_resident_memory_bytes",
+                "Resident memory of the coordinator.",
+                status["memory_bytes"],
+            ),
         ):
             yield GaugeMetricFamily(name, about, value=value)
         last = {name: value for name, value in status["last"].items() if isinstance(value, float)}
-        for name in shown_metrics(name for name in last if PLAIN.fullmatch(name) and not name.startswith("bytes_")):
+        for name in shown_metrics(
+            name for name in last if PLAIN.fullmatch(name) and not name.startswith("bytes_")
+        ):
             words = metric_title(name, unit=True)
             newest = "evaluation" if metric_of(name)[1].held_out else "round"
             about = f"{words[0].upper()}{words[1:]}, of the last {newest}."

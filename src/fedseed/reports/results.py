@@ -11,37 +11,52 @@ from zlib import crc32
 from fedseed.errors import FedseedError
 from fedseed.metrics import lower_is_better
 
-PHASES = ("local", "projection", "aggregation", "rebuild")  # of a round, from a client's data to new weights
+# of a round, from a client's data to new weights
+PHASES = ("local", "projection", "aggregation", "rebuild")
 
 
 @dataclass
 class RoundLine:
-    """What one round, or several in a row, came to. Round 0 is the base before any training: it has no costs."""
+    """What one round, or several in a row, came to.
+
+    Round 0 is the base before any training: it has no costs.
+    """
 
     round: int  # the round's number; of several, the last one's
     rounds: int = 1  # how many rounds the line is about
     clients: list[str] = field(default_factory=list)  # the names of those who took part
     taking_part: int = 0  # how many they were, added up over the rounds
-    skipped: list[dict[str, Any]] = field(default_factory=list)  # {"client", "reason"} of each who was asked in vain
+    # {"client", "reason"} of each who was asked in vain
+    skipped: list[dict[str, Any]] = field(default_factory=list)
     attacked: list[str] = field(default_factory=list)  # the names of clients that were made to lie
     refused: int = 0  # how many updates were refused
-    not_taken: list[dict[str, Any]] = field(default_factory=list)  # {"round", "reason"} of each step made and not taken
+    # {"round", "reason"} of each step made and not taken
+    not_taken: list[dict[str, Any]] = field(default_factory=list)
     bytes_up: float = 0.0  # payload that a client which takes part sends in a round, on average
     bytes_down: float = 0.0  # what it receives
-    exchanged: dict[str, float] = field(default_factory=dict)  # the numbers that it sends and receives, by kind
-    train_loss: float | None = None  # the mean loss of clients' local training; None where it is not told
+    # the numbers that it sends and receives, by kind
+    exchanged: dict[str, float] = field(default_factory=dict)
+    # the mean loss of clients' local training; None where it is not told
+    train_loss: float | None = None
     forward_passes: int = 0  # micro-batches of all clients
     backward_passes: int = 0  # the same
     skipped_steps: int = 0  # local steps that were left out, their loss not being finite
     processes: int | None = None  # how many have rebuilt the weights, where it is not one
-    seconds: dict[str, float] = field(default_factory=dict)  # by phase, added up over clients and rounds
-    weights_digest: str | None = None  # of the weights after the round, in hex; None: they were not hashed
-    by_client: Mapping[str, Mapping[str, float]] | None = None  # what each has measured, where each does
-    metrics: dict[str, float] = field(default_factory=dict)  # all else, by name: held-out loss, scores, epsilon
+    # by phase, added up over clients and rounds
+    seconds: dict[str, float] = field(default_factory=dict)
+    # of the weights after the round, in hex; None: they were not hashed
+    weights_digest: str | None = None
+    # what each has measured, where each does
+    by_client: Mapping[str, Mapping[str, float]] | None = None
+    # all else, by name: held-out loss, scores, epsilon
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> "RoundLine":
-        """Reads a line as metrics.jsonl has it. Raises ValueError or TypeError if it is none, or has been altered."""
+        """Reads a line as metrics.jsonl has it.
+
+        Raises ValueError or TypeError if it is none, or has been altered.
+        """
         if not isinstance(table, Mapping) or not isinstance(table.get("round"), int):
             raise ValueError("it has no round")
         if "sum" in table and table["sum"] != _sum(table):
@@ -58,12 +73,17 @@ class RoundLine:
         return {name: getattr(self, name) for name in names if name not in left_out} | self.metrics
 
     def written(self) -> bytes:
-        """Returns the line as a file has it: with a sum over all but seconds, by which an altered line is found."""
+        """Returns the line as a file has it: with a sum over all but seconds, by which an altered
+        line is found.
+        """
         table = self.to_json()
         return json.dumps({**table, "sum": _sum(table)}).encode() + b"\n"
 
     def get(self, name: str) -> float | None:
-        """Returns a number of the line by its name there, measured or not; None where the line has none."""
+        """Returns a number of the line by its name there, measured or not.
+
+        None where the line has none.
+        """
         value = getattr(self, name) if name in NUMBERS and self.round else self.metrics.get(name)
         return None if value is None else float(value)
 
@@ -75,28 +95,46 @@ class RoundLine:
 FIELDS = tuple(part.name for part in fields(RoundLine) if part.name != "metrics")
 OF_THE_BASE = ("round", "seconds", "weights_digest", "by_client")
 SELDOM = ("not_taken", "processes", "by_client")  # written where there is something to say
-NUMBERS = ("train_loss", "bytes_up", "bytes_down", "taking_part", "refused", "forward_passes", "backward_passes")
+NUMBERS = (
+    "train_loss",
+    "bytes_up",
+    "bytes_down",
+    "taking_part",
+    "refused",
+    "forward_passes",
+    "backward_passes",
+)
 
 
 def _sum(table: Mapping[str, Any]) -> str:
-    text = json.dumps({name: value for name, value in table.items() if name not in ("seconds", "sum")})
+    text = json.dumps(
+        {name: value for name, value in table.items() if name not in ("seconds", "sum")}
+    )
     return f"{crc32(text.encode()):08x}"
 
 
 def read_lines(folder: Path) -> list[RoundLine]:
-    """Returns the lines of a run's metrics.jsonl. Raises FedseedError for one that is damaged or was altered."""
+    """Returns the lines of a run's metrics.jsonl.
+
+    Raises FedseedError for one that is damaged or was altered.
+    """
     found: list[RoundLine] = []
     with open(folder / "metrics.jsonl", encoding="utf-8") as lines:
         for line in lines:
             try:
                 found.append(RoundLine.from_json(json.loads(line)))
             except (ValueError, TypeError) as error:
-                raise FedseedError(f"{lines.name}: line {len(found) + 1} is not valid: {error}") from error
+                raise FedseedError(
+                    f"{lines.name}: line {len(found) + 1} is not valid: {error}"
+                ) from error
     return found
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a run's metrics.jsonl as tables. Raises FedseedError like `read_lines`."""
+    """Returns the lines of a run's metrics.jsonl as tables.
+
+    Raises FedseedError like `read_lines`.
+    """
     return [line.to_json() for line in read_lines(folder)]
 
 
@@ -120,6 +158,7 @@ def best_rounds(lines: Sequence[RoundLine]) -> dict[str, dict[str, Any]]:
         sign = 1.0 if lower_is_better(name) else -1.0
         measured = [line for line in lines if not isnan(line.metrics.get(name, nan))]
         if measured:
-            best = min(measured, key=lambda line: sign * line.metrics[name])  # the first of equal ones
+            # the first of equal ones
+            best = min(measured, key=lambda line: sign * line.metrics[name])
             found[name] = {"round": best.round, "value": best.metrics[name]}
     return found

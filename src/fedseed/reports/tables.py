@@ -21,7 +21,9 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], widest: int | None = 32) -> Table:
+def plain_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], widest: int | None = 32
+) -> Table:
     """Returns a table for a console, the first column on the left and the others on the right.
 
     Args:
@@ -31,14 +33,21 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], widest: int 
     """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_header=any(head))
     for number, name in enumerate(head):
-        made.add_column(name, justify="right" if number else "left", no_wrap=True, max_width=None if number else widest)
+        made.add_column(
+            name,
+            justify="right" if number else "left",
+            no_wrap=True,
+            max_width=None if number else widest,
+        )
     for row in rows:
         made.add_row(*row)
     return made
 
 
 def privacy_spent(spent: Mapping[str, Any]) -> str:
-    """Returns what a private run has spent, of its summary or status: "epsilon per vote 0.5, votes 48"."""
+    """Returns what a private run has spent, of its summary or status: "epsilon per vote 0.5, votes
+    48".
+    """
     return ", ".join(
         f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:.4g}'}"
         for name, value in spent.items()
@@ -46,7 +55,10 @@ def privacy_spent(spent: Mapping[str, Any]) -> str:
 
 
 def mean_and_deviation(values: Sequence[float], digits: int) -> str:
-    """Returns mean and sample deviation of a few numbers; those that are not finite are counted apart."""
+    """Returns mean and sample deviation of a few numbers.
+
+    Those that are not finite are counted apart.
+    """
     finite = [v for v in values if isfinite(v)]
     if not finite:
         return "-"
@@ -61,7 +73,8 @@ class Sheet:
 
     title: str  # what it shows
     head: Sequence[str]  # the columns' names
-    rows: Sequence[Sequence[str]]  # a text for each column; the first column is on the left, the others on the right
+    # a text for each column; the first column is on the left, the others on the right
+    rows: Sequence[Sequence[str]]
     note: str = ""  # what to know when reading it
 
     def table(self) -> Table:
@@ -73,9 +86,15 @@ class Sheet:
         return shown
 
     def show(self, console: Console) -> None:
-        """Prints the table; on a console too narrow for it as plain text, whose lines are broken but not cut."""
+        """Prints the table.
+
+        On a console too narrow for it as plain text, whose lines are broken but not cut.
+        """
         table = self.table()
-        if Measurement.get(console, console.options.update(width=1000), table).maximum <= console.width:
+        if (
+            Measurement.get(console, console.options.update(width=1000), table).maximum
+            <= console.width
+        ):
             console.print(table, highlight=False)
         else:
             console.print(self.text(), highlight=False, soft_wrap=True)
@@ -89,14 +108,23 @@ class Sheet:
             rest = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
             return "  ".join((line[0].ljust(widths[0]), *rest)).rstrip()
 
-        ruled = [padded(self.head), "  ".join("-" * width for width in widths), *map(padded, self.rows)]
+        ruled = [
+            padded(self.head),
+            "  ".join("-" * width for width in widths),
+            *map(padded, self.rows),
+        ]
         return "\n".join([self.title, "", *ruled, *(["", self.note] if self.note else [])]) + "\n"
 
     def markdown(self) -> str:
         """Returns the table for a document."""
         lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
-        table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-        return "\n".join([f"**{self.title}**", "", *table, *(["", self.note] if self.note else [])]) + "\n"
+        table = [
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        ]
+        return (
+            "\n".join([f"**{self.title}**", "", *table, *(["", self.note] if self.note else [])])
+            + "\n"
+        )
 
 
 def human_seconds(seconds: float) -> str:

@@ -1,4 +1,7 @@
-"""What a run's folder says about the run, finished or going on, as a page shows it. Free of torch and Matplotlib."""
+"""What a run's folder says about the run, finished or going on, as a page shows it.
+
+Free of torch and Matplotlib.
+"""
 
 import json
 import tomllib
@@ -22,9 +25,11 @@ class ClientRow:
     name: str  # the client's
     rounds: float = 0.0  # in which it took part
     about: bool = False  # the number of rounds is an estimate: only sums were written
-    skipped: Counter[str] = field(default_factory=Counter)  # rounds in which it sent nothing that counts, by reason
+    # rounds in which it sent nothing that counts, by reason
+    skipped: Counter[str] = field(default_factory=Counter)
     attacker: bool = False  # it was made to lie
-    metrics: dict[str, float] = field(default_factory=dict)  # its own held-out figures, the newest ones
+    # its own held-out figures, the newest ones
+    metrics: dict[str, float] = field(default_factory=dict)
     measured: int = 0  # the round after which it had them
 
 
@@ -47,7 +52,9 @@ class RunView:
     @property
     def method(self) -> str:
         """Returns the method's name; "" if nothing says it."""
-        return str((self.summary or {}).get("method") or self.settings.get("method", {}).get("name", ""))
+        return str(
+            (self.summary or {}).get("method") or self.settings.get("method", {}).get("name", "")
+        )
 
     @property
     def title(self) -> str:
@@ -60,26 +67,39 @@ class RunView:
         return list(self.lines[0].metrics) if self.lines else []
 
     def before_and_after(self, name: str) -> tuple[float | None, float | None]:
-        """Returns a metric before any round, and the newest value; None where it was not measured."""
+        """Returns a metric before any round, and the newest value.
+
+        None where it was not measured.
+        """
         found = self.curve(name)
-        return (found[0][1] if found and found[0][0] == 0 else None), (found[-1][1] if found else None)
+        return (found[0][1] if found and found[0][0] == 0 else None), (
+            found[-1][1] if found else None
+        )
 
     def curve(self, name: str) -> list[tuple[float, float]]:
         """Returns (round, value) wherever a metric was measured."""
         return [(line.round, value) for line in self.lines if (value := line.get(name)) is not None]
 
     def bytes_curve(self, name: Literal["bytes_up", "bytes_down"]) -> list[tuple[float, float]]:
-        """Returns (round, payload bytes of a client that takes part in every round, up to and with it)."""
+        """Returns (round, payload bytes of a client that takes part in every round, up to and with
+        it).
+        """
         each = [getattr(line, name) * line.rounds for line in self.lines]
         return list(zip((line.round for line in self.lines), accumulate(each), strict=True))
 
     def payload(self) -> tuple[float, float] | None:
-        """Returns the mean payload bytes of a client and round, up and down; None before the first round."""
+        """Returns the mean payload bytes of a client and round, up and down.
+
+        None before the first round.
+        """
         lines = [line for line in self.lines if line.round > 0]
         count = sum(line.rounds for line in lines)
         if not count:
             return None
-        up, down = (sum(getattr(line, name) * line.rounds for line in lines) for name in ("bytes_up", "bytes_down"))
+        up, down = (
+            sum(getattr(line, name) * line.rounds for line in lines)
+            for name in ("bytes_up", "bytes_down")
+        )
         return up / count, down / count
 
     def seconds(self) -> dict[str, float]:
@@ -136,7 +156,10 @@ def _text(path: Path) -> str:
 
 
 def _whole_lines(path: Path) -> list[RoundLine]:
-    """Returns the lines that were written to their ends; what comes after a damaged one is left out."""
+    """Returns the lines that were written to their ends.
+
+    What comes after a damaged one is left out.
+    """
     found: list[RoundLine] = []
     with suppress(ValueError, TypeError):
         for text in _text(path).split("\n")[:-1]:

@@ -1,8 +1,10 @@
-"""What each client has answered, kept in a run's folder so that parties can verify it (`verification`). Free of torch.
+"""What each client has answered, kept in a run's folder so that parties can verify it
+(`verification`). Free of torch.
 
-A run's log has its steps, and a step is mostly a sum over clients: nobody can tell from it what one of them has sent.
-With `federation.answers` the folder has answers.jsonl besides: the clients' names in the order of their numbers, then a
-line a round with who was asked and the payload of each answer that counted.
+A run's log has its steps, and a step is mostly a sum over clients: nobody can tell from it what one
+of them has sent. With `federation.answers` the folder has answers.jsonl besides: the clients' names
+in the order of their numbers, then a line a round with who was asked and the payload of each answer
+that counted.
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,9 @@ FILE = "answers.jsonl"
 
 
 class Line(BaseModel):
-    """A line: the first has the clients' names, the others who was asked, and claims and payload by client."""
+    """A line: the first has the clients' names, the others who was asked, and claims and payload by
+    client.
+    """
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -38,8 +42,14 @@ class Line(BaseModel):
 def written(number: int, coordinator: Coordinator, names: Sequence[str]) -> list[bytes]:
     """Returns the first line of all, and that of the round that a coordinator is about to close."""
     current = coordinator.current
-    kept = {client: (coordinator.examples[client], update.encode()) for client, update in current.updates.items()}
-    lines = Line(round=0, clients=list(names)), Line(round=number, asked=list(current.clients), answers=kept)
+    kept = {
+        client: (coordinator.examples[client], update.encode())
+        for client, update in current.updates.items()
+    }
+    lines = (
+        Line(round=0, clients=list(names)),
+        Line(round=number, asked=list(current.clients), answers=kept),
+    )
     return [line.model_dump_json(exclude_defaults=True).encode() + b"\n" for line in lines]
 
 
@@ -58,29 +68,45 @@ def read_answers(path: Path) -> Answers:
         first, *rest = (Line.model_validate_json(text) for text in data.splitlines())
     except FileNotFoundError as error:
         raise FedseedError(
-            f"{path}: not there, and steps do not say what a single client has sent: run with federation.answers = true"
+            f"{path}: not there, and steps do not say what a single client has sent: run with "
+            "federation.answers = true"
         ) from error
     except (OSError, ValidationError, ValueError) as error:
         raise FedseedError(f"{path}: not a run's answers, or damaged: {error}") from error
     rounds, count = [line.round for line in rest], len(first.clients)
     numbers = {client for line in rest for client in (*line.asked, *line.answers)}
     if first.round or len(set(first.clients)) < count or rounds != sorted({*rounds, *rounds} - {0}):
-        raise FedseedError(f"{path}: not a run's answers: its clients' names or its rounds are out of order")
+        raise FedseedError(
+            f"{path}: not a run's answers: its clients' names or its rounds are out of order"
+        )
     if max(numbers, default=-1) >= count:
         raise FedseedError(f"{path}: client {max(numbers)} has answered, and there are {count}")
-    return Answers(first.clients, dict(zip(rounds, rest, strict=True)), blake2b(data, digest_size=16).digest())
+    return Answers(
+        first.clients, dict(zip(rounds, rest, strict=True)), blake2b(data, digest_size=16).digest()
+    )
 
 
 def unverifiable(method: Method, secure_sums: bool) -> str | None:
     """Returns why a party can't verify what it has sent; None: it can."""
     if secure_sums:
-        return "secure_sums: the coordinator never has a single client's answer, so there is none to keep"
+        return (
+            "secure_sums: the coordinator never has a single client's answer, so there is none "
+            "to keep"
+        )
     if mechanism_of(method) is not None:
-        return f"{method.name} is private here: its noise is secret, so that nobody can compute an answer again"
+        return (
+            f"{method.name} is private here: its noise is secret, so that nobody can compute "
+            "an answer again"
+        )
     if not issubclass(method.update_type, Votes | Projections | Pairs | Coefficients):
-        return f"what {method.name} sends can't be verified; FeedSign's, ZO-FedSGD's, FedKSeed's and Ferret's can"
+        return (
+            f"what {method.name} sends can't be verified; FeedSign's, ZO-FedSGD's, FedKSeed's "
+            "and Ferret's can"
+        )
     if getattr(method, "normalize", "none") != "none":
-        return "method.normalize: what divides the losses' difference can be as small as float noise"
+        return (
+            "method.normalize: what divides the losses' difference can be as small as float noise"
+        )
     if getattr(method, "scalars", "") == "bit":
         return 'method.scalars = "bit": a sign says nothing of how near to zero a coefficient is'
     return None

@@ -1,4 +1,6 @@
-"""Makes a federation of a recipe: loads its model and data, and puts them together with what measures the model."""
+"""Makes a federation of a recipe: loads its model and data, and puts them together with what
+measures the model.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +21,15 @@ from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.processes import warm
 from fedseed.reports.progress import Progress, shown_by
-from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of, hosted_of, loss_of, within
+from fedseed.runs.equipment import (
+    Equipment,
+    Evaluation,
+    equip,
+    evaluation_of,
+    hosted_of,
+    loss_of,
+    within,
+)
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.rates import find_rate, settled, with_rate
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
@@ -31,33 +41,50 @@ from fedseed.tasks.forms import examples_in
 
 
 class Federation(Simulation):
-    """A federation on this machine: of a model and data that a program has, or of a recipe (`from_file`).
+    """A federation on this machine: of a model and data that a program has, or of a recipe
+    (`from_file`).
 
     Args:
-        model: the base: a model of transformers, or with an objective any torch module; it is tuned in place.
-        datasets: the clients' data, one after the other: a `datasets.Dataset` or a list of rows, dicts in any form
-            that a file's rows may have ("prompt" and "completion", "messages", "text" and "label", ...) or texts; or
-            examples that the objective takes. `ClientData` gives one a name.
-        method: the method and its settings; or all that the run is (`RunSpec`), in place of `rounds` and `settings`.
+        model: the base: a model of transformers, or with an objective any torch module; it is tuned
+            in place.
+        datasets: the clients' data, one after the other: a `datasets.Dataset` or a list of rows,
+            dicts in any form that a file's rows may have ("prompt" and "completion", "messages",
+            "text" and "label", ...) or texts; or examples that the objective takes. `ClientData`
+            gives one a name.
+        method: the method and its settings; or all that the run is (`RunSpec`), in place of
+            `rounds` and `settings`.
         objective: makes losses of examples; None: what fits the rows and the model.
         rounds: how many.
-        evaluation: held-out rows, or several such sets by the prefix of their metrics' names, or a function of the
-            model; measured at round 0, every `evaluate_every` rounds and at the end.
-        progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a terminal.
+        evaluation: held-out rows, or several such sets by the prefix of their metrics' names, or a
+            function of the model; measured at round 0, every `evaluate_every` rounds and at the
+            end.
+        progress: shows the run going on; True: on standard error, False: not at all, None: there if
+            it is a terminal.
         tokenizer: the model's; rows need it.
-        settings: the other settings of `RunSpec`, such as `per_round=2, seed=1, out="runs/mine"`; and `workers`.
+        settings: the other settings of `RunSpec`, such as `per_round=2, seed=1, out="runs/mine"`;
+            and `workers`.
 
     Raises:
         RecipeError: something of it can't be; says what.
     """
 
     def __init__(
-        self, model: Any, datasets: Sequence[Any], method: Method | RunSpec, objective: Objective | None = None,
-        rounds: int = 1, evaluation: Any = None, progress: Progress | bool | None = None, tokenizer: Any = None,
+        self,
+        model: Any,
+        datasets: Sequence[Any],
+        method: Method | RunSpec,
+        objective: Objective | None = None,
+        rounds: int = 1,
+        evaluation: Any = None,
+        progress: Progress | bool | None = None,
+        tokenizer: Any = None,
         **settings: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         workers: Workers | None = settings.pop("workers", None)
-        clients = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(datasets)]
+        clients = [
+            c if isinstance(c, ClientData) else ClientData(f"client-{i}", c)
+            for i, c in enumerate(datasets)
+        ]
         measure = evaluation if callable(evaluation) else None
         held_out = {} if callable(evaluation) or evaluation is None else evaluation
         held_out = held_out if isinstance(held_out, Mapping) else {"": held_out}
@@ -67,53 +94,89 @@ class Federation(Simulation):
             objective, measure = objective or fitting, measure or fits
             settings = {"base": str(getattr(model, "name_or_path", "")), **more, **settings}
         if objective is None:
-            raise RecipeError("Federation: give the model's tokenizer, or an objective (fedseed.objectives)")
+            raise RecipeError(
+                "Federation: give the model's tokenizer, or an objective (fedseed.objectives)"
+            )
         spec = RunSpec(method, rounds, **settings) if isinstance(method, Method) else method
-        measure, names = measure or loss_of(objective, held_out), [client.name for client in clients]
-        super().__init__(spec, hosted_of(spec, model, objective, clients, names, measure), progress, workers)
+        measure, names = (
+            measure or loss_of(objective, held_out),
+            [client.name for client in clients],
+        )
+        super().__init__(
+            spec, hosted_of(spec, model, objective, clients, names, measure), progress, workers
+        )
 
     @classmethod
     def from_file(
-        cls, path: str | Path, overrides: Sequence[str] = (), out: Path | str | None = None,
-        progress: Progress | bool | None = None, plugins: Sequence[str | Path] = (), trust_plugins: bool = False,
-        workers: int | None = None, threads: int | None = None,
-    ) -> "Federation":  # fmt: skip
-        """Returns a federation from a recipe: a TOML file, or the name of one that comes with fedseed.
+        cls,
+        path: str | Path,
+        overrides: Sequence[str] = (),
+        out: Path | str | None = None,
+        progress: Progress | bool | None = None,
+        plugins: Sequence[str | Path] = (),
+        trust_plugins: bool = False,
+        workers: int | None = None,
+        threads: int | None = None,
+    ) -> "Federation":
+        """Returns a federation from a recipe: a TOML file, or the name of one that comes with
+        fedseed.
 
         Args:
             path: the file or name.
-            overrides: "key=value" pairs that replace values of the recipe, such as "method.directions=1000".
+            overrides: "key=value" pairs that replace values of the recipe, such as
+                "method.directions=1000".
             out: folder for the run's files; None: nothing is written.
-            progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a
-                terminal.
+            progress: shows the run going on; True: on standard error, False: not at all, None:
+                there if it is a terminal.
             plugins: files and modules with methods, tasks, ... of others, to be loaded first.
-            trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of its author.
+            trust_plugins: load what the recipe itself names as plug-ins, too: that is running code
+                of its author.
             workers: local processes that the clients are dealt to; None: all is done in this one.
-            threads: that each process computes with while it runs; by default torch's own choice, shared out among the
-                workers.
+            threads: that each process computes with while it runs; by default torch's own choice,
+                shared out among the workers.
 
         Raises:
             RecipeError: the recipe is wrong; names key, value and what is allowed.
         """
-        return build(read_recipe(path, overrides, plugins, trust_plugins), out, shown_by(progress), workers, threads)
+        return build(
+            read_recipe(path, overrides, plugins, trust_plugins),
+            out,
+            shown_by(progress),
+            workers,
+            threads,
+        )
 
 
 def _learning(
-    model: Any, tokenizer: Any, sets: Mapping[str, Iterable[Any]], held_out: Mapping[str, Iterable[Any]]
+    model: Any,
+    tokenizer: Any,
+    sets: Mapping[str, Iterable[Any]],
+    held_out: Mapping[str, Iterable[Any]],
 ) -> tuple[Objective, list[ClientData], Evaluation, dict[str, Any]]:
-    """Returns how a model of one's own learns from rows, the clients, what measures it, and settings of `RunSpec`."""
+    """Returns how a model of one's own learns from rows, the clients, what measures it, and
+    settings of `RunSpec`.
+    """
     from fedseed.models.architectures import architecture_of
     from fedseed.objectives.kinds import kind_of
 
     whole = model.get_base_model() if hasattr(model, "peft_config") else model
-    architecture = architecture_of({**whole.config.to_dict(), "architectures": [type(whole).__name__]})
+    architecture = architecture_of(
+        {**whole.config.to_dict(), "architectures": [type(whole).__name__]}
+    )
     named, labels = tuple(map(str, whole.config.id2label.values())), tuple[str, ...]()
     if architecture == "classification":  # rows name classes as the model does, or number them
-        rows = (row for own in (*sets.values(), *held_out.values()) for row in own if isinstance(row, Mapping))
+        rows = (
+            row
+            for own in (*sets.values(), *held_out.values())
+            for row in own
+            if isinstance(row, Mapping)
+        )
         numbers = tuple(map(str, range(len(named))))
         labels = numbers if {str(row.get("label")) for row in rows}.issubset(numbers) else named
     names = {prefix: f"evaluation {prefix}".strip() for prefix in held_out}
-    found, notes = examples_in({**sets, **{names[prefix]: rows for prefix, rows in held_out.items()}}, labels)
+    found, notes = examples_in(
+        {**sets, **{names[prefix]: rows for prefix, rows in held_out.items()}}, labels
+    )
     clients = [ClientData(name, found[name]) for name in sets]
     data = TaskData(clients, {prefix: found[name] for prefix, name in names.items()})
     settings, limit = within(EvaluationSettings(rouge=False), longest_input(model))
@@ -125,17 +188,28 @@ def _learning(
         raise RecipeError(f"Federation: {error}") from error
 
     def evaluate(model: Any) -> dict[str, float]:
-        found = ((prefix, measure(model, objective, own, data.scores, settings)) for prefix, own in prepared.items())
-        return {prefix + name: value for prefix, metrics in found for name, value in metrics.items()}
+        found = (
+            (prefix, measure(model, objective, own, data.scores, settings))
+            for prefix, own in prepared.items()
+        )
+        return {
+            prefix + name: value for prefix, metrics in found for name, value in metrics.items()
+        }
 
     about = {"notes": (*notes, *more), "limit": limit, "classes": named if labels else ()}
     return objective, clients, evaluate, about
 
 
 def build(
-    recipe: Recipe, out: Path | str | None = None, progress: Progress | None = None, workers: int | None = None,
-    threads: int | None = None, data: TaskData | None = None, resume: bool = False, ray: str | None = None,
-) -> Federation:  # fmt: skip
+    recipe: Recipe,
+    out: Path | str | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+    threads: int | None = None,
+    data: TaskData | None = None,
+    resume: bool = False,
+    ray: str | None = None,
+) -> Federation:
     """Load model and data of a recipe and put the federation together.
 
     Args:
@@ -144,8 +218,10 @@ def build(
         progress: shows the run going on.
         workers: processes that the clients are dealt to; None: all is done in this one.
         threads: that each process computes with while it runs.
-        data: all clients' examples, in place of the task's, and what is evaluated; workers would load the task's.
-        resume: take the learning rate that an interrupted run in the folder has found, and look for none.
+        data: all clients' examples, in place of the task's, and what is evaluated; workers would
+            load the task's.
+        resume: take the learning rate that an interrupted run in the folder has found, and look for
+            none.
         ray: the address of a Ray cluster on which the workers live; None: they are on this machine.
 
     Raises:
@@ -165,7 +241,10 @@ def build(
     if recipe.tune_rate:
         say = (progress or Progress()).note
         found = find_rate(recipe, data, say)
-        say(f"{found.key} = {found.rate:g}, found with {found.passes / found.whole:.0%} of the run's passes")
+        say(
+            f"{found.key} = {found.rate:g}, found with {found.passes / found.whole:.0%} of the "
+            "run's passes"
+        )
         recipe = with_rate(recipe, found.rate)
     per_round = recipe.federation.count(count)
     team = None
@@ -179,13 +258,21 @@ def build(
         def evaluate_with(equipment: Equipment) -> tuple[Evaluation, list[str]]:
             if recipe.evaluates:
                 return evaluation_of(recipe, equipment, data, parts)
-            return _nothing, ["a private run: nothing is evaluated (evaluation.disclose is not set)"]
+            return _nothing, [
+                "a private run: nothing is evaluated (evaluation.disclose is not set)"
+            ]
 
         base = Path(recipe.model.base).expanduser()
-        more: dict[str, Any] = {"per_round": per_round, "threads": threads, "chat_template": data.chat_template}
+        more: dict[str, Any] = {
+            "per_round": per_round,
+            "threads": threads,
+            "chat_template": data.chat_template,
+        }
         if recipe.model.base not in PACKAGED and not base.is_absolute() and base.is_dir():
             more["base_folder"] = str(base.resolve())  # the path means another place from elsewhere
-        spec, hosted = host(recipe, data, [one.name for one in data.clients], evaluate_with, out, **more)
+        spec, hosted = host(
+            recipe, data, [one.name for one in data.clients], evaluate_with, out, **more
+        )
         made = Federation.__new__(Federation)
         Simulation.__init__(made, spec, hosted, progress, team)
         return made
@@ -196,9 +283,13 @@ def build(
 
 
 def host(
-    recipe: Recipe, data: TaskData, names: Sequence[str],
-    evaluate_with: Callable[[Equipment], tuple[Evaluation, list[str]]], out: Path | str | None = None, **more: Any,
-) -> tuple[RunSpec, Hosted]:  # fmt: skip
+    recipe: Recipe,
+    data: TaskData,
+    names: Sequence[str],
+    evaluate_with: Callable[[Equipment], tuple[Evaluation, list[str]]],
+    out: Path | str | None = None,
+    **more: Any,
+) -> tuple[RunSpec, Hosted]:
     """Returns a recipe's run, and its model at its base with some clients' examples.
 
     Args:
@@ -210,10 +301,13 @@ def host(
         more: what else the run is (`RunSpec`).
 
     Raises:
-        RecipeError: the model can't be had, or does not fit the data or the method; there are too few clients.
+        RecipeError: the model can't be had, or does not fit the data or the method; there are too
+            few clients.
     """
     if recipe.tune_rate:
-        raise RecipeError('learning_rate = "auto" is for a simulation (fedseed tune-rate): over a network set it')
+        raise RecipeError(
+            'learning_rate = "auto" is for a simulation (fedseed tune-rate): over a network set it'
+        )
     attack, attackers = recipe.attack, list[int]()
     if attack is not None:
         if attack.clients > len(names):
@@ -222,13 +316,22 @@ def host(
     equipment = equip(recipe, data)
     evaluate, notes = evaluate_with(equipment)
     spec = RunSpec.of(
-        recipe, out, trainable=equipment.trainable, classes=equipment.classes,
-        limit=equipment.limit, notes=(*data.notes, *notes), attackers=attackers, **more,
-    )  # fmt: skip
+        recipe,
+        out,
+        trainable=equipment.trainable,
+        classes=equipment.classes,
+        limit=equipment.limit,
+        notes=(*data.notes, *notes),
+        attackers=attackers,
+        **more,
+    )
     held = data.clients
     if attack is not None and attack.kind == "labels":
         lying, classes = {names[number]: number for number in attackers}, len(data.classes)
-        held = [flip_labels(one, recipe.seed, lying[one.name], classes) if one.name in lying else one for one in held]
+        held = [
+            flip_labels(one, recipe.seed, lying[one.name], classes) if one.name in lying else one
+            for one in held
+        ]
     hosted = hosted_of(spec, equipment.model, equipment.objective, held, names, evaluate)
     return spec, replace(hosted, processor=equipment.processor)
 
@@ -239,10 +342,14 @@ def _nothing(model: Any) -> dict[str, float]:
 
 
 def _load_for_worker(text: str) -> Hosted:
-    """Returns what a worker process of a simulation loads by `Recipe.to_toml`: the model, all clients' examples."""
+    """Returns what a worker process of a simulation loads by `Recipe.to_toml`: the model, all
+    clients' examples.
+    """
     from fedseed.models.loading import quiet
 
     quiet()  # the run's own process has shown how the base loads
     recipe = stored_recipe(text)
     data = load_data(recipe)
-    return host(recipe, data, [client.name for client in data.clients], lambda equipment: (_nothing, []))[1]
+    return host(
+        recipe, data, [client.name for client in data.clients], lambda equipment: (_nothing, [])
+    )[1]

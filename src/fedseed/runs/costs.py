@@ -1,9 +1,11 @@
-"""What a run has cost and found: lines of metrics that become one, what a round costs a client, the run's result.
+"""What a run has cost and found: lines of metrics that become one, what a round costs a client, the
+run's result.
 
-Seconds in lines of metrics are sums over a round's clients; of those, local work and projection are a client's own, so
-they are divided by the clients. The coordinator combines the answers once a round. Rebuilding, the step's change of the
-weights, is done by every client for itself: a simulation does it once for all of them, on a network each process does.
-"Local update" in Ferret's Tables 4, 5 and 10 is local work and projection; "global aggregation" is the other two.
+Seconds in lines of metrics are sums over a round's clients; of those, local work and projection are
+a client's own, so they are divided by the clients. The coordinator combines the answers once a
+round. Rebuilding, the step's change of the weights, is done by every client for itself: a
+simulation does it once for all of them, on a network each process does. "Local update" in Ferret's
+Tables 4, 5 and 10 is local work and projection; "global aggregation" is the other two.
 """
 
 from array import array
@@ -23,26 +25,38 @@ COLUMNS = ("bytes", *NUMBERS)
 
 
 def exchanged(
-    clients: int, updates: int, received: Sequence[Content], planned: Content, fetched: Sequence[Content]
+    clients: int,
+    updates: int,
+    received: Sequence[Content],
+    planned: Content,
+    fetched: Sequence[Content],
 ) -> dict[str, float]:
-    """Returns the numbers that one client sends and receives in a round: means over those who take part.
+    """Returns the numbers that one client sends and receives in a round: means over those who take
+    part.
 
     Args:
         clients: how many take part.
-        updates: how many sent an update, also one within another's message, or one that was refused.
+        updates: how many sent an update, also one within another's message, or one that was
+            refused.
         received: what each message that counts held.
         planned: what a plan held.
         fetched: what each client caught up on.
     """
     up, down = total(received), total(fetched)
-    sent, many = updates / max(1, len(received)), max(1, clients)  # updates that are not known are like the others
+    # updates that are not known are like the others
+    sent, many = updates / max(1, len(received)), max(1, clients)
     numbers = {f"{name}_up": getattr(up, name) * sent / many for name in NUMBERS}
     plan = clients / many
-    return numbers | {f"{n}_down": getattr(down, n) / many + getattr(planned, n) * plan for n in NUMBERS}
+    return numbers | {
+        f"{n}_down": getattr(down, n) / many + getattr(planned, n) * plan for n in NUMBERS
+    }
 
 
 def mean_exchanged(lines: Sequence[RoundLine]) -> dict[str, float]:
-    """Returns the mean over the rounds of some lines; nothing if none is known, as in lines of an earlier fedseed."""
+    """Returns the mean over the rounds of some lines.
+
+    Nothing if none is known, as in lines of an earlier fedseed.
+    """
     known = [(line.exchanged, line.rounds) for line in lines if line.exchanged]
     rounds = sum(count for _, count in known)
     names = known[0][0] if known else ()
@@ -60,13 +74,18 @@ def seconds_per_client(lines: Sequence[RoundLine]) -> dict[str, float]:
     found = {}
     for phase in PHASES:
         rebuild, own = phase == "rebuild", phase in ("local", "projection")
-        spent = sum(line.seconds.get(phase, 0.0) / max(1, rebuild * (line.processes or 1)) for line in lines)
+        spent = sum(
+            line.seconds.get(phase, 0.0) / max(1, rebuild * (line.processes or 1)) for line in lines
+        )
         found[phase] = spent / max(1, taking_part if own else rounds)
     return found
 
 
 def merge_rounds(lines: Sequence[RoundLine]) -> RoundLine:
-    """Makes one line of metrics for several rounds: counts and seconds add up; bytes, numbers and losses are means."""
+    """Makes one line of metrics for several rounds: counts and seconds add up.
+
+    Bytes, numbers and losses are means.
+    """
     if len(lines) == 1:
         return lines[0]
 
@@ -92,7 +111,8 @@ def merge_rounds(lines: Sequence[RoundLine]) -> RoundLine:
 
 
 def by_client(lines: Sequence[RoundLine]) -> dict[str, Any]:
-    """Returns, of parties that each evaluate on what they hold out, their figures before and after the run, by name.
+    """Returns, of parties that each evaluate on what they hold out, their figures before and after
+    the run, by name.
 
     One that was away at the last evaluation has the round of its last one ("round").
     """
@@ -109,7 +129,8 @@ def by_client(lines: Sequence[RoundLine]) -> dict[str, Any]:
 
 
 class Downloads:
-    """Counts what is in the payloads of the steps that clients who take part in a round have missed, and download.
+    """Counts what is in the payloads of the steps that clients who take part in a round have
+    missed, and download.
 
     Args:
         method: the method.
@@ -119,7 +140,8 @@ class Downloads:
     def __init__(self, method: Method, clients: int) -> None:
         self._method = method
         self._has = [0] * clients  # how many steps each client has received
-        # contents of all steps up to and with each, a column for each of a content's numbers: there may be millions
+        # contents of all steps up to and with each, a column for each of a content's numbers: there
+        # may be millions
         self._totals = {name: array("q", [0]) for name in COLUMNS}
         self.changed = 0  # number of the newest step that is not empty
 
@@ -131,7 +153,9 @@ class Downloads:
         if not steps:
             return Content()
         first, last = steps.start - 1, steps.stop - 1
-        return Content(**{name: column[last] - column[first] for name, column in self._totals.items()})
+        return Content(
+            **{name: column[last] - column[first] for name, column in self._totals.items()}
+        )
 
     def add(self, step: Content) -> None:
         """Counts a new step, which holds this."""
@@ -171,7 +195,9 @@ class RunResult:
 
     @cached_property
     def model(self) -> Any:
-        """Returns the tuned model: the one that was trained, with its adapter; or made of the run's files.
+        """Returns the tuned model: the one that was trained, with its adapter.
+
+        Or made of the run's files.
 
         Raises:
             FedseedError: no file of the run can be made a model of.

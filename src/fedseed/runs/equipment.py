@@ -1,4 +1,6 @@
-"""The side of a run that has the model: loads it for the examples, makes what learns from them and what measures it."""
+"""The side of a run that has the model: loads it for the examples, makes what learns from them and
+what measures it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +29,13 @@ from fedseed.runs.stopping import VALIDATION_LOSS
 from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.weights.digest import base_digest, dtype_name
 
-if TYPE_CHECKING:  # what brings transformers is imported where it is needed: a torch model of one's own does without
+# what brings transformers is imported where it is needed: a torch model of one's own does without
+if TYPE_CHECKING:
     from fedseed.objectives.kinds import ExampleKind
 
 
-Evaluation = Callable[[Any], dict[str, Any]]  # measures a model: numbers by name; parties' own by client
+# measures a model: numbers by name; parties' own by client
+Evaluation = Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -59,27 +63,40 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     settings = recipe.model
     kind, head = kind_for(recipe, data)
     model, processor = load_model(
-        settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head,
-        settings.device if GROUP == 1 else "cpu", settings.attention,  # sharded from there
-    )  # fmt: skip
+        settings.base,
+        settings.dtype,
+        settings.trust_remote_code,
+        kind.architecture,
+        head,
+        settings.device if GROUP == 1 else "cpu",
+        settings.attention,  # sharded from there
+    )
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
-    trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
+    trainable = (
+        head_parameters(model, settings.base)
+        if settings.trainable == "head"
+        else settings.trainable
+    )
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapter is None:  # with an adapter, once that is there
         choose_trainable(model, trainable)
     elif settings.trainable == "head":
         raise RecipeError(
-            'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
+            'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", '
+            '"*classifier*"] for both'
         )
     classes = () if head is None else head.classes
-    return equipped(recipe, data, kind, model, processor, room_left(recipe, model), trainable, classes)
+    return equipped(
+        recipe, data, kind, model, processor, room_left(recipe, model), trainable, classes
+    )
 
 
 def kind_for(
     recipe: Recipe, data: TaskData, config: Mapping[str, Any] | None = None
 ) -> "tuple[ExampleKind, Head | None]":
-    """Returns how a recipe's model learns from its task's examples, and a classifier's head (None: it is none).
+    """Returns how a recipe's model learns from its task's examples, and a classifier's head (None:
+    it is none).
 
     Args:
         recipe: the recipe.
@@ -87,8 +104,8 @@ def kind_for(
         config: of the model that is there already; None: that of the recipe's base.
 
     Raises:
-        RecipeError: the model can't learn from such examples or its base can't be had; or the recipe scores answers or
-            counts tokens, and the examples have none.
+        RecipeError: the model can't learn from such examples or its base can't be had; or the
+            recipe scores answers or counts tokens, and the examples have none.
     """
     from fedseed.models.architectures import architecture_of
     from fedseed.models.loading import base_config
@@ -104,32 +121,43 @@ def kind_for(
         raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
     if recipe.evaluation.metrics and (kind.example is not Example or not data.scores):
         raise RecipeError(
-            f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
-            "answers to score; leave it out"
+            f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" '
+            "has no generated answers to score; leave it out"
         )
     tokens = getattr(getattr(recipe.method, "training", None), "batch_tokens", None)
     if tokens is not None and kind.architecture == "image":
         raise RecipeError(
-            f'method.training.batch_tokens = {tokens}: pictures (task.name = "{recipe.task.name}") have no tokens; '
-            "leave it out and set method.training.batch"
+            f'method.training.batch_tokens = {tokens}: pictures (task.name = "{recipe.task.name}") '
+            "have no tokens; leave it out and set method.training.batch"
         )
     return kind, Head(classes, recipe.seed) if classes else None
 
 
 def room_left(recipe: Recipe, model: Any) -> int | None:
-    """Returns how many tokens a base takes besides those of the recipe's adapter; None: any number."""
+    """Returns how many tokens a base takes besides those of the recipe's adapter.
+
+    None: any number.
+    """
     room = longest_input(model)
     adapter = adapters.chosen(recipe.model.adapter, recipe.method.adapter, recipe.method.name)
     return None if room is None else room - adapters.virtual_tokens(adapter)
 
 
 def equipped(
-    recipe: Recipe, data: TaskData, kind: "ExampleKind", model: Any, processor: Any, positions: int | None,
-    trainable: Sequence[str] | None = None, classes: tuple[str, ...] = (),
-) -> Equipment:  # fmt: skip
-    """Returns a model that is loaded, with what makes losses and metrics of examples within so many positions.
+    recipe: Recipe,
+    data: TaskData,
+    kind: "ExampleKind",
+    model: Any,
+    processor: Any,
+    positions: int | None,
+    trainable: Sequence[str] | None = None,
+    classes: tuple[str, ...] = (),
+) -> Equipment:
+    """Returns a model that is loaded, with what makes losses and metrics of examples within so many
+    positions.
 
-    The processor is given the chat template that the data is written by, so that the exported model has it.
+    The processor is given the chat template that the data is written by, so that the exported model
+    has it.
 
     Raises:
         RecipeError: the examples can't be made ready by such a processor.
@@ -141,27 +169,34 @@ def equipped(
         objective = kind.objective(processor, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{recipe.model.base}": {error}') from error
-    return Equipment(model, processor, trainable, objective, measured, limit, longest_input(model), classes)
+    return Equipment(
+        model, processor, trainable, objective, measured, limit, longest_input(model), classes
+    )
 
 
 def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
-    """Returns settings for a model with so many positions (None: any number), and what makes an example too long."""
+    """Returns settings for a model with so many positions (None: any number), and what makes an
+    example too long.
+    """
     if positions is not None and positions < settings.max_length:
-        return settings.model_copy(update={"max_length": positions}), f"the model's {positions:,} positions"
+        return settings.model_copy(
+            update={"max_length": positions}
+        ), f"the model's {positions:,} positions"
     return settings, f"evaluation.max_length = {settings.max_length:,} tokens"
 
 
 def evaluation_of(
     recipe: Recipe, equipment: Equipment, data: TaskData, parts: Sequence[TaskData] | None = None
 ) -> tuple[Evaluation, list[str]]:
-    """Returns what measures the model on a task's evaluation sets, and lines about what was left out of them.
+    """Returns what measures the model on a task's evaluation sets, and lines about what was left
+    out of them.
 
     Args:
         recipe: the recipe.
         equipment: the model.
         data: what is evaluated.
-        parts: each party's own data; where the task has nothing that all share, each is measured on what it holds out.
-            Figures are by client ("by_client") then, and their mean.
+        parts: each party's own data; where the task has nothing that all share, each is measured on
+            what it holds out. Figures are by client ("by_client") then, and their mean.
 
     Raises:
         RecipeError: nothing of a set is usable.
@@ -172,19 +207,26 @@ def evaluation_of(
 
     objective, measured = equipment.objective, equipment.measured
     if recipe.stopping is not None and not data.validation:
-        raise RecipeError(f'stopping: task.name = "{recipe.task.name}" has no validation examples to stop by')
+        raise RecipeError(
+            f'stopping: task.name = "{recipe.task.name}" has no validation examples to stop by'
+        )
     kept = {"validation_": data.validation} if recipe.stopping else {}
     try:
         sets, notes = prepare_sets(objective, {**data.evaluation, **kept}, equipment.limit)
     except ValueError as error:
         base = recipe.model.base
-        raise RecipeError(f'task.name = "{recipe.task.name}" with model.base = "{base}": {error}') from error
+        raise RecipeError(
+            f'task.name = "{recipe.task.name}" with model.base = "{base}": {error}'
+        ) from error
     validation = [item for prefix in kept for item in sets.pop(prefix).items]
     if data.scores:
         notes += short_answers(objective, sets, equipment.room, measured)
 
     def evaluate(model: Any) -> dict[str, float]:
-        found = ((key, measure(model, objective, one, data.scores, measured)) for key, one in sets.items())
+        found = (
+            (key, measure(model, objective, one, data.scores, measured))
+            for key, one in sets.items()
+        )
         metrics = {prefix + name: value for prefix, named in found for name, value in named.items()}
         if validation:
             metrics[VALIDATION_LOSS] = mean_loss(model, objective, validation)
@@ -193,7 +235,9 @@ def evaluation_of(
     return evaluate, notes
 
 
-def _of_parties(recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData]) -> tuple[Evaluation, list[str]]:
+def _of_parties(
+    recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData]
+) -> tuple[Evaluation, list[str]]:
     objective = equipment.objective
     found: list[tuple[str, TaskData, Prepared, list[Any]]] = []
     notes = []
@@ -201,7 +245,9 @@ def _of_parties(recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData])
         name = data.clients[0].name
         held = prepare(objective, f"the held-out examples of {name}", data.evaluation[""])
         notes += left_out(held, equipment.limit)
-        found.append((name, data, held, objective.prepare(data.validation if recipe.stopping else ())))
+        found.append(
+            (name, data, held, objective.prepare(data.validation if recipe.stopping else ()))
+        )
 
     def evaluate(model: Any) -> dict[str, Any]:
         by_client: dict[str, dict[str, float]] = {}
@@ -210,30 +256,48 @@ def _of_parties(recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData])
             if held.examples:
                 figures |= measure(model, objective, held, data.scores, equipment.measured)
             if validation:
-                figures |= {VALIDATION: len(validation), VALIDATION_LOSS: mean_loss(model, objective, validation)}
+                figures |= {
+                    VALIDATION: len(validation),
+                    VALIDATION_LOSS: mean_loss(model, objective, validation),
+                }
         return {"by_client": by_client, **averaged(by_client)}
 
     return evaluate, notes
 
 
 def loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluation:
-    """Measures mean losses on sets of held-out examples, by their prefixes. Raises RecipeError if one has none."""
+    """Measures mean losses on sets of held-out examples, by their prefixes.
+
+    Raises RecipeError if one has none.
+    """
     prepared = {prefix: objective.prepare(examples) for prefix, examples in sets.items()}
     for prefix, items in prepared.items():
         if not items:
-            raise RecipeError(f'none of the {len(sets[prefix])} examples of the evaluation set "{prefix}" is usable')
+            raise RecipeError(
+                f'none of the {len(sets[prefix])} examples of the evaluation set "{prefix}" is '
+                "usable"
+            )
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        return {f"{prefix}loss": mean_loss(model, objective, items) for prefix, items in prepared.items()}
+        return {
+            f"{prefix}loss": mean_loss(model, objective, items)
+            for prefix, items in prepared.items()
+        }
 
     return evaluate
 
 
 def hosted_of(
-    spec: RunSpec, model: torch.nn.Module, objective: Objective, clients: Sequence[ClientData], names: Sequence[str],
+    spec: RunSpec,
+    model: torch.nn.Module,
+    objective: Objective,
+    clients: Sequence[ClientData],
+    names: Sequence[str],
     evaluate: Evaluation,
-) -> Hosted:  # fmt: skip
-    """Returns a model at its base with some clients' examples; every client's answer is a message of its own.
+) -> Hosted:
+    """Returns a model at its base with some clients' examples.
+
+    Every client's answer is a message of its own.
 
     Args:
         spec: what the run is.
@@ -244,7 +308,8 @@ def hosted_of(
         evaluate: measures the model.
 
     Raises:
-        RecipeError: the method or adapter does not fit the model or the examples; two clients have one name.
+        RecipeError: the method or adapter does not fit the model or the examples; two clients have
+            one name.
     """
     prepared = [prepare(objective, client.name, client.examples) for client in clients]
     items = {client.name: client.items for client in prepared}
@@ -257,7 +322,8 @@ def hosted_of(
     if chosen is not None:
         model = adapters.install(model, chosen, seed, spec.base)
         if spec.trainable is not None:
-            from fedseed.models.loading import choose_trainable  # brings transformers; models without it do without
+            # brings transformers; models without it do without
+            from fedseed.models.loading import choose_trainable
 
             choose_trainable(model, spec.trainable)
     try:
@@ -268,11 +334,29 @@ def hosted_of(
     patterns = None if spec.trainable is None else tuple(spec.trainable)
     start = None if chosen is None else AdapterStart(chosen, worker.space.digest())
     header = Header(
-        spec.base, digest, base_dtype, worker.space.layout, method, seed, patterns, adapter=start,
-        classes=tuple(spec.classes), digest_kind=spec.digest,
-    )  # fmt: skip
+        spec.base,
+        digest,
+        base_dtype,
+        worker.space.layout,
+        method,
+        seed,
+        patterns,
+        adapter=start,
+        classes=tuple(spec.classes),
+        digest_kind=spec.digest,
+    )
     notes = (*spec.notes, *idle(prepared), *(about(prepared, spec.limit) if spec.limit else ()))
     attack = spec.attack if spec.attack in SINGLE else None
     return gathered(
-        Hosted(names, items, worker, header, evaluate, attack, spec.byzantine, notes, secure=spec.secure_sums)
+        Hosted(
+            names,
+            items,
+            worker,
+            header,
+            evaluate,
+            attack,
+            spec.byzantine,
+            notes,
+            secure=spec.secure_sums,
+        )
     )

@@ -1,4 +1,6 @@
-"""What a run writes into its folder: recipe, metrics, orbit or weights, summary, report; and taking it up again.
+"""What a run writes into its folder: recipe, metrics, orbit or weights, summary, report.
+
+And taking it up again.
 
 A round's files are written in an order that lets a run stop at any moment:
 
@@ -6,8 +8,8 @@ A round's files are written in an order that lets a run stop at any moment:
     2. model.orbit      the step (a dense method: model.safetensors): from here on the round counts
     3. metrics.jsonl    the line, with an evaluation if one is due; evaluating again gives the same
 
-A line of progress (or of answers.jsonl, where that is kept) beyond the orbit is dropped, a line of metrics that is
-missing is made up. summary.json comes last: a folder that has it is finished.
+A line of progress (or of answers.jsonl, where that is kept) beyond the orbit is dropped, a line of
+metrics that is missing is made up. summary.json comes last: a folder that has it is finished.
 """
 
 import fcntl
@@ -36,11 +38,22 @@ from fedseed.text import flat
 MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
 CHAT_TEMPLATE = "chat_template.jinja"
 FILES = (
-    "recipe.toml", CHAT_TEMPLATE, "answers.jsonl", "progress.jsonl", "metrics.jsonl", "model.orbit",
-    "model.safetensors", "summary.json", "adapter", "metrics.png", "report.html", "tracking.json",
+    "recipe.toml",
+    CHAT_TEMPLATE,
+    "answers.jsonl",
+    "progress.jsonl",
+    "metrics.jsonl",
+    "model.orbit",
+    "model.safetensors",
+    "summary.json",
+    "adapter",
+    "metrics.png",
+    "report.html",
+    "tracking.json",
     MEMORY,
-)  # fmt: skip
-KEPT_INSIDE = ("answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)  # of use to this run only
+)
+# of use to this run only
+KEPT_INSIDE = ("answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)
 
 
 class RunFolder:
@@ -58,19 +71,29 @@ class RunFolder:
         StorageError: it can't be written.
     """
 
-    def __init__(self, path: Path, recipe: str | None = None, resume: bool = False, chat_template: str = "") -> None:
+    def __init__(
+        self, path: Path, recipe: str | None = None, resume: bool = False, chat_template: str = ""
+    ) -> None:
         self.path = path
-        self.lazy = False  # progress is brought to the disk by `sync` only: a network's stream has the steps
+        # progress is brought to the disk by `sync` only: a network's stream has the steps
+        self.lazy = False
         there = [name for name in FILES if (path / name).exists()]
         self.finished = "summary.json" in there
         for name in (*there, "log.txt"):
             if (path / name).exists() and not ((path / name).is_file() or (path / name).is_dir()):
-                raise FedseedError(f"{path / name}: no regular file (a pipe or a device), which would hang: delete it")
+                raise FedseedError(
+                    f"{path / name}: no regular file (a pipe or a device), which would hang: "
+                    "delete it"
+                )
         if there and not resume:
-            what, remedy = ("a run", "") if self.finished else ("an unfinished run", "continue it with --resume, ")
+            what, remedy = (
+                ("a run", "")
+                if self.finished
+                else ("an unfinished run", "continue it with --resume, ")
+            )
             raise FedseedError(
-                f"{path} holds {what} already ({', '.join(there)}): {remedy}delete it, or choose another folder with "
-                "--out"
+                f"{path} holds {what} already ({', '.join(there)}): {remedy}delete it, or choose "
+                "another folder with --out"
             )
         if recipe is not None and "recipe.toml" in there:
             compare_recipes(path, recipe)
@@ -83,13 +106,17 @@ class RunFolder:
         self._answers: Appender | None = None
         self._progress = Appender(path / "progress.jsonl")
         try:
-            fcntl.flock(self._progress.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone when the process is
+            # gone when the process is
+            fcntl.flock(self._progress.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._progress.close()
             raise FedseedError(f"{path}: another process is running in this folder") from error
         try:
             if recipe is not None and "recipe.toml" not in there:
-                write_whole(path / "recipe.toml", tomli_w.dumps(from_anywhere(tomllib.loads(recipe))).encode())
+                write_whole(
+                    path / "recipe.toml",
+                    tomli_w.dumps(from_anywhere(tomllib.loads(recipe))).encode(),
+                )
             if chat_template and CHAT_TEMPLATE not in there:
                 write_whole(path / CHAT_TEMPLATE, chat_template.encode())
             self._metrics = Appender(path / "metrics.jsonl")
@@ -103,14 +130,18 @@ class RunFolder:
         return (self.path / "metrics.jsonl").read_bytes().count(b"\n") > 1
 
     def take_up(self, done: int, fill: bool = False) -> tuple[list[RoundLine], list[RoundLine]]:
-        """Returns what earlier sessions have written about rounds that count; anything later is cut off.
+        """Returns what earlier sessions have written about rounds that count.
+
+        Anything later is cut off.
 
         Args:
             done: the last round that counts: the orbit's or the weights'.
-            fill: write lines of progress that say nothing for rounds whose own were not on disk yet at a power cut.
+            fill: write lines of progress that say nothing for rounds whose own were not on disk yet
+                at a power cut.
 
         Returns:
-            The lines of metrics, and the lines of progress of the rounds after the last one with metrics.
+            The lines of metrics, and the lines of progress of the rounds after the last one with
+            metrics.
 
         Raises:
             FedseedError: the files do not fit the orbit.
@@ -124,13 +155,17 @@ class RunFolder:
             self._progress.append(line.written())
             progress.append(line)
         if not metrics and done:
-            raise FedseedError(f"{self.path}: model.orbit is at round {done}, but metrics.jsonl has no round 0")
+            raise FedseedError(
+                f"{self.path}: model.orbit is at round {done}, but metrics.jsonl has no round 0"
+            )
         last = metrics[-1].round if metrics else 0
         pending = [line for line in progress if line.round > last]
         if [line.round for line in pending] != list(range(last + 1, done + 1)):
             raise FedseedError(
-                f"{self.path}: model.orbit is at round {done}, but what rounds {last + 1} to {done} have cost "
-                f"(progress.jsonl) is not known: cut the orbit back with `fedseed orbit rollback --to {last}`"
+                f"{self.path}: model.orbit is at round {done}, but what rounds {last + 1} to "
+                f"{done} have cost "
+                "(progress.jsonl) is not known: cut the orbit back with `fedseed orbit rollback "
+                f"--to {last}`"
             )
         return metrics, pending
 
@@ -139,7 +174,8 @@ class RunFolder:
         lines: list[RoundLine] = []
         position = 0
         data = file.path.read_bytes()
-        texts = data.split(b"\n")[:-1]  # what stands after the last newline was not written to its end
+        # what stands after the last newline was not written to its end
+        texts = data.split(b"\n")[:-1]
         for number, text in enumerate(texts, start=1):
             try:
                 line = RoundLine.from_json(json.loads(text))
@@ -151,14 +187,19 @@ class RunFolder:
             if beyond:
                 break
             if lines and line.round <= lines[-1].round:
-                raise FedseedError(f"{file.path}: line {number}: round {line.round} is out of place")
+                raise FedseedError(
+                    f"{file.path}: line {number}: round {line.round} is out of place"
+                )
             lines.append(line)
             position += len(text) + 1
         file.cut(position)
         return lines
 
     def add_answers(self, first: bytes, line: bytes) -> None:
-        """Note what a round's clients have answered, before its step counts; `first`: the line before all others."""
+        """Note what a round's clients have answered, before its step counts.
+
+        `first`: the line before all others.
+        """
         if self._answers is None:
             self._answers = Appender(self.path / "answers.jsonl")
         self._answers.append(line if self._answers.size else first + line, sync=False)
@@ -207,35 +248,47 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
     Raises:
         RecipeError: it is another one; names the key and both values.
     """
-    tables = [from_anywhere(table) for table in (read_toml(path / "recipe.toml"), tomllib.loads(recipe))]
-    with suppress(ValidationError):  # of a plug-in that is not there any more, say: they are compared as they stand
+    tables = [
+        from_anywhere(table) for table in (read_toml(path / "recipe.toml"), tomllib.loads(recipe))
+    ]
+    # of a plug-in that is not there any more, say: they are compared as they stand
+    with suppress(ValidationError):
         # with the defaults of keys that an earlier fedseed did not have
         tables = [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]
-    apart = {key for table in tables for key, field in own_fields(Recipe, table) if INCIDENTAL in field.metadata}
+    apart = {
+        key
+        for table in tables
+        for key, field in own_fields(Recipe, table)
+        if INCIDENTAL in field.metadata
+    }
     there, here = map(flat, tables)
     for key in dict.fromkeys([*there, *here]):
         values = there.get(key), here.get(key)
-        if key in ("reward.function", "model.base"):  # not the folder of its file; a base is known by its digest
+        # not the folder of its file; a base is known by its digest
+        if key in ("reward.function", "model.base"):
             values = str(values[0]).rpartition("/")[2], str(values[1]).rpartition("/")[2]
         if values[0] != values[1] and key not in apart and key not in besides:
             a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
             more = f"; --resume --rounds {b} lets it have so many" if key == "rounds" else ""
-            raise RecipeError(f"{path} was started with another recipe: {key} is {a} there, {b} here{more}")
+            raise RecipeError(
+                f"{path} was started with another recipe: {key} is {a} there, {b} here{more}"
+            )
 
 
 def extend(settings: RunSpec) -> str | None:
     """Let the run in a folder have the rounds that the settings say, if it was to have fewer.
 
-    It becomes an interrupted run, and ends with the weights, steps and metrics of one that had all rounds from the
-    start: nothing in a round depends on how many there will be. What the end of the run has added is taken back: the
-    orbit's end, and the evaluation of its last round if a longer run has none there. summary.json goes last, so whoever
-    is interrupted here does it again.
+    It becomes an interrupted run, and ends with the weights, steps and metrics of one that had all
+    rounds from the start: nothing in a round depends on how many there will be. What the end of the
+    run has added is taken back: the orbit's end, and the evaluation of its last round if a longer
+    run has none there. summary.json goes last, so whoever is interrupted here does it again.
 
     Args:
         settings: what the run is to be; its `folder` holds the run.
 
     Returns:
-        What was done, for a person; None: nothing (there is no run yet, or it has so many rounds already).
+        What was done, for a person; None: nothing (there is no run yet, or it has so many rounds
+        already).
 
     Raises:
         RecipeError: another recipe, or fewer rounds than the run has.
@@ -250,7 +303,8 @@ def extend(settings: RunSpec) -> str | None:
     had = int(summary.get("rounds", 0))
     if had > settings.rounds:
         raise RecipeError(
-            f"--rounds {settings.rounds}: the run in {path} has had {had}; fedseed export --upto goes back"
+            f"--rounds {settings.rounds}: the run in {path} has had {had}; fedseed export --upto "
+            "goes back"
         )
     if summary and (had == settings.rounds or (summary.get("stopped") or {}).get("early")):
         return None  # one that stopped early would stop at the same round
@@ -265,7 +319,8 @@ def extend(settings: RunSpec) -> str | None:
     if file.is_file() and (recipe := read_toml(file)).get("rounds") != settings.rounds:
         write_whole(file, tomli_w.dumps({**recipe, "rounds": settings.rounds}).encode())
     _take_back_evaluation(path / "metrics.jsonl", settings)
-    if orbit is not None and damage is None:  # its end goes, and the last digest if a longer run has none there
+    # its end goes, and the last digest if a longer run has none there
+    if orbit is not None and damage is None:
         parts = list(orbit.parts)
         if parts and not settings.digests(orbit.last):
             parts[-1] = replace(parts[-1], digest=NO_DIGEST)
@@ -278,7 +333,9 @@ def extend(settings: RunSpec) -> str | None:
 
 
 def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
-    """Take what was measured after the last round out of its line, if a longer run measures nothing there."""
+    """Take what was measured after the last round out of its line, if a longer run measures nothing
+    there.
+    """
     texts = file.read_bytes().split(b"\n")[:-1]  # whole lines
     try:
         first, last = (RoundLine.from_json(json.loads(texts[at])) for at in (0, -1))
@@ -286,7 +343,9 @@ def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
         return  # a damaged file: taking the run up says so
     if settings.evaluates(last.round):
         return
-    last.metrics = {name: value for name, value in last.metrics.items() if name not in first.metrics}
+    last.metrics = {
+        name: value for name, value in last.metrics.items() if name not in first.metrics
+    }
     last.seconds.pop("evaluation", None)
     if not settings.digests(last.round):
         last.weights_digest = None

@@ -1,7 +1,8 @@
-"""Does what `fedseed join` does: takes part in a recipe's run for some of its clients, and keeps the tuned model.
+"""Does what `fedseed join` does: takes part in a recipe's run for some of its clients, and keeps
+the tuned model.
 
-Where each client's data lies by itself, a process opens no other client's; and it opens evaluation data only if it is
-asked to evaluate.
+Where each client's data lies by itself, a process opens no other client's; and it opens evaluation
+data only if it is asked to evaluate.
 """
 
 import os
@@ -35,14 +36,17 @@ from fedseed.transport.subjects import name_problem
 ORBIT = "model.orbit"
 
 
-def joining(load: "Loading", run: str, transport: Transport, orbit: Path | None = None) -> NetworkClient:
+def joining(
+    load: "Loading", run: str, transport: Transport, orbit: Path | None = None
+) -> NetworkClient:
     """Returns a process that takes part in a recipe's run.
 
     Args:
         load: its model, data and keys.
         run: the run's name on the transport.
         transport: how to reach the coordinator.
-        orbit: a new file for the run's orbit, written when the run is over; of a method that has one.
+        orbit: a new file for the run's orbit, written when the run is over; of a method that has
+            one.
 
     Raises:
         RecipeError: the model can't be had.
@@ -51,10 +55,15 @@ def joining(load: "Loading", run: str, transport: Transport, orbit: Path | None 
     load.opened = Path(state) / "fedseed" / "opened" / run
     client = NetworkClient(transport, run, load, load.recipe.rounds, load.progress, orbit)
     recipe = load.recipe
-    if mechanism_of(recipe.method) is not None and not (load.party and recipe.federation.clients is None):
-        # the coordinator ends the run with privacy's budget; who knows all clients can tell when, as it does
+    if mechanism_of(recipe.method) is not None and not (
+        load.party and recipe.federation.clients is None
+    ):
+        # the coordinator ends the run with privacy's budget; who knows all clients can tell when,
+        # as it does
         clients, layout = [0] * len(load.names), client.hosted.header.layout
-        counted = Coordinator(recipe.method, layout, recipe.seed, clients, recipe.federation.count(len(clients)))
+        counted = Coordinator(
+            recipe.method, layout, recipe.seed, clients, recipe.federation.count(len(clients))
+        )
         client.rounds = counted.last_round(recipe.rounds)
     return client
 
@@ -67,21 +76,27 @@ class Loading:
         clients: names or patterns of the hosted clients.
         progress: is told about the evaluation data when that is loaded.
         own: where the hosted clients' own data lies; None: where the recipe says.
-        identity: the file of the key that signs for a client in secure sums; "{name}" in it stands for the client.
+        identity: the file of the key that signs for a client in secure sums; "{name}" in it stands
+            for the client.
 
     Raises:
         RecipeError: the recipe has no client of such a name, or its data or key can't be had.
     """
 
     def __init__(
-        self, recipe: Recipe, clients: Sequence[str], progress: Progress | None = None, own: OwnData | None = None,
+        self,
+        recipe: Recipe,
+        clients: Sequence[str],
+        progress: Progress | None = None,
+        own: OwnData | None = None,
         identity: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.recipe = recipe
         self.progress = progress or Progress()
         self._evaluation: TaskData | None = None
         self._own = own or OwnData()
-        self.opened: Path | None = None  # the folder in which secure sums note which sums were opened
+        # the folder in which secure sums note which sums were opened
+        self.opened: Path | None = None
         self._parts: list[TaskData] | None = None  # of clients with data of their own
         self.party = recipe.of_parties or (own is not None and recipe.task.own_data)
         if self.party:
@@ -94,31 +109,55 @@ class Loading:
             self.names, self.hosted = names, matching(clients, names)
             recipe.federation.check(len(names))
             if own is not None:
-                raise RecipeError(f'data of its own: task.name = "{recipe.task.name}" deals its data; take "files"')
-            self.data = recipe.task.load_part(self.hosted, evaluate=False) if whole is None else whole.only(self.hosted)
+                raise RecipeError(
+                    f'data of its own: task.name = "{recipe.task.name}" deals its data; take '
+                    '"files"'
+                )
+            self.data = (
+                recipe.task.load_part(self.hosted, evaluate=False)
+                if whole is None
+                else whole.only(self.hosted)
+            )
         self.identities = identities(recipe, self.hosted, identity)
 
     def _load_own(self, clients: Sequence[str]) -> None:
-        """Loads the data of clients that each have their own; without a list they need not know who else there is."""
+        """Loads the data of clients that each have their own.
+
+        Without a list they need not know who else there is.
+        """
         roster, own = self.recipe.federation.clients, self._own
         for name in clients if roster is None else ():
             if problem := name_problem(name):
-                raise RecipeError(f"--client {shown(name)}: {problem}; patterns need federation.clients in the recipe")
+                raise RecipeError(
+                    f"--client {shown(name)}: {problem}; patterns need federation.clients in the "
+                    "recipe"
+                )
         if roster is None and self.recipe.attack is not None:
-            raise RecipeError("attack: which clients are Byzantine is not known without federation.clients")
+            raise RecipeError(
+                "attack: which clients are Byzantine is not known without federation.clients"
+            )
         self.hosted = list(dict.fromkeys(clients)) if roster is None else matching(clients, roster)
         self.names = roster or self.hosted
         alone = len(self.hosted) == 1
         if own.evaluation_file is not None and not alone:
             raise RecipeError("--evaluation-file: for one --client")
-        alone &= own.path is not None  # then all that lies there is the client's; otherwise each has a file there
+        # then all that lies there is the client's; otherwise each has a file there
+        alone &= own.path is not None
         self._parts = [self.recipe.task.load_own(name, own, alone) for name in self.hosted]
-        self.data = replace(self._parts[0], clients=[client for part in self._parts for client in part.clients],
-                            notes=tuple(note for part in self._parts for note in part.notes))  # fmt: skip
+        self.data = replace(
+            self._parts[0],
+            clients=[client for part in self._parts for client in part.clients],
+            notes=tuple(note for part in self._parts for note in part.notes),
+        )
 
     def __call__(self) -> Hosted:
         """Returns the model at its base, and the hosted clients' examples."""
-        _, hosted = host(self.recipe, self.data, self.names, lambda equipment: (self._evaluate_with(equipment), []))
+        _, hosted = host(
+            self.recipe,
+            self.data,
+            self.names,
+            lambda equipment: (self._evaluate_with(equipment), []),
+        )
         return replace(hosted, party=self.party, identities=self.identities, opened=self.opened)
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
@@ -131,7 +170,9 @@ class Loading:
                 if self._parts is not None and not task.shares_evaluation:
                     self._evaluation = self.data
                 else:
-                    shared = None if self._parts is None else task.load_shared(self._own.evaluation_file)
+                    shared = (
+                        None if self._parts is None else task.load_shared(self._own.evaluation_file)
+                    )
                     self._evaluation = shared or task.load_part(self.hosted, evaluate=True)
             measure, notes = evaluation_of(self.recipe, equipment, self._evaluation, self._parts)
             told = () if self._evaluation is self.data else self._evaluation.notes
@@ -143,8 +184,12 @@ class Loading:
         return lambda model: made()(model) if self.recipe.evaluates else {}
 
 
-def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> dict[str, Ed25519PrivateKey]:
-    """Returns the keys that sign for clients in secure sums, by name; none, if the recipe has nobody's public key.
+def identities(
+    recipe: Recipe, clients: Sequence[str], file: Path | None
+) -> dict[str, Ed25519PrivateKey]:
+    """Returns the keys that sign for clients in secure sums, by name.
+
+    None, if the recipe has nobody's public key.
 
     Args:
         recipe: the recipe.
@@ -157,14 +202,16 @@ def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> dic
     sums = recipe.secure_sums
     if sums is None or not sums.identities:
         if file is not None:
-            raise RecipeError(f"--identity {file}: the recipe has nobody's public key (secure_sums.identities)")
+            raise RecipeError(
+                f"--identity {file}: the recipe has nobody's public key (secure_sums.identities)"
+            )
         return {}
     if (problem := sums.unknown(clients)) is not None:
         raise RecipeError(problem)
     if file is None:
         raise RecipeError(
-            f"secure_sums.identities: where is the private key of {clients[0]}? --identity FILE, as "
-            "`fedseed orbit keygen` has written it"
+            f"secure_sums.identities: where is the private key of {clients[0]}? --identity FILE, "
+            "as `fedseed orbit keygen` has written it"
         )
     found = {}
     for name in clients:
@@ -174,7 +221,9 @@ def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> dic
         except OrbitError as error:
             raise RecipeError(f"--identity {error}") from error
         if identity_text(found[name].public_key().public_bytes_raw()) != sums.identities[name]:
-            raise RecipeError(f"--identity {path}: it is not the key that secure_sums.identities has for {name}")
+            raise RecipeError(
+                f"--identity {path}: it is not the key that secure_sums.identities has for {name}"
+            )
     return found
 
 
@@ -211,11 +260,21 @@ def keep(client: NetworkClient, digest: str, folder: Path) -> None:
     assert replica is not None
     part = folder / f".{ORBIT}"
     measured = [
-        {name: value for name, value in line.items() if isinstance(value, float)} for line in client.evaluations
+        {name: value for name, value in line.items() if isinstance(value, float)}
+        for line in client.evaluations
     ]
     first = measured[0] if measured and client.evaluations[0]["round"] == 0 else {}
     name, size = (ORBIT, part.stat().st_size) if part.exists() else ("", None)
-    facts = Facts(replica.at, digest, None, name, size, len(replica.numbers), first, measured[-1] if measured else {})
+    facts = Facts(
+        replica.at,
+        digest,
+        None,
+        name,
+        size,
+        len(replica.numbers),
+        first,
+        measured[-1] if measured else {},
+    )
     hosted = replica.hosted
     export_model(folder, hosted.worker.space.model, hosted.processor, hosted.header, facts)
     if part.exists():

@@ -1,7 +1,10 @@
-"""The keys of tables of settings, read off their classes: type, default, meaning; and what is wrong with a table.
+"""The keys of tables of settings, read off their classes: type, default, meaning.
 
-The fields of the classes say what is allowed, their descriptions or the "Args" of the docstrings what they mean; so
-`fedseed explain`, `fedseed list keys`, docs/recipe.md and errors know what the code knows, plug-ins included.
+And what is wrong with a table.
+
+The fields of the classes say what is allowed, their descriptions or the "Args" of the docstrings
+what they mean; so `fedseed explain`, `fedseed list keys`, docs/recipe.md and errors know what the
+code knows, plug-ins included.
 """
 
 import inspect
@@ -25,13 +28,22 @@ from fedseed.text import shown
 BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
 TAGS = ("name", "kind")  # keys that say which class a table is
 MUST, NOT_SET = "must be given", "not set"
-TYPES: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything"}
+TYPES: dict[Any, str] = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    Any: "anything",
+}
 SHOWN = 60  # characters of a value in a message
 
 
 @dataclass(frozen=True)
 class ByName:
-    """Marks a field whose table becomes the class of a registry that its `name` says; plug-ins can add classes."""
+    """Marks a field whose table becomes the class of a registry that its `name` says.
+
+    Plug-ins can add classes.
+    """
 
     registry: Registry[Any]  # the classes
     base: type[BaseModel]  # what all of them are
@@ -40,7 +52,9 @@ class ByName:
     def __hash__(self) -> int:
         return id(self.registry)
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._read)
 
     def models(self) -> list[type[BaseModel]]:
@@ -57,8 +71,11 @@ class ByName:
         kind = self.registry.find(name)
         if kind is None:
             known = {"known": self.registry.unknown(name), "name": name}
-            raise PydanticCustomError("missing_name" if name is None else "unknown_name", "unknown name", known)
-        made: BaseModel = kind.model_validate({"name": name, **value})  # its errors become this field's
+            raise PydanticCustomError(
+                "missing_name" if name is None else "unknown_name", "unknown name", known
+            )
+        # its errors become this field's
+        made: BaseModel = kind.model_validate({"name": name, **value})
         return made
 
 
@@ -70,19 +87,25 @@ class Key:
     kind: str  # the type and its bounds, or the values to choose from, in words
     default: str  # as TOML would have it; "not set", or "must be given"
     about: str  # what it means, one paragraph
-    of: tuple[str, ...] = ()  # which tables have it where a name or kind decides, such as methods; none: all of them
+    # which tables have it where a name or kind decides, such as methods; none: all of them
+    of: tuple[str, ...] = ()
 
 
 def keys_of(whole: type[BaseModel]) -> list[Key]:
-    """Returns all keys of a class of settings, in the fields' order; one that several tables share is there once."""
-    found: dict[Key, dict[str, None]] = {}  # a key but for who has it, and those who have it, in order
+    """Returns all keys of a class of settings, in the fields' order.
+
+    One that several tables share is there once.
+    """
+    # a key but for who has it, and those who have it, in order
+    found: dict[Key, dict[str, None]] = {}
     for key in _keys(whole, "", ()):
         found.setdefault(replace(key, of=()), {}).update(dict.fromkeys(key.of))
     return [replace(key, of=tuple(of)) for key, of in found.items()]
 
 
 def find_keys(keys: Sequence[Key], word: str) -> list[Key]:
-    """Returns the keys that a word means: a whole dotted key, the end of some, or the table in front of some.
+    """Returns the keys that a word means: a whole dotted key, the end of some, or the table in
+    front of some.
 
     Args:
         keys: all there are.
@@ -99,7 +122,9 @@ def find_keys(keys: Sequence[Key], word: str) -> list[Key]:
         lambda key: f".{word}." in key,
     ):
         if found := [key for key in keys if fits(key.key)]:
-            inside = [other for other in keys if any(other.key.startswith(f"{key.key}.") for key in found)]
+            inside = [
+                other for other in keys if any(other.key.startswith(f"{key.key}.") for key in found)
+            ]
             return [*found, *(other for other in inside if other not in found)]
     return []
 
@@ -107,7 +132,9 @@ def find_keys(keys: Sequence[Key], word: str) -> list[Key]:
 def near_key(keys: Sequence[Key], word: str) -> str:
     """Returns a question about a key that does not exist, "did you mean learning_rate?", or ""."""
     names = [key.key for key in keys]
-    return did_you_mean(word, names, "") or did_you_mean(word, [name.rpartition(".")[2] for name in names], "")
+    return did_you_mean(word, names, "") or did_you_mean(
+        word, [name.rpartition(".")[2] for name in names], ""
+    )
 
 
 def _keys(model: type[BaseModel], prefix: str, of: tuple[str, ...]) -> Iterator[Key]:
@@ -122,7 +149,13 @@ def _keys(model: type[BaseModel], prefix: str, of: tuple[str, ...]) -> Iterator[
         if not inside:
             value = MUST if field.is_required() else field.get_default(call_default_factory=True)
             if value is not MUST:
-                value = NOT_SET if value is None else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+                value = (
+                    NOT_SET
+                    if value is None
+                    else f"{value:g}"
+                    if isinstance(value, float)
+                    else json.dumps(value)
+                )
             yield Key(key, _kind(field.annotation, field.metadata), value, about, of)
             continue
         several = get_origin(field.annotation) is list
@@ -141,7 +174,10 @@ def _keys(model: type[BaseModel], prefix: str, of: tuple[str, ...]) -> Iterator[
 
 
 def among(annotation: Any, marks: Sequence[Any]) -> list[type[BaseModel]]:
-    """Returns the classes that a setting may be: none of a plain value; several where a name or kind decides."""
+    """Returns the classes that a setting may be: none of a plain value.
+
+    Several where a name or kind decides.
+    """
     for mark in marks:
         if isinstance(mark, ByName):
             return mark.models()
@@ -153,12 +189,17 @@ def among(annotation: Any, marks: Sequence[Any]) -> list[type[BaseModel]]:
 
 
 def documented(model: type[BaseModel]) -> dict[str, str]:
-    """Returns what a class' and its parents' docstrings say of fields under "Args", by name; children go first."""
+    """Returns what a class' and its parents' docstrings say of fields under "Args", by name.
+
+    Children go first.
+    """
     found: dict[str, str] = {}
     for parent in model.__mro__:
         doc = inspect.cleandoc(parent.__dict__.get("__doc__") or "") + "\n"
         section = re.search(r"\nArgs.*\n((?: {4}.*\n|\n)*)", doc)
-        for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {5}.*)*)", section[1] if section else "", re.MULTILINE):
+        for name, text in re.findall(
+            r"^ {4}(\w+): (.*(?:\n {5}.*)*)", section[1] if section else "", re.MULTILINE
+        ):
             found.setdefault(name, re.sub(r"\bNone: ", "not set: ", " ".join(text.split())))
     return found
 
@@ -177,7 +218,9 @@ def _kind(annotation: Any, marks: Sequence[Any] = ()) -> str:
         return f"list of {_kind(parts[0])}" if parts else "list"
     bounds = [
         text.format("2^64" if limit == SEEDS else f"{limit:,}")
-        for mark in chain.from_iterable(mark.metadata if isinstance(mark, FieldInfo) else [mark] for mark in marks)
+        for mark in chain.from_iterable(
+            mark.metadata if isinstance(mark, FieldInfo) else [mark] for mark in marks
+        )
         for name, text in BOUNDS.items()
         if (limit := getattr(mark, name, None)) is not None
     ]
@@ -220,9 +263,14 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
             above = "" if len(path) == 1 else f"{path[0]}."
             if near:
                 meant = f" (did you mean {near}?)"
-            elif found := [one for one in keys if one.endswith(f".{path[-1]}") and one.startswith(above)]:
+            elif found := [
+                one for one in keys if one.endswith(f".{path[-1]}") and one.startswith(above)
+            ]:
                 meant = f" (there is {' and '.join(found)})"  # in another table
-            text = f"{key} = {shown(repr(given), SHOWN)}: unknown key{meant}; allowed here: {', '.join(allowed)}"
+            text = (
+                f"{key} = {shown(repr(given), SHOWN)}: unknown key{meant}; allowed here: "
+                f"{', '.join(allowed)}"
+            )
         case "missing":
             text = f"{key}: missing"
         case "union_tag_invalid" | "union_tag_not_found":
@@ -230,7 +278,11 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
             field = dict(own_fields(whole, data))[key]
             names = [_tag(model, tag) for model in among(field.annotation, field.metadata)]
             value = given.get(tag) if isinstance(given, Mapping) else given
-            there = f" = {value!r}: {did_you_mean(value, names)}" if value is not None else ": missing; "
+            there = (
+                f" = {value!r}: {did_you_mean(value, names)}"
+                if value is not None
+                else ": missing; "
+            )
             text = f"{key}.{tag}{there}choose one of {', '.join(names)}"
         case kind:
             words = re.findall(r"'([^']*)'", message) if kind == "literal_error" else []
@@ -242,7 +294,9 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
 
 
 def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:
-    """Returns the parts of a key that an error is about: pydantic's, without a table's kind or a value's type."""
+    """Returns the parts of a key that an error is about: pydantic's, without a table's kind or a
+    value's type.
+    """
     path: list[str] = []
     here: Any = data
     passed = True  # whether pydantic's path is past the kind of the table that is looked into
@@ -259,8 +313,12 @@ def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:
     return path
 
 
-def own_fields(model: type[BaseModel], table: Any, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Returns the dotted keys, with fields, that a table and those in it may have by their names and kinds."""
+def own_fields(
+    model: type[BaseModel], table: Any, prefix: str = ""
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Returns the dotted keys, with fields, that a table and those in it may have by their names
+    and kinds.
+    """
     for name, field in model.model_fields.items():
         key = field.alias or name
         yield prefix + key, field
@@ -268,9 +326,16 @@ def own_fields(model: type[BaseModel], table: Any, prefix: str = "") -> Iterator
         for number, part in enumerate(found) if isinstance(found, list) else [("", found)]:
             if models := among(field.annotation, field.metadata):
                 before = f"{prefix}{key}." if number == "" else f"{prefix}{key}.{number}."
-                tags = [tag for tag in TAGS if len(models) > 1 and isinstance(part, Mapping) and tag in part]
-                named = (model for tag in tags for model in models if _tag(model, tag) == str(part[tag]))
-                yield from own_fields(next(named, models[0]), part, before)  # the first if it says none
+                tags = [
+                    tag
+                    for tag in TAGS
+                    if len(models) > 1 and isinstance(part, Mapping) and tag in part
+                ]
+                named = (
+                    model for tag in tags for model in models if _tag(model, tag) == str(part[tag])
+                )
+                # the first if it says none
+                yield from own_fields(next(named, models[0]), part, before)
 
 
 def _tag(model: type[BaseModel], tag: str) -> str:

@@ -1,8 +1,8 @@
 """Runs all rounds of a federation, whatever carries the messages: in process or over a network.
 
-Free of torch. A `Run` opens and closes rounds, counts what they cost, and writes the folder, metrics, summary and
-pictures; its subclasses say how messages travel and where weights are kept (`Simulation`: here, in this process;
-`NetworkRun`: behind a transport).
+Free of torch. A `Run` opens and closes rounds, counts what they cost, and writes the folder,
+metrics, summary and pictures; its subclasses say how messages travel and where weights are kept
+(`Simulation`: here, in this process; `NetworkRun`: behind a transport).
 """
 
 import time
@@ -35,20 +35,23 @@ from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import OrbitStore, Restored, StepStore, WeightsStore
 from fedseed.tracking import Start, Trackers
 
-# A step whose reconstruction noise is this long beside the weights (per round) is likely to harm the model.
+# A step whose reconstruction noise is this long beside the weights (per round) is likely to harm
+# the model.
 NOISE_WARNING = 0.1
 
 
 class Run(ABC):
     """The rounds of one run; subclasses say where its clients are and who holds the weights.
 
-    They have `spec`, `coordinator`, `header` and `names` (the clients', by their numbers) before it begins.
+    They have `spec`, `coordinator`, `header` and `names` (the clients', by their numbers) before it
+    begins.
 
     Args:
         progress: shows the run going on.
     """
 
-    waits: ClassVar[bool] = False  # whether a step's digest is known only when its round is examined
+    # whether a step's digest is known only when its round is examined
+    waits: ClassVar[bool] = False
     spec: RunSpec
     coordinator: Coordinator
     header: Header
@@ -84,7 +87,9 @@ class Run(ABC):
 
     @abstractmethod
     def examine(self, line: RoundLine, evaluate: bool) -> None:
-        """Adds to a line of metrics what only those with the model know: its digest, evaluation, their work."""
+        """Adds to a line of metrics what only those with the model know: its digest, evaluation,
+        their work.
+        """
 
     def finish(self) -> None:  # noqa: B027
         """Ends what the run has besides its files, after the last round."""
@@ -105,19 +110,26 @@ class Run(ABC):
         """Runs all rounds; returns (and writes, if there is a folder) metrics and summary.
 
         Args:
-            resume: go on where the run in the folder stopped, whatever stopped it, to the same end as if it had not;
-                start if the folder is empty. A finished run's results are returned as they are.
-            extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to as many as this one.
+            resume: go on where the run in the folder stopped, whatever stopped it, to the same end
+                as if it had not; start if the folder is empty. A finished run's results are
+                returned as they are.
+            extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to
+                as many as this one.
 
         Raises:
-            FedseedError: the folder holds a run already; with `resume`: another one, or a damaged one.
+            FedseedError: the folder holds a run already; with `resume`: another one, or a damaged
+                one.
         """
         if self._began:
-            raise FedseedError("this federation has run already: its model is no longer the base; make a new one")
+            raise FedseedError(
+                "this federation has run already: its model is no longer the base; make a new one"
+            )
         if resume and self.spec.folder is None:
             raise RecipeError("resume needs a folder (out)")
         if extend and not resume:
-            raise RecipeError("extend goes with resume: a new run has as many rounds as its recipe says")
+            raise RecipeError(
+                "extend goes with resume: a new run has as many rounds as its recipe says"
+            )
         if extend and (said := extended(self.spec)):
             self.progress.note(said)
         self._keep_to_budget()
@@ -126,7 +138,9 @@ class Run(ABC):
             self.folder = RunFolder(spec.folder, spec.recipe_text, resume, spec.chat_template)
             if self.folder.finished:
                 self.progress.note(f"the run in {spec.folder} is finished: nothing is changed")
-                return costs.RunResult(read_summary(spec.folder), read_metrics(spec.folder), spec.folder)
+                return costs.RunResult(
+                    read_summary(spec.folder), read_metrics(spec.folder), spec.folder
+                )
         self._began = stamp()
         self._downloads = costs.Downloads(spec.method, len(self.names))
         self._trackers = Trackers(spec.trackers, self.progress.warn)
@@ -147,7 +161,8 @@ class Run(ABC):
         began = time.perf_counter()
         self.progress.write("began", command())
         with self.progress.running(spec.method.name, spec.rounds):
-            # notes are about clients' data: of a private run whoever has that sees them, and no file does
+            # notes are about clients' data: of a private run whoever has that sees them, and no
+            # file does
             say = self.progress.shown.note if spec.private else self.progress.note
             for note in spec.notes:
                 say(note)
@@ -156,15 +171,26 @@ class Run(ABC):
                 done = self._take_up(folder)
                 metrics, pending = folder.take_up(done, fill=self.waits)
                 # what earlier sessions took, but for loading
-                began -= sum(spent for line in [*metrics, *pending] for spent in line.seconds.values())
+                began -= sum(
+                    spent for line in [*metrics, *pending] for spent in line.seconds.values()
+                )
             self.progress.open(where)
             # an interrupted run may have its last round's step, but not yet its line of metrics
             first = done if pending or not metrics else done + 1
             earlier = [line.to_json() for line in metrics]
-            start = Start(spec.method.name, spec.rounds, spec.seed, self.names, where, spec.recipe_text, earlier)
+            start = Start(
+                spec.method.name,
+                spec.rounds,
+                spec.seed,
+                self.names,
+                where,
+                spec.recipe_text,
+                earlier,
+            )
             self._trackers.tell("start", start)
             for number in range(first, spec.rounds + 1):
-                if not pending and stopping.over(metrics, spec.patience):  # only a new line says something new
+                # only a new line says something new
+                if not pending and stopping.over(metrics, spec.patience):
                     break
                 log = spec.logs(number)
                 if number > done:
@@ -175,9 +201,17 @@ class Run(ABC):
                 line = costs.merge_rounds(pending) if pending else RoundLine(0)
                 pending = []
                 self.examine(line, spec.evaluates(number) and spec.measures)
-                if number and (mechanism := mechanism_of(spec.method)) is not None and mechanism.by_turns:
+                if (
+                    number
+                    and (mechanism := mechanism_of(spec.method)) is not None
+                    and mechanism.by_turns
+                ):
                     line.metrics["epsilon"] = mechanism.spent(self.coordinator.counted)["epsilon"]
-                if number == 0 and spec.patience is not None and stopping.VALIDATION_LOSS not in line.metrics:
+                if (
+                    number == 0
+                    and spec.patience is not None
+                    and stopping.VALIDATION_LOSS not in line.metrics
+                ):
                     raise RecipeError(
                         f"stopping: patience = {spec.patience}, but the evaluation measures no "
                         f'"{stopping.VALIDATION_LOSS}" to stop by'
@@ -188,51 +222,67 @@ class Run(ABC):
                     folder.add_metrics(line)
                 self._trackers.tell("metrics", line.to_json())
                 self.progress.round(line)
-        orbit_bytes = None if self.store is None else self.store.complete(metrics[-1].weights_digest or NO_DIGEST)
+        orbit_bytes = (
+            None
+            if self.store is None
+            else self.store.complete(metrics[-1].weights_digest or NO_DIGEST)
+        )
         self.finish()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if folder is not None:
             try:
                 self.draw(folder, summary)
             except Exception as error:  # the run's results do not depend on pictures
-                self.progress.warn(f"{folder.path / 'report.html'}: can't be made: {one_line(error)}")
+                self.progress.warn(
+                    f"{folder.path / 'report.html'}: can't be made: {one_line(error)}"
+                )
             folder.finish(summary)
             self._trackers.tell("artefacts", folder.left())
         self._trackers.tell("finish", summary)
-        self.progress.write("ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}")
+        self.progress.write(
+            "ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}"
+        )
         tuned = None if self.tuned() is None else self.tuned
         return costs.RunResult(summary, [line.to_json() for line in metrics], where, tuned)
 
     def _warn(self, metrics: list[RoundLine]) -> None:
-        """Warns of what the newest line of metrics shows: noisy steps, a loss that diverges or stands still."""
+        """Warns of what the newest line of metrics shows: noisy steps, a loss that diverges or
+        stands still.
+        """
         line, at = metrics[-1], f"round {metrics[-1].round}"
         ratio = line.metrics.get("step_over_weights")
         if ratio is not None and ratio > NOISE_WARNING and not self._warned:
             self._warned = True  # warns once; every round's ratio is in the metrics
             self.progress.warn(
-                f"{at}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is {ratio:.0%} of |w|; lower "
+                f"{at}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
+                f"{ratio:.0%} of |w|; lower "
                 "the local rate or global_rate, or raise directions"
             )
         if (moved := line.metrics.get("weights_moved")) is not None:  # in the first round
             self.progress.warn(f"{at}: {rounding_warning(moved)}")
-        if "loss" not in line.metrics:  # such a round says nothing of it, and each look goes through all lines
+        # such a round says nothing of it, and each look goes through all lines
+        if "loss" not in line.metrics:
             return
         if stopping.diverged(metrics) == line.round:
             self.progress.warn(
-                f"{at}: the run has diverged: its loss is {line.metrics['loss']:.3g}; lower the rates, or look at who "
-                "sends what (its metrics say what was refused)"
+                f"{at}: the run has diverged: its loss is {line.metrics['loss']:.3g}; lower the "
+                "rates, or look at who sends what (its metrics say what was refused)"
             )
         still = stopping.standing(metrics, self.spec.rounds)
         if still is not None and still[0] == line.round:
             key, rate = rate_of(self.spec.method) or ("its rate", nan)
             self.progress.warn(
-                f"{at}: the loss has hardly moved, from {still[1]:.5g} to {still[2]:.5g}: at this pace the run tunes "
-                f"nothing. Most likely {key} = {rate:g} is too small for this model: `fedseed tune-rate RECIPE` finds "
-                "another"
+                f"{at}: the loss has hardly moved, from {still[1]:.5g} to {still[2]:.5g}: at this "
+                "pace the run tunes "
+                f"nothing. Most likely {key} = {rate:g} is too small for this model: `fedseed "
+                "tune-rate RECIPE` finds another"
             )
 
     def _keep_to_budget(self) -> None:
-        """Ends the run with the last round that privacy's budget allows. Raises RecipeError if there is none."""
+        """Ends the run with the last round that privacy's budget allows.
+
+        Raises RecipeError if there is none.
+        """
         wanted = self.spec.rounds
         last = self.coordinator.last_round(wanted)
         if last == wanted:
@@ -242,10 +292,13 @@ class Run(ABC):
         about = mechanism.spent(1)
         if last == 0:
             raise RecipeError(
-                f"privacy.budget = {about['budget']:g}: the first round would spend {about['epsilon']:.3g}; more "
+                f"privacy.budget = {about['budget']:g}: the first round would spend "
+                f"{about['epsilon']:.3g}; more "
                 "privacy.noise spends less"
             )
-        self.progress.note(f"privacy: a budget of {about['budget']:g} is enough for {last} of {wanted} rounds")
+        self.progress.note(
+            f"privacy: a budget of {about['budget']:g} is enough for {last} of {wanted} rounds"
+        )
         self.spec = replace(self.spec, rounds=last)
 
     def _take_up(self, folder: RunFolder) -> int:
@@ -261,7 +314,9 @@ class Run(ABC):
             self.progress.note(f"resumed after round {done} of {self.spec.rounds}")
         if done > self.spec.rounds:
             wanted = self.spec.rounds
-            raise RecipeError(f"{folder.path}: the run there has {done} rounds, this one is to have {wanted}")
+            raise RecipeError(
+                f"{folder.path}: the run there has {done} rounds, this one is to have {wanted}"
+            )
         return done
 
     def _round(self, number: int, log: bool) -> RoundLine:
@@ -269,9 +324,15 @@ class Run(ABC):
         gathered = self.gather(number)
         seconds = dict(gathered.spent.seconds)
         fetched = [self._downloads.of(client) for client in gathered.clients]
-        coordinator, current, count = self.coordinator, self.coordinator.current, len(gathered.clients)
+        coordinator, current, count = (
+            self.coordinator,
+            self.coordinator.current,
+            len(gathered.clients),
+        )
         received = list(current.received.values())
-        numbers = costs.exchanged(count, len(gathered.update_bytes), received, current.planned, fetched)
+        numbers = costs.exchanged(
+            count, len(gathered.update_bytes), received, current.planned, fetched
+        )
         if self.folder is not None and self.spec.answers:
             self.folder.add_answers(*written(number, coordinator, self.names))
         start = time.perf_counter()
@@ -285,7 +346,11 @@ class Run(ABC):
             refused=gathered.refused,
             taking_part=count,
             bytes_up=(sum(gathered.update_bytes) + gathered.secure_up) / max(1, count),
-            bytes_down=(count * gathered.plan_bytes + sum(part.bytes for part in fetched) + gathered.secure_down)
+            bytes_down=(
+                count * gathered.plan_bytes
+                + sum(part.bytes for part in fetched)
+                + gathered.secure_down
+            )
             / max(1, count),
             exchanged=numbers,
             attacked=[self.names[c] for c in gathered.clients if c in self.spec.byzantine],
@@ -296,7 +361,8 @@ class Run(ABC):
             line.not_taken = [{"round": number, "reason": coordinator.untaken}]
             self.progress.warn(f"round {number}: the step is not taken: {coordinator.untaken}")
         self.apply(step, line, log)
-        if self.folder is not None and self.store is not None:  # in this order: what it cost is there before it counts
+        # in this order: what it cost is there before it counts
+        if self.folder is not None and self.store is not None:
             self.folder.add_progress(line)
             self.store.prepare(number)
         self.publish(step, line)
@@ -307,11 +373,15 @@ class Run(ABC):
         self.recorded(line, log)
         return line
 
-    def _summary(self, metrics: list[RoundLine], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
+    def _summary(
+        self, metrics: list[RoundLine], seconds: float, orbit_bytes: int | None
+    ) -> dict[str, Any]:
         rounds, settings, header = metrics[1:], self.spec, self.header
         measured = list(metrics[0].metrics)
         # the last line, but where a run is taken up that was to have had more rounds
-        final = next(line for line in reversed(metrics) if all(name in line.metrics for name in measured)).metrics
+        final = next(
+            line for line in reversed(metrics) if all(name in line.metrics for name in measured)
+        ).metrics
         numbers = costs.mean_exchanged(rounds)
         phases = {"total": seconds}
         for line in metrics:
@@ -321,9 +391,15 @@ class Run(ABC):
 
         def mean(key: str) -> float:
             count = sum(line.rounds for line in rounds)
-            return sum(getattr(line, key) * line.rounds for line in rounds) / count if rounds else 0.0
+            return (
+                sum(getattr(line, key) * line.rounds for line in rounds) / count if rounds else 0.0
+            )
 
-        attack = None if settings.attack is None else {"kind": settings.attack, "clients": len(settings.byzantine)}
+        attack = (
+            None
+            if settings.attack is None
+            else {"kind": settings.attack, "clients": len(settings.byzantine)}
+        )
         return {
             "method": settings.method.name,
             "aggregation": self.coordinator.aggregation.model_dump(),
@@ -344,7 +420,9 @@ class Run(ABC):
             "payload_bytes_down": mean("bytes_down"),
             "frame_bytes": FRAME_BYTES,
             "fedavg_bytes": 2 * layout.dense_bytes,
-            "parameters_exchanged": numbers["scalars_up"] + numbers["scalars_down"] if numbers else None,
+            "parameters_exchanged": numbers["scalars_up"] + numbers["scalars_down"]
+            if numbers
+            else None,
             "exchanged": numbers,
             "forward_passes": sum(line.forward_passes for line in rounds),
             "backward_passes": sum(line.backward_passes for line in rounds),
@@ -370,6 +448,9 @@ class Run(ABC):
 
 def rate_of(method: Method) -> tuple[str, float] | None:
     """Returns the key that sets how far a method's steps go, and its value; None: there is none."""
-    places = ("method.learning_rate", method), ("method.training.learning_rate", getattr(method, "training", None))
+    places = (
+        ("method.learning_rate", method),
+        ("method.training.learning_rate", getattr(method, "training", None)),
+    )
     found = ((key, getattr(settings, "learning_rate", None)) for key, settings in places)
     return next(((key, rate) for key, rate in found if rate is not None), None)

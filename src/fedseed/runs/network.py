@@ -1,6 +1,9 @@
-"""A recipe's run whose clients are behind a transport: what `fedseed serve` does. Free of torch, models and data.
+"""A recipe's run whose clients are behind a transport: what `fedseed serve` does.
 
-The conversation with the clients is `NetworkCoordinator`; here it becomes a run: its files, and what is done when.
+Free of torch, models and data.
+
+The conversation with the clients is `NetworkCoordinator`; here it becomes a run: its files, and
+what is done when.
 """
 
 import asyncio
@@ -46,16 +49,22 @@ STATUS_SECONDS = 0.5  # that another thread waits for a coordinator that may be 
 
 
 def coordinate(
-    recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool = False, progress: Progress | None = None,
+    recipe: Recipe,
+    run: str,
+    transport: Transport,
+    out: Path,
+    fresh: bool = False,
+    progress: Progress | None = None,
     exporter: Exporter | None = None,
-) -> RunResult:  # fmt: skip
+) -> RunResult:
     """Coordinate a run from its beginning, or from where it was interrupted, to its end.
 
     Args:
         recipe: the recipe.
         run: the run's name on the transport.
         transport: how to reach the clients.
-        out: folder for the run's files; with an unfinished run of this recipe in it, that run goes on.
+        out: folder for the run's files; with an unfinished run of this recipe in it, that run goes
+            on.
         fresh: delete a run of this name from the server first.
         progress: shows the run going on.
         exporter: tells Prometheus of it.
@@ -71,7 +80,9 @@ def coordinate(
 
 
 class NetworkRun(Run):
-    """A run behind a transport. It is there once the clients that the recipe asks for are; `coordinate` has the rest.
+    """A run behind a transport.
+
+    It is there once the clients that the recipe asks for are; `coordinate` has the rest.
 
     Close it in any case: it holds the connection.
     """
@@ -79,16 +90,26 @@ class NetworkRun(Run):
     waits = True
 
     def __init__(
-        self, recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool = False,
-        progress: Progress | None = None, exporter: Exporter | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        recipe: Recipe,
+        run: str,
+        transport: Transport,
+        out: Path,
+        fresh: bool = False,
+        progress: Progress | None = None,
+        exporter: Exporter | None = None,
+    ) -> None:
         super().__init__(progress or Progress())
         self._exporter = exporter
         if recipe.tune_rate:
-            raise RecipeError('learning_rate = "auto" is for a simulation (fedseed tune-rate): over a network set it')
+            raise RecipeError(
+                'learning_rate = "auto" is for a simulation (fedseed tune-rate): over a network '
+                "set it"
+            )
         if recipe.attack is not None and recipe.attack.kind in SIMULATED:
             raise RecipeError(
-                f'attack.kind = "{recipe.attack.kind}": such clients know what others send, and what the coordinator '
+                f'attack.kind = "{recipe.attack.kind}": such clients know what others send, and '
+                "what the coordinator "
                 "accepts; that can be simulated (fedseed run), not tried over a network"
             )
         self.spec = RunSpec.of(recipe, out)
@@ -97,7 +118,8 @@ class NetworkRun(Run):
         self._loop = asyncio.new_event_loop()
         self._talk: NetworkCoordinator | None = None
         if exporter is not None:
-            exporter.attach(self._status)  # before there are clients: that none comes is worth seeing
+            # before there are clients: that none comes is worth seeing
+            exporter.attach(self._status)
         try:
             self._wait(self._start(recipe, run, transport, out, fresh))
         except BaseException:
@@ -105,37 +127,61 @@ class NetworkRun(Run):
             raise
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Let the connection work until this is done. Raises NetworkError, also if the server has lost the run."""
+        """Let the connection work until this is done.
+
+        Raises NetworkError, also if the server has lost the run.
+        """
         try:
             return self._loop.run_until_complete(work)
         except LogLostError as error:
             replaces = self.spec.method.catch_up.replaces
-            how = "the weights were there, it makes all rounds again" if replaces else "it has the log in the orbit"
+            how = (
+                "the weights were there, it makes all rounds again"
+                if replaces
+                else "it has the log in the orbit"
+            )
             remedy = f"start `fedseed serve` again with the same --out: {how}"
             raise NetworkError(f"{error}: {remedy}") from error
 
-    async def _start(self, recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool) -> None:
-        wanted, enrolled = recipe.federation, out / ROSTER_FILE  # by an earlier coordinator of this run
+    async def _start(
+        self, recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool
+    ) -> None:
+        # by an earlier coordinator of this run
+        wanted, enrolled = recipe.federation, out / ROSTER_FILE
         there = enrolled.is_file() and wanted.enrolment == "open" and not fresh
         names = read_names(enrolled) if there else names_beforehand(recipe)
         dealings = CoordinatorSettings(
-            wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
-            recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
+            wanted.deadline,
+            wanted.minimum,
+            wanted.start_with,
+            wanted.dead_after,
+            wanted.base_digest,
+            wanted.replicas,
+            recipe.model.digest,
+            tuple(names or ()),
+            wanted.enrolment == "open" and not there,
             recipe.of_parties and not recipe.task.shares_evaluation,
-            () if self.spec.patience is None else (stopping.VALIDATION_LOSS,), wanted.check,
-            weights_digest=wanted.weights_digest, secure=recipe.secure_sums, patience=wanted.patience,
+            () if self.spec.patience is None else (stopping.VALIDATION_LOSS,),
+            wanted.check,
+            weights_digest=wanted.weights_digest,
+            secure=recipe.secure_sums,
+            patience=wanted.patience,
             proofs=out / PROOFS,
-        )  # fmt: skip
+        )
         end = await transport.coordinator(Events(refused=self._refused, failed=self._failed))
         if end.unproven is not None:
             self.progress.note(end.unproven)
-        self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)
+        self._talk = NetworkCoordinator(
+            end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress
+        )
         self.header = await self._talk.start(fresh, (out / "model.orbit").exists())
         self.names = self._talk.roster.names
         if wanted.enrolment == "open" and not there:
             out.mkdir(parents=True, exist_ok=True)
             write_whole(enrolled, (json.dumps(list(self.names), indent=1) + "\n").encode())
-        self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation, recipe.bounds)
+        self.coordinator = await self._talk.open(
+            wanted.count(len(self.names)), recipe.aggregation, recipe.bounds
+        )
         if recipe.attack is not None:
             count = len(self.names)
             self.spec = replace(self.spec, attackers=range(count - recipe.attack.clients, count))
@@ -158,18 +204,25 @@ class NetworkRun(Run):
         return self._talk
 
     def logged(self) -> Logged:
-        """Returns what the log holds; orbit file and log may each be behind the other after a crash."""
+        """Returns what the log holds.
+
+        Orbit file and log may each be behind the other after a crash.
+        """
         assert self.folder is not None
         self.folder.lazy = self.spec.method.stepwise
         steps = len(self.talk.log.steps)
         if steps and self.talk.rounds is not None:
-            self.talk.rounds.grace = self.talk.session.clock() + self.talk.session.settings.dead_after
+            self.talk.rounds.grace = (
+                self.talk.session.clock() + self.talk.session.settings.dead_after
+            )
         return self._wait(self.talk.log.take_up(self.talk.run, self.spec.logs(steps)))
 
     def catch_up(self, restored: Restored) -> None:
         first = restored.round - len(restored.unlogged) + 1
         for number, payload in enumerate(restored.unlogged, start=first):
-            step = Message(MessageKind.STEP, self.spec.method.code, number, EVERYBODY, payload).encode()
+            step = Message(
+                MessageKind.STEP, self.spec.method.code, number, EVERYBODY, payload
+            ).encode()
             self._wait(self.talk.log.publish(number, step))
 
     def gather(self, number: int) -> Gathered:
@@ -217,7 +270,10 @@ class NetworkRun(Run):
         return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}
 
     def _status(self) -> dict[str, Any] | None:
-        """Returns what the coordinator says of itself, for another thread; None while it computes or is gone."""
+        """Returns what the coordinator says of itself, for another thread.
+
+        None while it computes or is gone.
+        """
         talk, answer = self._talk, concurrent.futures.Future[dict[str, Any]]()
         if talk is None:
             return None

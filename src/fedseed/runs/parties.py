@@ -1,7 +1,9 @@
-"""The parties of a federation: who takes part, how many of them a run needs, and the data that each has. Free of torch.
+"""The parties of a federation: who takes part, how many of them a run needs, and the data that each
+has. Free of torch.
 
-The list comes from the recipe, from whoever enrols before the start, or, where the task deals its data to clients that
-it names itself, from any of them. The data of each lies in one process (a folder with a file for each), or at its site.
+The list comes from the recipe, from whoever enrols before the start, or, where the task deals its
+data to clients that it names itself, from any of them. The data of each lies in one process (a
+folder with a file for each), or at its site.
 """
 
 import json
@@ -21,10 +23,12 @@ def names_beforehand(recipe: Recipe) -> list[str] | None:
     """Returns the clients, as far as the coordinator can know them before anybody comes.
 
     Returns:
-        Their names in the order of their numbers; None: they enrol, or the first to come says, as all see the same.
+        Their names in the order of their numbers; None: they enrol, or the first to come says, as
+        all see the same.
 
     Raises:
-        RecipeError: each has data of its own and nothing says who they are, or they are too few for the recipe.
+        RecipeError: each has data of its own and nothing says who they are, or they are too few for
+            the recipe.
     """
     settings, task = recipe.federation, recipe.task
     if settings.names_parties:
@@ -34,7 +38,8 @@ def names_beforehand(recipe: Recipe) -> list[str] | None:
         return None
     if len(names) < 2:
         raise RecipeError(
-            f'task.name = "{task.name}": who takes part is not said, and no site sees the others\' files: name the '
+            f'task.name = "{task.name}": who takes part is not said, and no site sees the others\' '
+            "files: name the "
             'clients in the recipe (federation.clients = ["north", "south"]), or let them enrol '
             '(federation.enrolment = "open" with federation.start_with)'
         )
@@ -54,12 +59,14 @@ def read_names(path: Path) -> list[str]:
 
 
 def load_parties(recipe: Recipe) -> list[TaskData]:
-    """Loads each party's own data, where all of it lies in a folder here: a simulation of such a federation.
+    """Loads each party's own data, where all of it lies in a folder here: a simulation of such a
+    federation.
 
     The data of each is what its site would have of it, whoever else takes part.
 
     Raises:
-        RecipeError: the folder, or a party's data, is missing or malformed; or the recipe is not possible with so many.
+        RecipeError: the folder, or a party's data, is missing or malformed; or the recipe is not
+            possible with so many.
     """
     task = recipe.task
     names = recipe.federation.clients
@@ -67,7 +74,8 @@ def load_parties(recipe: Recipe) -> list[TaskData]:
         names = task.names_here()
         if names is None:
             raise RecipeError(
-                'federation.enrolment = "open": task.path is one file; give a folder, a file for each client'
+                'federation.enrolment = "open": task.path is one file; give a folder, a file for '
+                "each client"
             )
         if not names:  # says what is wrong with the path
             task.load()
@@ -79,14 +87,21 @@ def load_parties(recipe: Recipe) -> list[TaskData]:
 def joined(recipe: Recipe, parts: Sequence[TaskData]) -> TaskData:
     """Returns the clients of several parties as one federation's, with what it is evaluated on."""
     clients = [client for part in parts for client in part.clients]
-    evaluation: dict[str, Sequence[Any]] = {"": [example for part in parts for example in part.evaluation[""]]}
+    evaluation: dict[str, Sequence[Any]] = {
+        "": [example for part in parts for example in part.evaluation[""]]
+    }
     if recipe.task.shares_evaluation:
         evaluation = dict(recipe.task.load_shared().evaluation)
     notes = tuple(note for part in parts for note in part.notes)
     validation = [example for part in parts for example in part.validation]
-    return replace(parts[0], clients=clients, evaluation=evaluation, validation=validation, notes=notes)
+    return replace(
+        parts[0], clients=clients, evaluation=evaluation, validation=validation, notes=notes
+    )
 
 
 def load_data(recipe: Recipe) -> TaskData:
-    """Returns a recipe's data, whoever holds it. Raises RecipeError if it can't be had or does not fit."""
+    """Returns a recipe's data, whoever holds it.
+
+    Raises RecipeError if it can't be had or does not fit.
+    """
     return joined(recipe, load_parties(recipe)) if recipe.of_parties else recipe.task.load()

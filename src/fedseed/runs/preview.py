@@ -1,4 +1,7 @@
-"""A recipe's examples as its model will see them: tokens, and which of them count for the loss. No weights are read."""
+"""A recipe's examples as its model will see them: tokens, and which of them count for the loss.
+
+No weights are read.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,7 +29,9 @@ class Shown(NamedTuple):
     note: str = ""  # what else there is to know, such as the other options
 
 
-def preview(recipe: Recipe, client: str | None = None, examples: int = 2) -> tuple[list[Shown], tuple[str, ...]]:
+def preview(
+    recipe: Recipe, client: str | None = None, examples: int = 2
+) -> tuple[list[Shown], tuple[str, ...]]:
     """Makes a recipe's examples ready; returns some of them as tokens, and notes about all.
 
     Args:
@@ -35,12 +40,15 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2) -> tup
         examples: how many are shown.
 
     Raises:
-        RecipeError: the data or the tokenizer can't be had, there is no such client, or the examples are pictures.
+        RecipeError: the data or the tokenizer can't be had, there is no such client, or the
+            examples are pictures.
     """
     data = recipe.task.load()
     named = {one.name: one for one in data.clients}
     if client is not None and client not in named:
-        raise RecipeError(f"--client {client}: there is no such client, but {', '.join(list(named)[:12])}")
+        raise RecipeError(
+            f"--client {client}: there is no such client, but {', '.join(list(named)[:12])}"
+        )
     equipment = _equip(recipe, data)
     objective, limit = equipment.objective, equipment.limit
     whose = named[client] if client is not None else data.clients[0]
@@ -59,23 +67,33 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2) -> tup
 
 
 def _equip(recipe: Recipe, data: TaskData) -> Equipment:
-    """Returns what makes tokens of the examples, within the positions of the model, which has no weights here."""
+    """Returns what makes tokens of the examples, within the positions of the model, which has no
+    weights here.
+    """
     settings = recipe.model
     kind, head = kind_for(recipe, data)
     if kind.example is Picture:
-        raise RecipeError(f'task.name = "{recipe.task.name}": its examples are pictures; a preview shows tokens')
+        raise RecipeError(
+            f'task.name = "{recipe.task.name}": its examples are pictures; a preview shows tokens'
+        )
     code = settings.trust_remote_code
-    model = outline(settings.base, trust_remote_code=code, architecture=kind.architecture, head=head)
+    model = outline(
+        settings.base, trust_remote_code=code, architecture=kind.architecture, head=head
+    )
     try:
         processor = LOADERS[kind.architecture].processor(reach(settings.base), code)
     except (OSError, ValueError, ImportError) as error:
         reason = first_line(error)
-        raise RecipeError(f'model.base = "{settings.base}": its tokenizer can\'t be used ({reason})') from error
+        raise RecipeError(
+            f'model.base = "{settings.base}": its tokenizer can\'t be used ({reason})'
+        ) from error
     return equipped(recipe, data, kind, model, processor, room_left(recipe, model))
 
 
 def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
-    """Returns an item as tokens: its own, its right option's, or those of its text with the blank."""
+    """Returns an item as tokens: its own, its right option's, or those of its text with the
+    blank.
+    """
     tokens, counts, note = item, "", ""
     if isinstance(item, Options | Prompted):
         counts = "the loss is which option follows"
@@ -87,14 +105,19 @@ def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
         tokens = Tokens((*item.ids, item.words[item.gold]), len(item.ids))
     elif isinstance(item, Blank):
         tokens = Tokens(item.ids, item.mask, ((item.mask, item.mask + 1),))
-        counts, note = "the loss is which word stands there", f"words: {' / '.join(w.strip() for w in example.words)}"
+        counts, note = (
+            "the loss is which word stands there",
+            f"words: {' / '.join(w.strip() for w in example.words)}",
+        )
     elif isinstance(item, ClassifiedText):
         tokens = Tokens(item.ids, len(item.ids), ((0, 0),))
         counts, note = "the loss is which class it is", f"class: {item.gold}"
     elif isinstance(item, Asked):
         counts = "the reward is of what the model says after the prompt"
     elif not isinstance(item, Tokens):
-        raise RecipeError(f"a preview shows tokens; these examples have none ({type(item).__name__})")
+        raise RecipeError(
+            f"a preview shows tokens; these examples have none ({type(item).__name__})"
+        )
     learnt = {at for begin, end in tokens.learnt for at in range(begin, end)}
     texts = _texts(objective.tokenizer, tokens.ids)
     pieces = tuple((text, at in learnt) for at, text in enumerate(texts))
@@ -104,7 +127,10 @@ def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
 
 
 def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each token; a decoder leaves out the blank before a text, a part of its first token."""
+    """Returns the text of each token.
+
+    A decoder leaves out the blank before a text, a part of its first token.
+    """
     texts = []
     for token, raw in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
         text = tokenizer.decode([token])

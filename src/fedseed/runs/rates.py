@@ -1,20 +1,24 @@
-"""Finds a learning rate: what a step along the method's own direction says, then successive halving of short runs.
+"""Finds a learning rate: what a step along the method's own direction says, then successive halving
+of short runs.
 
-1. A run of a few rounds at a tiny rate r moves the weights by D. Along D the loss on validation examples is measured at
-   three points, l0 = l(w), l+- = l(w +- eps D / |D|), which gives slope and curvature:
+1. A run of a few rounds at a tiny rate r moves the weights by D. Along D the loss on validation
+   examples is measured at three points, l0 = l(w), l+- = l(w +- eps D / |D|), which gives slope and
+   curvature:
 
        s = (l- - l+) / 2 eps,    c = (l+ + l- - 2 l0) / eps^2,    rate = (s / c) r / |D|
 
-   The slope is what the clients' steps agree on with examples that none of them has; noise that they do not share has
-   curvature only. For methods whose round is one step, that is the rate after which a round of its own gains most.
-   Where the loss does not bend upwards, the search starts at the rate that moves the weights by a hundredth.
-2. Short runs at three times more and less, on as long as it gets better, then the two best for three times as long; the
-   loss on the validation examples decides (Jamieson, Talwalkar: "Non-stochastic Best Arm Identification", 2016). Where
-   a round is one step along a drawn direction, two runs as long as there is room for: a few steps show chance alone.
+   The slope is what the clients' steps agree on with examples that none of them has; noise that
+   they do not share has curvature only. For methods whose round is one step, that is the rate after
+   which a round of its own gains most. Where the loss does not bend upwards, the search starts at
+   the rate that moves the weights by a hundredth.
+2. Short runs at three times more and less, on as long as it gets better, then the two best for
+   three times as long; the loss on the validation examples decides (Jamieson, Talwalkar:
+   "Non-stochastic Best Arm Identification", 2016). Where a round is one step along a drawn
+   direction, two runs as long as there is room for: a few steps show chance alone.
 
-All of it takes about a tenth of the run's passes. Where more may be spent (`share`), so many whole runs follow: at that
-rate, at three times more or less, on as long as it gets better, and between. Seeds and batches are those of the run, so
-that two rates are compared along the same directions.
+All of it takes about a tenth of the run's passes. Where more may be spent (`share`), so many whole
+runs follow: at that rate, at three times more or less, on as long as it gets better, and between.
+Seeds and batches are those of the run, so that two rates are compared along the same directions.
 """
 
 import tomllib
@@ -42,11 +46,13 @@ from fedseed.tasks.data import ClientData, TaskData
 SHARE = 0.1  # of the run's passes
 STEP = 3.0  # from a rate to the next
 MOST_TRIALS = 6  # of the first rung
-WHOLE = 16  # rounds of one client that all trials together take at least; below that, their local steps are cut
+# rounds of one client that all trials together take at least; below that, their local steps are cut
+WHOLE = 16
 FAR = 1e-3  # of the weights' norm: how far slope and curvature look
 TINY = 1e-2  # of the weights' norm: what the first run may move them by
 JUDGED, HELD = 200, 400  # most examples for validation, and of each client
-LOOKS, MOST_LOOKS = 10, 16  # steps along which slope and curvature are taken where directions are drawn, and at most
+# steps along which slope and curvature are taken where directions are drawn, and at most
+LOOKS, MOST_LOOKS = 10, 16
 SEEN = 1e-4  # of the loss: what the bend between three points must be to be more than rounding
 FEW = 5  # rounds of one step each in which nothing is to be seen of a rate
 CHANCE = 5.0  # of nine times and three
@@ -61,7 +67,8 @@ class Found:
     rate: float
     start: float | None = None  # what slope and curvature say; None: nothing
     before: float = inf  # the base's loss on the validation examples
-    trials: list[tuple[float, int, float]] = field(default_factory=list)  # rate, rounds, loss afterwards, in turn
+    # rate, rounds, loss afterwards, in turn
+    trials: list[tuple[float, int, float]] = field(default_factory=list)
     passes: int = 0  # forward and backward, of all trials
     whole: float = inf  # those of the run itself
 
@@ -77,7 +84,9 @@ def _at(method: Method, rate: float, **more: Any) -> Method:
     training: Any = getattr(method, "training", None)
     if key == "method.learning_rate":
         return method.model_copy(update={"learning_rate": rate, **more})
-    return method.model_copy(update={"training": training.model_copy(update={"learning_rate": rate, **more})})
+    return method.model_copy(
+        update={"training": training.model_copy(update={"learning_rate": rate, **more})}
+    )
 
 
 def _key(method: Method) -> tuple[str, float]:
@@ -88,7 +97,9 @@ def _key(method: Method) -> tuple[str, float]:
 
 
 def settled(recipe: Recipe, folder: Path) -> Recipe:
-    """Returns a recipe with the rate that an interrupted run in a folder has found, if there is one."""
+    """Returns a recipe with the rate that an interrupted run in a folder has found, if there is
+    one.
+    """
     file = folder / "recipe.toml"
     if not recipe.tune_rate or not file.is_file():
         return recipe
@@ -111,7 +122,9 @@ class _Trials:
             judged = [example for own in dealt for example in own[: -(-len(own) // 10)]]
             rest = [own[-(-len(own) // 10) :] for own in dealt]
             clients = [replace(c, examples=own) for c, own in zip(clients, rest, strict=True)]
-        self.clients: Sequence[ClientData] = [replace(c, examples=c.examples[:HELD]) for c in clients]
+        self.clients: Sequence[ClientData] = [
+            replace(c, examples=c.examples[:HELD]) for c in clients
+        ]
         step = max(1, len(judged) // JUDGED)
         self.data, self.judged = data, judged[::step]
         self.per_round = recipe.federation.count(len(clients))
@@ -121,15 +134,28 @@ class _Trials:
         self._base: list[torch.Tensor] = []
 
     def run(self, method: Method, rounds: int, clients: int, other: int = 0) -> Simulation:
-        """Runs some rounds from the base, and returns where they have led to; `other`: another seed than the run's."""
+        """Runs some rounds from the base, and returns where they have led to.
+
+        `other`: another seed than the run's.
+        """
         equipment = self._fresh()
         spec = RunSpec(
-            method, rounds, self.recipe.seed + other, per_round=clients, evaluate_every=rounds, digest_every=rounds,
-            base=self.recipe.model.base, base_digest="00" * 16, trainable=equipment.trainable,
-            adapter=self.recipe.model.adapter, joint=self.recipe.federation.joint,
-        )  # fmt: skip
+            method,
+            rounds,
+            self.recipe.seed + other,
+            per_round=clients,
+            evaluate_every=rounds,
+            digest_every=rounds,
+            base=self.recipe.model.base,
+            base_digest="00" * 16,
+            trainable=equipment.trainable,
+            adapter=self.recipe.model.adapter,
+            joint=self.recipe.federation.joint,
+        )
         names = [client.name for client in self.clients]
-        hosted = hosted_of(spec, equipment.model, equipment.objective, self.clients, names, lambda model: {})
+        hosted = hosted_of(
+            spec, equipment.model, equipment.objective, self.clients, names, lambda model: {}
+        )
         trial = Simulation(spec, hosted, progress=False)
         self.start = trial.worker.space.snapshot()
         summary = trial.run().summary
@@ -149,18 +175,29 @@ class _Trials:
         """Returns the model at its base; an adapter is put into another one each time."""
         if self._equipment is not None and not restore:
             return self._equipment
-        adapter = adapters.chosen(self.recipe.model.adapter, self.recipe.method.adapter, self.recipe.method.name)
+        adapter = adapters.chosen(
+            self.recipe.model.adapter, self.recipe.method.adapter, self.recipe.method.name
+        )
         if self._equipment is None or adapter is not None:
             self._equipment = equip(self.recipe, self.data)
-            self._base = [] if adapter else [tensor.clone() for tensor in self._equipment.model.state_dict().values()]
+            self._base = (
+                []
+                if adapter
+                else [tensor.clone() for tensor in self._equipment.model.state_dict().values()]
+            )
         with torch.no_grad():
-            for tensor, saved in zip(self._equipment.model.state_dict().values(), self._base, strict=False):
+            for tensor, saved in zip(
+                self._equipment.model.state_dict().values(), self._base, strict=False
+            ):
                 tensor.copy_(saved)
         return self._equipment
 
 
 def find_rate(
-    recipe: Recipe, data: TaskData | None = None, say: Callable[[str], None] = print, share: float = SHARE
+    recipe: Recipe,
+    data: TaskData | None = None,
+    say: Callable[[str], None] = print,
+    share: float = SHARE,
 ) -> Found:
     """Returns a learning rate for a recipe, by short runs.
 
@@ -168,29 +205,41 @@ def find_rate(
         recipe: the recipe; its own rate is where the search starts if nothing else can be said.
         data: its task's, if it is loaded.
         say: told of each trial.
-        share: how much the trials may take, in passes of the run; from 1 on so many whole runs follow them.
+        share: how much the trials may take, in passes of the run; from 1 on so many whole runs
+            follow them.
 
     Raises:
-        RecipeError: the method has no rate; or the run is private, and trials would not count in its epsilon.
+        RecipeError: the method has no rate; or the run is private, and trials would not count in
+            its epsilon.
         FedseedError: no rate lowers the loss.
     """
     alone('learning_rate = "auto"')
     if recipe.privacy is not None or recipe.secure_sums is not None:
-        raise RecipeError("tune-rate: trials would show what [privacy] and [secure_sums] keep to clients: set a rate")
+        raise RecipeError(
+            "tune-rate: trials would show what [privacy] and [secure_sums] keep to clients: set a "
+            "rate"
+        )
     key, rate = _key(recipe.method)
     trials = _Trials(recipe, recipe.task.load() if data is None else data)
     found, method = Found(key, rate), recipe.method
-    units = (share if share < 1 else SHARE) * recipe.rounds * trials.per_round  # rounds of one client
+    # rounds of one client
+    units = (share if share < 1 else SHARE) * recipe.rounds * trials.per_round
     steps: int = getattr(getattr(method, "training", method), "steps", 1)
     cut = max(1, min(steps, round(steps * units / WHOLE)))
-    method = method.model_copy(update={"schedule": None} if getattr(method, "schedule", None) else {})
+    method = method.model_copy(
+        update={"schedule": None} if getattr(method, "schedule", None) else {}
+    )
     if cut < steps or getattr(getattr(method, "training", None), "epochs", None) is not None:
-        shorter = {"steps": cut, "epochs": None} if key != "method.learning_rate" else {"steps": cut}
+        shorter = (
+            {"steps": cut, "epochs": None} if key != "method.learning_rate" else {"steps": cut}
+        )
         method = _at(method, rate, **shorter)
         units *= steps / cut
 
     def shape(count: float) -> tuple[int, int]:
-        """Rounds and clients of a trial of so many rounds of one client: all clients, if that is possible."""
+        """Rounds and clients of a trial of so many rounds of one client: all clients, if that is
+        possible.
+        """
         clients = max(1, min(trials.per_round, round(count)))
         return max(1, min(recipe.rounds, round(count / clients))), clients
 
@@ -202,17 +251,26 @@ def find_rate(
             loss = inf
         loss = loss if isfinite(loss) and loss < FAILED * max(1.0, found.before) else inf
         found.trials.append((rate, rounds, loss))
-        say(f"  {key} = {rate:.3g}: loss {loss:.4f} after {rounds} round{'s' * (rounds > 1)} of {clients}")
+        say(
+            f"  {key} = {rate:.3g}: loss {loss:.4f} after {rounds} round{'s' * (rounds > 1)} of "
+            f"{clients}"
+        )
         return loss
 
     short = max(1.0, units / WHOLE)
-    by_steps = not method.needs_gradients  # directions are drawn: what a step or two do is mostly chance
+    # directions are drawn: what a step or two do is mostly chance
+    by_steps = not method.needs_gradients
     clients = trials.per_round if method.stepwise else 1
     looks = max(2, min(LOOKS, int(units / 3 / clients))) if by_steps else 1
-    found.start, found.before, bold = _start(trials, method, rate, looks, *((1, clients) if by_steps else shape(short)))
+    found.start, found.before, bold = _start(
+        trials, method, rate, looks, *((1, clients) if by_steps else shape(short))
+    )
     centre = bold if found.start is None else found.start
     said = "nothing" if found.start is None else f"{found.start:.3g}"
-    say(f"  slope and curvature along the method's steps say {said}; the base's loss is {found.before:.4f}")
+    say(
+        f"  slope and curvature along the method's steps say {said}; the base's loss is "
+        f"{found.before:.4f}"
+    )
     if method.stepwise and found.start is not None:
         left = (units - trials.units) / 2  # a larger rate may look better for a while, and is not
         rates = [centre, centre / STEP] if left >= FEW * trials.per_round else [centre]
@@ -221,26 +279,36 @@ def find_rate(
         rates = _climb(centre, found.before, lambda rate: measure(rate, short))
         longer = {one: measure(one, 3 * short, 1) for one in rates}
     best = min(longer, key=lambda one: longer[one])
-    found.rate = _told(best if longer[best] < found.before else rates[0])  # by chance all may go uphill
+    # by chance all may go uphill
+    found.rate = _told(best if longer[best] < found.before else rates[0])
     found.whole = trials.passes / trials.units * recipe.rounds * trials.per_round * steps / cut
     if share >= 1:
         whole = recipe.rounds * trials.per_round
-        longer = _whole_runs(found.rate, int(share), lambda rate: measure(rate, whole, method=recipe.method))
+        longer = _whole_runs(
+            found.rate, int(share), lambda rate: measure(rate, whole, method=recipe.method)
+        )
         found.rate = min(longer, key=lambda one: longer[one])
     if not min(longer.values()) < found.before:
-        say(f"  no rate lowered the loss of {found.before:.4f} in so few rounds: take this one with care")
+        say(
+            f"  no rate lowered the loss of {found.before:.4f} in so few rounds: take this one "
+            "with care"
+        )
     found.passes = trials.passes
     return found
 
 
 def _whole_runs(centre: float, most: int, measure: Callable[[float], float]) -> dict[float, float]:
-    """Returns what so many whole runs come to: at three times more, or less, on while it helps, then between."""
+    """Returns what so many whole runs come to: at three times more, or less, on while it helps,
+    then between.
+    """
     losses = {centre: measure(centre)}
     for edge, step in ((max, STEP), (min, 1 / STEP)):
         while len(losses) < most and min(losses, key=lambda one: losses[one]) == edge(losses):
             rate = _told(edge(losses) * step)
             losses[rate] = measure(rate)
-    between = [_told(min(losses, key=lambda one: losses[one]) * by) for by in (STEP**0.5, STEP**-0.5)]
+    between = [
+        _told(min(losses, key=lambda one: losses[one]) * by) for by in (STEP**0.5, STEP**-0.5)
+    ]
     return losses | {rate: measure(rate) for rate in between[: most - len(losses)]}
 
 
@@ -250,7 +318,9 @@ def _told(rate: float) -> float:
 
 
 def _climb(centre: float, before: float, measure: Callable[[float], float]) -> list[float]:
-    """Returns the two rates to try for longer, the better one first: upwards and downwards as long as it helps."""
+    """Returns the two rates to try for longer, the better one first: upwards and downwards as long
+    as it helps.
+    """
     losses = {centre: measure(centre)}
     while len(losses) < MOST_TRIALS and losses[max(losses)] < before:
         edge = max(losses)
@@ -261,11 +331,13 @@ def _climb(centre: float, before: float, measure: Callable[[float], float]) -> l
         edge = min(losses)
         smaller, excess = edge / STEP, losses[edge] - before
         losses[smaller] = measure(smaller)
-        # where a third of a rate raises the loss by a third as much (too large a rate: by a ninth), it is directions
-        # that lead uphill, by chance: nothing is to be learnt from smaller ones
+        # where a third of a rate raises the loss by a third as much (too large a rate: by a ninth),
+        # it is directions that lead uphill, by chance: nothing is to be learnt from smaller ones
         if excess > 0 and losses[smaller] > before and excess < CHANCE * (losses[smaller] - before):
             return [edge, smaller]
-        if losses[smaller] >= losses[edge] or (excess < 0 and losses[smaller] > min(losses.values())):
+        if losses[smaller] >= losses[edge] or (
+            excess < 0 and losses[smaller] > min(losses.values())
+        ):
             break
     return sorted(losses, key=lambda one: losses[one])[:2]
 
@@ -273,10 +345,13 @@ def _climb(centre: float, before: float, measure: Callable[[float], float]) -> l
 def _start(
     trials: _Trials, method: Method, rate: float, wanted: int, rounds: int, clients: int
 ) -> tuple[float | None, float, float]:
-    """Returns the rate that slope and curvature say along some steps (None: nothing), the base's loss, a bold rate."""
-    # a bold rate moves the weights by a hundredth in such a step: without an upward bend there is no other scale;
-    # of drawn directions each step is a run of its own, for the curvature along all at once is that of what they
-    # have in common; a slope that is not downhill even so is noise, and its size is taken
+    """Returns the rate that slope and curvature say along some steps (None: nothing), the base's
+    loss, a bold rate.
+    """
+    # a bold rate moves the weights by a hundredth in such a step: without an upward bend there is
+    # no other scale; of drawn directions each step is a run of its own, for the curvature along all
+    # at once is that of what they have in common; a slope that is not downhill even so is noise,
+    # and its size is taken
     slopes, curvatures, here, looks, far, bold = 0.0, 0.0, inf, 0, 0.0, rate
     for attempt in range(MOST_LOOKS):
         try:
@@ -294,7 +369,9 @@ def _start(
         while abs(bend) < SEEN * abs(sides[0]) or not sides[0]:
             far *= 4 if looks == 0 else 1
             for number, side in enumerate((0.0, far, -far)):
-                space.restore([b + (a - b) * (side / moved) for a, b in zip(now, start, strict=True)])
+                space.restore(
+                    [b + (a - b) * (side / moved) for a, b in zip(now, start, strict=True)]
+                )
                 sides[number] = trials.loss(trial)
             here, bend = sides[0], sides[1] + sides[2] - 2 * sides[0]
             if looks or not isfinite(bend) or far > norm:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
@@ -35,9 +43,13 @@ from fedseed.transport.subjects import name_problem
 from fedseed.weights.layout import DigestKind
 
 PLACES = (
-    ("model", "base"), ("task", "path"), ("task", "evaluation_file"), ("task", "chat_template"),
-    ("federation", "key"), ("federation", "ca"),
-)  # fmt: skip
+    ("model", "base"),
+    ("task", "path"),
+    ("task", "evaluation_file"),
+    ("task", "chat_template"),
+    ("federation", "key"),
+    ("federation", "ca"),
+)
 MOST_BYTES = 1 << 20  # of a file: what takes hours to read is longer
 MOST_DEEP = 32  # tables and lists in each other, and parts of a key
 LONG_KEY = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{MOST_DEEP}}}[\w"']""".encode())
@@ -63,7 +75,9 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
     long = LONG_KEY.search(data)  # tomllib would take memory by the square of its parts
     if long:
         line = data.count(10, 0, long.start()) + 1
-        raise RecipeError(f"{what}{path} line {line}: a key of more than {MOST_DEEP} parts: this is no recipe")
+        raise RecipeError(
+            f"{what}{path} line {line}: a key of more than {MOST_DEEP} parts: this is no recipe"
+        )
     try:
         found = tomllib.loads(data.decode())
     except RecursionError as error:
@@ -76,7 +90,9 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
         level = [inner for values in tables for inner in values if isinstance(inner, dict | list)]
         if not level:
             return found
-    raise RecipeError(f"{what}{path}: tables and lists are nested more than {MOST_DEEP} deep: this is no recipe")
+    raise RecipeError(
+        f"{what}{path}: tables and lists are nested more than {MOST_DEEP} deep: this is no recipe"
+    )
 
 
 def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
@@ -97,8 +113,13 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
             table[keys[-1]] = text.strip()  # bare text needs no quotes on a command line
 
 
-def _load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], trust: bool) -> None:
-    """Loads the plug-ins given, and those that the recipe names if it is trusted; notes all of them in `data`."""
+def _load_plugins(
+    data: dict[str, Any], path: Path, given: Sequence[str | Path], trust: bool
+) -> None:
+    """Loads the plug-ins given, and those that the recipe names if it is trusted.
+
+    Notes all of them in `data`.
+    """
     names = [load_plugin(source) for source in given]
     own = data.get("plugins", [])
     if not isinstance(own, list) or not all(isinstance(source, str) for source in own):
@@ -107,8 +128,10 @@ def _load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path],
         name = resolve(source, path.parent)
         if not trust and not is_loaded(name):
             raise RecipeError(
-                f'{path}: plugins = ["{source}"]: a plug-in is code, and a recipe must not run somebody\'s code '
-                f"unasked: read it, then give --trust-plugins (or --plugin {name}; in Python trust_plugins=True)"
+                f'{path}: plugins = ["{source}"]: a plug-in is code, and a recipe must not run '
+                "somebody's code "
+                f"unasked: read it, then give --trust-plugins (or --plugin {name}; in Python "
+                "trust_plugins=True)"
             )
         names.append(load_plugin(name, f"{path}: plugins:"))
     if names:
@@ -116,7 +139,9 @@ def _load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path],
 
 
 def _find_beside(data: dict[str, Any], folder: Path) -> None:
-    """Lets the recipe's relative paths that lead somewhere from the folder of its file begin there."""
+    """Lets the recipe's relative paths that lead somewhere from the folder of its file begin
+    there.
+    """
     for name, key in PLACES:
         table = data.get(name)
         place = table.get(key) if isinstance(table, dict) else None
@@ -129,7 +154,9 @@ def _find_beside(data: dict[str, Any], folder: Path) -> None:
 
 
 def from_anywhere(data: dict[str, Any]) -> dict[str, Any]:
-    """Returns a recipe's tables, in which paths to data that lead somewhere from here now do so from everywhere."""
+    """Returns a recipe's tables, in which paths to data that lead somewhere from here now do so
+    from everywhere.
+    """
     for name, key in PLACES:
         place = data.get(name, {}).get(key)
         if name == "task" and place and Path(place).expanduser().exists():
@@ -138,7 +165,9 @@ def from_anywhere(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_auto(data: dict[str, Any]) -> None:
-    """Lets learning_rate = "auto" of a method be `tune_rate`, and the rate what it is by default."""
+    """Lets learning_rate = "auto" of a method be `tune_rate`, and the rate what it is by
+    default.
+    """
     method = data.get("method")
     for table in (method, method.get("training") if isinstance(method, dict) else None):
         if isinstance(table, dict) and table.get("learning_rate") == "auto":
@@ -147,7 +176,9 @@ def _take_auto(data: dict[str, Any]) -> None:
 
 
 def _place_reward(data: dict[str, Any], path: Path, trust: bool, folder: Path | None) -> None:
-    """Gives the recipe's reward function the place of its file, from a folder or here, if it may be run."""
+    """Gives the recipe's reward function the place of its file, from a folder or here, if it may be
+    run.
+    """
     table = data.get("reward")
     function = table.get("function") if isinstance(table, dict) else None
     if not isinstance(table, dict) or not isinstance(function, str) or ":" not in function:
@@ -155,7 +186,8 @@ def _place_reward(data: dict[str, Any], path: Path, trust: bool, folder: Path | 
     place = placed(function, folder)
     if not trust and not is_loaded(place.rpartition(":")[0]):
         raise RecipeError(
-            f'{path}: reward.function = "{function}" is code, and a recipe must not run somebody\'s code unasked: '
+            f'{path}: reward.function = "{function}" is code, and a recipe must not run '
+            "somebody's code unasked: "
             "read it, then give --trust-plugins (in Python trust_plugins=True)"
         )
     table["function"] = place
@@ -171,26 +203,35 @@ class Table(BaseModel):
 
 
 class ModelSettings(Table):
-    """The base: "small", "words", "digits", a local folder or a hub name; its dtype; which parameters train.
+    """The base: "small", "words", "digits", a local folder or a hub name; its dtype.
+
+    Which parameters train.
 
     Args:
-        base: "small", "words" or "digits" (the project's own), a folder, or a name on the hub; `fedseed list models`.
-        architecture: what it is taken for: "causal", "seq2seq", "masked", "classification" or "image"; by default what
-            the task and the base's configuration say (docs/models.md).
-        prefix: stands before every prompt that an encoder-decoder reads, such as T5's "summarize: ".
-        device: where it lies: "auto" (a GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1", ..., or "map"
-            (layers over all GPUs, the rest on the CPU). Directions, steps and replays have the same bits on every
-            device; losses and gradients are the device's own, and differ in the last ones.
+        base: "small", "words" or "digits" (the project's own), a folder, or a name on the hub;
+            `fedseed list models`.
+        architecture: what it is taken for: "causal", "seq2seq", "masked", "classification" or
+            "image"; by default what the task and the base's configuration say (docs/models.md).
+        prefix: stands before every prompt that an encoder-decoder reads, such as T5's "summarize:
+            ".
+        device: where it lies: "auto" (a GPU if there is one, else the CPU), "cpu", "cuda",
+            "cuda:1", ..., or "map" (layers over all GPUs, the rest on the CPU). Directions, steps
+            and replays have the same bits on every device; losses and gradients are the device's
+            own, and differ in the last ones.
         dtype: what the base is loaded in.
-        trainable: name patterns of the parameters that train; with an adapter, of its own or the base's. "head": what
-            stands outside of the model's backbone, such as a classifier's last layer.
+        trainable: name patterns of the parameters that train; with an adapter, of its own or the
+            base's. "head": what stands outside of the model's backbone, such as a classifier's last
+            layer.
         adapter: train an adapter in place of the base (`fedseed.models.adapters`).
-        activation_checkpointing: first-order training keeps the inputs of the model's layers alone and makes the rest
-            of their activations anew in the backward pass: less memory, more time, the same gradients.
-        attention: how transformers computes attention; by default what it chooses. Losses differ in their last bits.
+        activation_checkpointing: first-order training keeps the inputs of the model's layers alone
+            and makes the rest of their activations anew in the backward pass: less memory, more
+            time, the same gradients.
+        attention: how transformers computes attention; by default what it chooses. Losses differ in
+            their last bits.
         trust_remote_code: run code that comes with the base.
-        digest: how base and weights are hashed: "blake2b", by one thread, or "blake2b-tree", by as many as torch has
-            (`fedseed.weights.digest`); the same choice everywhere, for the orbit holds these digests.
+        digest: how base and weights are hashed: "blake2b", by one thread, or "blake2b-tree", by as
+            many as torch has (`fedseed.weights.digest`); the same choice everywhere, for the orbit
+            holds these digests.
     """
 
     base: str = "small"
@@ -201,7 +242,9 @@ class ModelSettings(Table):
     trainable: list[str] | Literal["head"] | None = None
     adapter: AnyAdapter | None = None
     activation_checkpointing: Annotated[bool, INCIDENTAL] = False
-    attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = None
+    attention: (
+        Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None
+    ) = None
     trust_remote_code: bool = False
     digest: DigestKind = "blake2b"
 
@@ -211,30 +254,35 @@ class FederationSettings(Table):
 
     Args:
         per_round: clients in a round.
-        fraction: the same as a fraction of all clients, rounded down (one at least). All, if neither is given.
-        clients: the names of those who take part, each with data of its own (`Task.own_data`); the coordinator holds
-            this list. Their order is that of their numbers.
-        enrolment: "open": whoever comes before the start takes part; `start_with` says when that is.
-        joint: clients that look along common directions (FeedSign) share forward passes where one process has them
-            all. False: each client's losses are computed alone, so that the result does not depend (by the float noise
-            of another batch size) on how clients are spread over processes.
-        answers: keep what each client has answered in the run's folder, so that a party can `fedseed verify` its own;
-            whoever gets the folder sees each client's scalars then.
+        fraction: the same as a fraction of all clients, rounded down (one at least). All, if
+            neither is given.
+        clients: the names of those who take part, each with data of its own (`Task.own_data`); the
+            coordinator holds this list. Their order is that of their numbers.
+        enrolment: "open": whoever comes before the start takes part; `start_with` says when that
+            is.
+        joint: clients that look along common directions (FeedSign) share forward passes where one
+            process has them all. False: each client's losses are computed alone, so that the result
+            does not depend (by the float noise of another batch size) on how clients are spread
+            over processes.
+        answers: keep what each client has answered in the run's folder, so that a party can
+            `fedseed verify` its own; whoever gets the folder sees each client's scalars then.
         nats: the server's address, such as "tls://host:4222".
-        key: file with the NKEY seed; "{name}" stands for who uses it (the client, or "coordinator").
+        key: file with the NKEY seed; "{name}" stands for who uses it (the client, or
+            "coordinator").
         ca: file with the certificates to trust; encryption is compulsory then.
         run: the run's name on the server; the recipe's name by default.
         replicas: of the run's stream, in a cluster of servers.
-        deadline: seconds after which a round does without those that have not answered, a line of metrics without those
-            that have not reported, and another client is asked to evaluate.
-        patience: seconds in all for which a client that takes more than three times as long as the slowest of the
-            others may hold them up, if it is not needed; each answer in time counts for it.
+        deadline: seconds after which a round does without those that have not answered, a line of
+            metrics without those that have not reported, and another client is asked to evaluate.
+        patience: seconds in all for which a client that takes more than three times as long as the
+            slowest of the others may hold them up, if it is not needed; each answer in time counts
+            for it.
         minimum: answers that a round needs; with fewer it is begun again.
         start_with: clients that must be there before the first round; all by default.
         dead_after: seconds of silence after which a client is taken for dead.
         base_digest: digest that the clients' base must have; by default that of most clients.
-        weights_digest: of methods that send weights: digest that the trained tensors must begin with; by default that
-            of most clients.
+        weights_digest: of methods that send weights: digest that the trained tensors must begin
+            with; by default that of most clients.
     """
 
     per_round: PositiveInt | None = None
@@ -263,12 +311,13 @@ class FederationSettings(Table):
         names, open_ = self.clients, self.enrolment == "open"
         if open_ and names is not None:
             raise told(
-                'federation.enrolment = "open": federation.clients says who takes part already; leave one of them out'
+                'federation.enrolment = "open": federation.clients says who takes part already; '
+                "leave one of them out"
             )
         if open_ and self.start_with is None:
             raise told(
-                'federation.enrolment = "open": federation.start_with is not set; say how many clients must have come '
-                "before the first round"
+                'federation.enrolment = "open": federation.start_with is not set; say how many '
+                "clients must have come before the first round"
             )
         if names == []:
             raise told("federation.clients = []: name one client at least")
@@ -282,7 +331,9 @@ class FederationSettings(Table):
             raise told(problem)
         return self
 
-    def access(self, name: str, nats: str | None = None, key: Path | None = None, ca: Path | None = None) -> Access:
+    def access(
+        self, name: str, nats: str | None = None, key: Path | None = None, ca: Path | None = None
+    ) -> Access:
         """Returns how somebody reaches the server; what is given goes before what the recipe says.
 
         Args:
@@ -299,16 +350,25 @@ class FederationSettings(Table):
             raise RecipeError("where is the server? --nats URL, or federation.nats in the recipe")
         if key is None and self.key is not None:
             key = Path(self.key.replace("{name}", name)).expanduser()
-        return Access(url, key, Path(self.ca).expanduser() if ca is None and self.ca is not None else ca)
+        return Access(
+            url, key, Path(self.ca).expanduser() if ca is None and self.ca is not None else ca
+        )
 
     def check(self, clients: int) -> None:
-        """Checks that so many clients can run this. Raises RecipeError, which names the key, if they can't."""
+        """Checks that so many clients can run this.
+
+        Raises RecipeError, which names the key, if they can't.
+        """
         if problem := self._too_many(clients):
             raise RecipeError(problem)
 
     def _too_many(self, clients: int) -> str | None:
         count = "there is 1 client" if clients == 1 else f"there are {clients} clients"
-        there = f"the run may start with {clients} (federation.start_with)" if self.enrolment == "open" else count
+        there = (
+            f"the run may start with {clients} (federation.start_with)"
+            if self.enrolment == "open"
+            else count
+        )
         per_round = self.count(clients)
         if (self.start_with or 0) > clients:
             return f"federation.start_with = {self.start_with}: {there}"
@@ -323,7 +383,8 @@ class FederationSettings(Table):
         """Returns how many clients take part in a round."""
         if self.per_round is not None:
             return self.per_round
-        # rounded down, as the papers' code does: 5% of 738 are 36; the little bit is for 0.29 * 100, which is below 29
+        # rounded down, as the papers' code does: 5% of 738 are 36; the little bit is for 0.29 *
+        # 100, which is below 29
         return clients if self.fraction is None else max(1, floor(self.fraction * clients + 1e-9))
 
     @property
@@ -333,22 +394,26 @@ class FederationSettings(Table):
 
 
 class StoppingSettings(Table):
-    """Early stopping, by the loss on the task's validation examples, which every evaluation measures.
+    """Early stopping, by the loss on the task's validation examples, which every evaluation
+    measures.
 
     Args:
-        patience: the run ends when so many evaluations in a row have brought no better validation loss: evaluations,
-            not rounds, as in FederatedScope. With evaluation.every = 10 and a patience of 3, 30 rounds after the best.
+        patience: the run ends when so many evaluations in a row have brought no better validation
+            loss: evaluations, not rounds, as in FederatedScope. With evaluation.every = 10 and a
+            patience of 3, 30 rounds after the best.
     """
 
     patience: PositiveInt = 30
 
 
-AnyTask = Annotated[Task, ByName(tasks.REGISTRY, Task, "instructions")]  # without a name: the project's own
+# without a name: the project's own
+AnyTask = Annotated[Task, ByName(tasks.REGISTRY, Task, "instructions")]
 AnyMethod = Annotated[Method, ByName(methods.REGISTRY, Method)]
 AnyRule = Annotated[AggregationRule, ByName(aggregation.REGISTRY, AggregationRule, "mean")]
 AnyTracker = Annotated[Tracker, ByName(tracking.REGISTRY, Tracker)]
 
-LARGEST = 2**32 - 1  # whole number but for seeds: messages and orbits have 32 bits for rounds, counts and indices
+# whole number but for seeds: messages and orbits have 32 bits for rounds, counts and indices
+LARGEST = 2**32 - 1
 
 
 class Recipe(Table):
@@ -356,20 +421,23 @@ class Recipe(Table):
 
     Args:
         title: what the run is, for people.
-        plugins: files (beside the recipe, if the path is relative) and modules with methods, tasks, ... of others. They
-            are code, so whoever runs the recipe has to agree (`--trust-plugins`).
+        plugins: files (beside the recipe, if the path is relative) and modules with methods, tasks,
+            ... of others. They are code, so whoever runs the recipe has to agree
+            (`--trust-plugins`).
         seed: decides client sampling, data order and directions.
         rounds: how many rounds.
         model: the base.
         task: the data: which of the tasks.
         federation: who takes part in a round, and the network.
         method: which of the methods; the other keys are its settings.
-        tune_rate: look for the method's learning rate by short runs before the first round (docs/choosing.md); so does
-            learning_rate = "auto" in [method] or [method.training].
+        tune_rate: look for the method's learning rate by short runs before the first round
+            (docs/choosing.md); so does learning_rate = "auto" in [method] or [method.training].
         aggregation: how the answers of a round are combined.
         bounds: how far from the others a client, or a step, may be.
-        privacy: differential privacy of what clients send; without this table there is none but DP-FeedSign's.
-        secure_sums: the coordinator learns the sum of a round's answers alone; without this table it reads each.
+        privacy: differential privacy of what clients send; without this table there is none but
+            DP-FeedSign's.
+        secure_sums: the coordinator learns the sum of a round's answers alone; without this table
+            it reads each.
         attack: Byzantine clients.
         reward: what generated answers are rewarded for, in place of a loss.
         evaluation: when and how to evaluate.
@@ -398,30 +466,43 @@ class Recipe(Table):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
-        """Check what one table alone does not show, and give the method what other tables say of it."""
+        """Check what one table alone does not show, and give the method what other tables say of
+        it.
+        """
         if self.privacy is not None:
             self = self.model_copy(update={"method": self._protected(self.privacy)})
         for name in self.evaluation.metrics:
             if metrics.REGISTRY.find(name) is None:
                 raise told(
-                    f"evaluation.metrics = {self.evaluation.metrics}: {name!r}: {metrics.REGISTRY.unknown(name)}"
+                    f"evaluation.metrics = {self.evaluation.metrics}: {name!r}: "
+                    f"{metrics.REGISTRY.unknown(name)}"
                 )
-        per_round, clients, sums = self.federation.per_round, self.federation.clients, self.secure_sums
+        per_round, clients, sums = (
+            self.federation.per_round,
+            self.federation.clients,
+            self.secure_sums,
+        )
         known = per_round or (None if clients is None else self.federation.count(len(clients)))
         problems = (
             misfit(self.method, self.aggregation, known),
             None if self.attack is None else attack_problem(self.method, self.attack.kind),
-            None if sums is None else secure_problem(sums, self.method, self.aggregation, per_round),
+            None
+            if sums is None
+            else secure_problem(sums, self.method, self.aggregation, per_round),
             None if sums is None else sums.unknown(clients or ()),
-            None if self.reward is None else self.reward.problem() or without_gradients(self.method),
+            None
+            if self.reward is None
+            else self.reward.problem() or without_gradients(self.method),
         )
         if problem := next(filter(None, problems), None):
             raise told(problem)
         if self.federation.names_parties and not self.task.own_data:
             key = "clients" if self.federation.clients is not None else "enrolment"
             raise told(
-                f'federation.{key}: task.name = "{self.task.name}" names its clients itself, and deals them its data; '
-                'leave it out, or take task.name = "files", of which each client has data of its own'
+                f'federation.{key}: task.name = "{self.task.name}" names its clients itself, and '
+                "deals them its data; "
+                'leave it out, or take task.name = "files", of which each client has data of its '
+                "own"
             )
         for key, value in _whole_numbers(self.model_dump()):
             if value > LARGEST and key.rpartition(".")[2] != "seed":
@@ -429,7 +510,8 @@ class Recipe(Table):
         if self.stopping is not None and not self.evaluates:
             whose = self.method.name if self.secure_sums is None else "what single clients hold out"
             raise told(
-                f"stopping: {whose} is private here, and nothing is evaluated; leave it out, or let the "
+                f"stopping: {whose} is private here, and nothing is evaluated; leave it out, or "
+                "let the "
                 "validation loss be told with evaluation.disclose = true, which no epsilon counts"
             )
         try:
@@ -442,12 +524,13 @@ class Recipe(Table):
         """Returns the method with `[privacy]`. Raises PydanticCustomError."""
         if self.evaluation.disclose and self.of_parties and not self.task.shares_evaluation:
             raise told(
-                "evaluation.disclose = true with [privacy]: each client would tell what it measures on held-out data "
-                "of its own; leave it out"
+                "evaluation.disclose = true with [privacy]: each client would tell what it "
+                "measures on held-out data of its own; leave it out"
             )
         if privacy.level == "example" and self.evaluation.truncate == "split":
             raise told(
-                'evaluation.truncate = "split" with privacy.level = "example": a text would be several examples, of '
+                'evaluation.truncate = "split" with privacy.level = "example": a text would be '
+                "several examples, of "
                 'which epsilon counts one; take "left" or "right"'
             )
         try:
@@ -457,16 +540,21 @@ class Recipe(Table):
 
     @property
     def of_parties(self) -> bool:
-        """Returns whether each client names its own data, so that only the coordinator knows who else takes part."""
+        """Returns whether each client names its own data, so that only the coordinator knows who
+        else takes part.
+        """
         return self.federation.names_parties or self.task.each_its_own
 
     @property
     def evaluates(self) -> bool:
         """Returns whether anything is evaluated: of a private run only what the recipe discloses.
 
-        With secure sums examples that are nobody's are evaluated on; those that clients hold out are told apart.
+        With secure sums examples that are nobody's are evaluated on; those that clients hold out
+        are told apart.
         """
-        theirs = self.secure_sums is not None and self.of_parties and not self.task.shares_evaluation
+        theirs = (
+            self.secure_sums is not None and self.of_parties and not self.task.shares_evaluation
+        )
         return (mechanism_of(self.method) is None and not theirs) or self.evaluation.disclose
 
     def to_toml(self) -> str:
@@ -490,7 +578,10 @@ def _whole_numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
 
 
 def read_recipe(
-    source: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str | Path] = (), trust_plugins: bool = False
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str | Path] = (),
+    trust_plugins: bool = False,
 ) -> Recipe:
     """Returns a recipe from a TOML file or the name of a packaged one.
 
@@ -498,16 +589,21 @@ def read_recipe(
         source: path or name.
         overrides: "key=value" pairs; keys are dotted, values TOML (or bare text).
         plugins: files and modules to load first; they are noted in the recipe, as absolute paths.
-        trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of whoever wrote it.
+        trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of
+            whoever wrote it.
 
     Raises:
-        RecipeError: missing, not TOML, or wrong; one line that names the key, the value and what is allowed.
+        RecipeError: missing, not TOML, or wrong; one line that names the key, the value and what is
+            allowed.
     """
     path = Path(source)
     if not path.is_file():
         packaged = packaged_recipes()
         if str(source) not in packaged:
-            raise RecipeError(f"{source}: no such recipe file, and no packaged recipe of this name; {_instead(path)}")
+            raise RecipeError(
+                f"{source}: no such recipe file, and no packaged recipe of this name; "
+                f"{_instead(path)}"
+            )
         path = packaged[str(source)]
     data = read_toml(path)
     _find_beside(data, path.parent)
@@ -526,7 +622,9 @@ def read_recipe(
 
 
 def _instead(path: Path) -> str:
-    """Returns what to give in place of a recipe that is not there: a file beside it, or a packaged one."""
+    """Returns what to give in place of a recipe that is not there: a file beside it, or a packaged
+    one.
+    """
     try:
         beside = {file.name: str(path.parent / file.name) for file in path.parent.glob("*.toml")}
     except OSError:
@@ -538,7 +636,9 @@ def _instead(path: Path) -> str:
 
 
 def stored_recipe(text: str) -> Recipe:
-    """Returns a recipe as another process of the same run has it, from its `to_toml`; its plug-ins are loaded first.
+    """Returns a recipe as another process of the same run has it, from its `to_toml`.
+
+    Its plug-ins are loaded first.
 
     They have been agreed to there. Raises RecipeError if one is not to be had any more.
     """
@@ -548,4 +648,6 @@ def stored_recipe(text: str) -> Recipe:
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(f"a worker process does not understand the recipe: {explain(error, data, Recipe)}") from error
+        raise RecipeError(
+            f"a worker process does not understand the recipe: {explain(error, data, Recipe)}"
+        ) from error

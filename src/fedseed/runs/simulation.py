@@ -1,7 +1,8 @@
 """A federation on one machine: every client's work is done here (`loop` has the rounds).
 
-Coordinator and worker exchange encoded messages only, as they would over a network, so byte counts are true. Clients'
-work may be dealt to local processes (`workers`), with the same results; coordinator, files and evaluation stay here.
+Coordinator and worker exchange encoded messages only, as they would over a network, so byte counts
+are true. Clients' work may be dealt to local processes (`workers`), with the same results;
+coordinator, files and evaluation stay here.
 """
 
 import time
@@ -62,24 +63,35 @@ class _Everybody(Roster):
 class _Now:
     """A round that is being gathered."""
 
-    asked: list[tuple[bytes, Collection[int], bytes]] = field(default_factory=list)  # kind, by whom, message
+    # kind, by whom, message
+    asked: list[tuple[bytes, Collection[int], bytes]] = field(default_factory=list)
     spent: Cost = field(default_factory=Cost)  # the clients' work
     training: float = 0.0  # seconds of it
     vain: int = 0  # how often it was begun again
 
 
 class _AtHand(Session):
-    """A coordinator's session with clients of its own process. What is broadcast is done when somebody waits for it."""
+    """A coordinator's session with clients of its own process.
+
+    What is broadcast is done when somebody waits for it.
+    """
 
     largest = inf  # bytes of a message: none goes anywhere
     resend_seconds = inf
 
     def __init__(
-        self, hosted: Hosted, coordinator: Coordinator, byzantine: Byzantine | None, team: Workers | None,
+        self,
+        hosted: Hosted,
+        coordinator: Coordinator,
+        byzantine: Byzantine | None,
+        team: Workers | None,
         progress: Progress,
-    ) -> None:  # fmt: skip
+    ) -> None:
         # the rounds say what is refused
-        settings, rejected = CoordinatorSettings(deadline=inf, minimum=0, patience=inf), Rejected(Progress(), "")
+        settings, rejected = (
+            CoordinatorSettings(deadline=inf, minimum=0, patience=inf),
+            Rejected(Progress(), ""),
+        )
         super().__init__(cast(CoordinatorEnd, self), settings, progress, rejected, at_hand=True)
         self.hosted = hosted
         self.coordinator = coordinator
@@ -90,7 +102,8 @@ class _AtHand(Session):
         if hosted.secure is not None:
             self.masking = Masking(hosted.secure, hosted.worker.method, sizes, progress.warn)
         self.rounds = Rounds(self, _Everybody(hosted.names), coordinator, 0)
-        self.rounds.idle.update(number for number, size in sizes.items() if not size)  # a note says who
+        # a note says who
+        self.rounds.idle.update(number for number, size in sizes.items() if not size)
         self._begun: dict[int, bytes] = {}  # the plans that workers have, by client
         self._now = _Now()
 
@@ -109,26 +122,38 @@ class _AtHand(Session):
     def begin(self, number: int) -> None:
         """Let workers begin a round ahead of time."""
         self.coordinator.open(number)
-        self._deal({client: plan for plan, clients in self.coordinator.plans().items() for client in clients})
+        self._deal(
+            {
+                client: plan
+                for plan, clients in self.coordinator.plans().items()
+                for client in clients
+            }
+        )
 
     async def broadcast(self, data: bytes, soon: Collection[str] = ()) -> None:
         """Remember what the clients are to do."""
         clients, message = read_plan(data[1:])
-        self._now.asked.append((data[:1], self.coordinator.current.clients if clients is None else clients, message))
+        self._now.asked.append(
+            (data[:1], self.coordinator.current.clients if clients is None else clients, message)
+        )
 
     async def pause(self, seconds: float) -> None:
         """Lets the clients do what they were asked."""
         asked, self._now.asked = self._now.asked, []
         self._now.vain += not asked
         if self._now.vain >= MOST_ATTEMPTS:
-            raise FedseedError(f"a round was begun {MOST_ATTEMPTS} times, and no sum could be opened")
+            raise FedseedError(
+                f"a round was begun {MOST_ATTEMPTS} times, and no sum could be opened"
+            )
         plans: dict[int, bytes] = {}
         for kind, clients, message in asked:
             if kind == b"P":
                 plans.update(dict.fromkeys(clients, message))
             elif self.masking is not None:
                 for client in clients:
-                    self.rounds.take(self.hosted.names[client], answered(self.masking, client, message))
+                    self.rounds.take(
+                        self.hosted.names[client], answered(self.masking, client, message)
+                    )
         if plans:
             self._train(dict(sorted(plans.items())))
 
@@ -136,16 +161,24 @@ class _AtHand(Session):
         start = time.perf_counter()
         answers = dict(zip(plans, self._answers(plans), strict=True))
         self._now.training += time.perf_counter() - start
-        sent = {client: answer.message for client, answer in answers.items() if answer.message is not None}
+        sent = {
+            client: answer.message
+            for client, answer in answers.items()
+            if answer.message is not None
+        }
         about = Message.decode(next(iter(plans.values())))
         if self.byzantine is not None:
             sent = self.byzantine.sent(about.round, sent, self.hosted.worker.corrupt)
         for client, answer in answers.items():
             self._now.spent.add(answer.spent)
-            message = sent.get(client) or silent_message(about.round, about.attempt, str(answer.reason))
+            message = sent.get(client) or silent_message(
+                about.round, about.attempt, str(answer.reason)
+            )
             if self.masking is not None:
                 try:
-                    message = self.masking.update(self.hosted.worker.state, about, client, sent.get(client))
+                    message = self.masking.update(
+                        self.hosted.worker.state, about, client, sent.get(client)
+                    )
                 except MessageError:
                     message = silent_message(about.round, about.attempt, WITHHELD)
             self.rounds.take(self.hosted.names[client], message)
@@ -160,10 +193,14 @@ class _AtHand(Session):
             if not worker.shares:
                 return found
             known = {look: seen for part in found for look, seen in part.items()}
-        return worker.train_all(list(plans.values()), list(plans), [items[client] for client in plans], known)
+        return worker.train_all(
+            list(plans.values()), list(plans), [items[client] for client in plans], known
+        )
 
     def _deal(self, plans: dict[int, bytes]) -> None:
-        """Deal out a round's work, unless that was done: clients, or the losses that all clients have in common."""
+        """Deal out a round's work, unless that was done: clients, or the losses that all clients
+        have in common.
+        """
         if self.team is None or self._begun == plans:
             return
         if self._begun:  # others take part than was thought
@@ -171,12 +208,18 @@ class _AtHand(Session):
         self._begun, parts = plans, len(self.team.seats)
         orders: Sequence[Work] = [partial(train, plan, client) for client, plan in plans.items()]
         if self.hosted.worker.shares:
-            orders = [partial(look, list(plans.values()), list(plans), part, parts) for part in range(parts)]
+            orders = [
+                partial(look, list(plans.values()), list(plans), part, parts)
+                for part in range(parts)
+            ]
         self.team.begin(orders)
 
 
 def _at_once(work: Coroutine[Any, Any, Gathered]) -> Gathered:
-    """Returns the result of what never waits for anything outside of this process; so it needs no event loop."""
+    """Returns the result of what never waits for anything outside of this process.
+
+    So it needs no event loop.
+    """
     try:
         work.send(None)
     except StopIteration as done:
@@ -186,40 +229,63 @@ def _at_once(work: Coroutine[Any, Any, Gathered]) -> Gathered:
 
 
 class Simulation(Run):
-    """A simulated federation: the clients' work is done one after the other, or by several processes of this machine.
+    """A simulated federation: the clients' work is done one after the other, or by several
+    processes of this machine.
 
     Args:
         spec: what the run is.
         hosted: the model at its base, with the examples of all clients.
-        progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a terminal.
-        workers: local processes to deal the clients to, with the results that one process with as many threads has.
+        progress: shows the run going on; True: on standard error, False: not at all, None: there if
+            it is a terminal.
+        workers: local processes to deal the clients to, with the results that one process with as
+            many threads has.
 
     Raises:
         RecipeError: something of it can't be; says what.
     """
 
     def __init__(
-        self, spec: RunSpec, hosted: Hosted, progress: Progress | bool | None = None, workers: Workers | None = None
+        self,
+        spec: RunSpec,
+        hosted: Hosted,
+        progress: Progress | bool | None = None,
+        workers: Workers | None = None,
     ) -> None:
         super().__init__(shown_by(progress))
         names = self.names = list(hosted.names)
         per_round = len(names) if spec.per_round is None else spec.per_round
         if not 1 <= per_round <= len(names):
-            raise RecipeError(f"clients per round = {per_round}: from 1 to the number of clients, {len(names)}")
+            raise RecipeError(
+                f"clients per round = {per_round}: from 1 to the number of clients, {len(names)}"
+            )
         if any(not 0 <= number < len(names) for number in spec.byzantine):
-            raise RecipeError(f"attackers {sorted(spec.byzantine)}: clients are numbered 0 to {len(names) - 1}")
+            raise RecipeError(
+                f"attackers {sorted(spec.byzantine)}: clients are numbered 0 to {len(names) - 1}"
+            )
         if spec.threads is None and workers is not None:
             spec = replace(spec, threads=workers.threads)
         self.hosted, self.worker, self.items = hosted, hosted.worker, list(hosted.items.values())
         self.header = replace(hosted.header, base_folder=spec.base_folder)
         self.spec = spec = replace(spec, per_round=per_round, notes=hosted.notes)
         sizes = [len(items) for items in self.items]
-        common = spec.method, self.header.layout, spec.seed, sizes, per_round, spec.aggregation, spec.bounds
+        common = (
+            spec.method,
+            self.header.layout,
+            spec.seed,
+            sizes,
+            per_round,
+            spec.aggregation,
+            spec.bounds,
+        )
         sums, attack, byzantine = spec.secure_sums, spec.attack, None
         try:
-            self.coordinator = Coordinator(*common) if sums is None else SecureCoordinator(sums, *common)
+            self.coordinator = (
+                Coordinator(*common) if sums is None else SecureCoordinator(sums, *common)
+            )
             if attack is not None:
-                byzantine = Byzantine(self.coordinator, attack, spec.byzantine, spec.attack_strength)
+                byzantine = Byzantine(
+                    self.coordinator, attack, spec.byzantine, spec.attack_strength
+                )
         except ValueError as error:
             raise RecipeError(str(error)) from error
         if spec.method.catch_up.replaces:  # the base is a step 0 then
@@ -254,8 +320,8 @@ class Simulation(Run):
         memory = self.worker.memory.folder
         if self.method.remembers and restored.round and not memory.is_dir():
             raise FedseedError(
-                f"{memory} is missing, and with it what clients had yet to send: the run can't go on; choose "
-                "another folder with --out"
+                f"{memory} is missing, and with it what clients had yet to send: the run can't go "
+                "on; choose another folder with --out"
             )
         if self.team is not None:
             self.team.apply(*restored.records)
@@ -264,7 +330,10 @@ class Simulation(Run):
         return self.clients.gather(number)
 
     def apply(self, step: bytes, line: RoundLine, log: bool) -> None:
-        """Apply the step to the weights; workers do, too, and go on with the next round meanwhile."""
+        """Apply the step to the weights.
+
+        Workers do, too, and go on with the next round meanwhile.
+        """
         number = line.round
         if self.team is not None:
             self.team.apply(Record(number, step[FRAME_BYTES:]))
@@ -299,7 +368,9 @@ class Simulation(Run):
             adapters.save(model, folder)
             about = Facts(self.spec.rounds, self.worker.space.digest(), clients=len(self.names))
             kind = type(model.get_base_model()).__name__
-            (folder / "README.md").write_text(card(self.header, about, "adapter", kind), encoding="utf-8")
+            (folder / "README.md").write_text(
+                card(self.header, about, "adapter", kind), encoding="utf-8"
+            )
 
     def tuned(self) -> Any:
         return self.worker.space.model

@@ -23,50 +23,63 @@ from fedseed.weights.layout import DigestKind
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a run is, besides its model and its clients' examples. Whoever takes part in making it has all of it."""
+    """What a run is, besides its model and its clients' examples.
+
+    Whoever takes part in making it has all of it.
+    """
 
     method: Method  # the method and its settings
     rounds: int  # how many
     seed: int = 0  # decides client sampling, data order and directions
     per_round: int | None = None  # clients that take part in a round; None: all
-    evaluate_every: int = 1  # rounds between evaluations; there is one of the base and one at the end, too
+    # rounds between evaluations; there is one of the base and one at the end, too
+    evaluate_every: int = 1
     digest_every: int = 1  # rounds between digests of the weights, besides those after evaluations
-    measures: bool = True  # whether evaluations measure anything; of a private run only if the recipe discloses it
-    # stop after so many evaluations in a row without a better "validation_loss" in them; None: never
+    # whether evaluations measure anything; of a private run only if the recipe discloses it
+    measures: bool = True
+    # stop after so many evaluations in a row without a better "validation_loss" in them; None:
+    # never
     patience: int | None = None
     aggregation: AggregationRule | None = None  # how the clients' answers become one
     bounds: Bounds | None = None  # how far from the others a client, or a step, may be
     # differential privacy of what clients send, if the method does not have it already
     privacy: PrivacySettings | None = None
-    secure_sums: SecureSums | None = None  # the coordinator learns sums alone; None: it reads every answer
-    # what Byzantine clients do (`fedseed.attacks.updates`). "labels" only names them: their data was changed by
-    # `fedseed.attacks.updates.flip_labels`
+    # the coordinator learns sums alone; None: it reads every answer
+    secure_sums: SecureSums | None = None
+    # what Byzantine clients do (`fedseed.attacks.updates`). "labels" only names them: their data
+    # was changed by `fedseed.attacks.updates.flip_labels`
     attack: AttackKind | None = None
     attackers: Collection[int] = ()  # the numbers of the Byzantine clients
     attack_strength: float | None = None  # of attacks that have one; None: as usual
-    # clients that look along common directions share forward passes: faster, and the same but for the float noise of
-    # another batch size
+    # clients that look along common directions share forward passes: faster, and the same but for
+    # the float noise of another batch size
     joint: bool = True
     base: str = ""  # the base's name, for the orbit's header
-    base_folder: str = ""  # where the base is, if `base` is a path that means another place from elsewhere
+    # where the base is, if `base` is a path that means another place from elsewhere
+    base_folder: str = ""
     base_digest: str | None = None  # the base's digest, if it is known; None: it is hashed
     # name patterns of the trainable parameters, for the orbit's header; None: all
     trainable: Sequence[str] | None = None
-    # names of the classes that a classifier tells apart, for the orbit's header; none: no classifier
+    # names of the classes that a classifier tells apart, for the orbit's header; none: no
+    # classifier
     classes: Sequence[str] = ()
-    # tune an adapter of this kind in place of the model; None: what the method is defined with, if anything
+    # tune an adapter of this kind in place of the model; None: what the method is defined with, if
+    # anything
     adapter: Adapter | None = None
     digest: DigestKind = "blake2b"  # how base and weights are hashed (`fedseed.weights.digest`)
     out: Path | str | None = None  # folder for the run's files; None: nothing is written
     recipe_text: str | None = None  # the complete recipe, written beside the results
-    chat_template: str = ""  # the Jinja template of its chats, if it is not the tokenizer's own, written beside it
+    # the Jinja template of its chats, if it is not the tokenizer's own, written beside it
+    chat_template: str = ""
     # about the data, such as what was left out; shown when the run starts, and kept in the summary
     notes: Sequence[str] = ()
     limit: str = ""  # what makes an example too long, to be said of those that are left out or cut
     trackers: Sequence[Tracker] = ()  # where else the metrics go
-    # that a process computes with while the run goes on; None: torch's own choice, shared out among workers
+    # that a process computes with while the run goes on; None: torch's own choice, shared out among
+    # workers
     threads: int | None = None
-    answers: bool = False  # what each client has answered is kept in the folder (`fedseed.runs.answers`)
+    # what each client has answered is kept in the folder (`fedseed.runs.answers`)
+    answers: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", check_seed(self.seed))
@@ -91,14 +104,27 @@ class RunSpec:
         """
         attack, stopping = recipe.attack, recipe.stopping
         spec = cls(
-            recipe.method, recipe.rounds, recipe.seed, evaluate_every=recipe.evaluation.every,
-            digest_every=recipe.evaluation.digest_every, measures=recipe.evaluates,
-            patience=None if stopping is None else stopping.patience, aggregation=recipe.aggregation,
-            bounds=recipe.bounds, secure_sums=recipe.secure_sums, attack=None if attack is None else attack.kind,
-            attack_strength=None if attack is None else attack.strength, joint=recipe.federation.joint,
-            base=recipe.model.base, adapter=recipe.model.adapter, digest=recipe.model.digest, out=out,
-            recipe_text=recipe.to_toml(), trackers=recipe.tracking, answers=recipe.federation.answers,
-        )  # fmt: skip
+            recipe.method,
+            recipe.rounds,
+            recipe.seed,
+            evaluate_every=recipe.evaluation.every,
+            digest_every=recipe.evaluation.digest_every,
+            measures=recipe.evaluates,
+            patience=None if stopping is None else stopping.patience,
+            aggregation=recipe.aggregation,
+            bounds=recipe.bounds,
+            secure_sums=recipe.secure_sums,
+            attack=None if attack is None else attack.kind,
+            attack_strength=None if attack is None else attack.strength,
+            joint=recipe.federation.joint,
+            base=recipe.model.base,
+            adapter=recipe.model.adapter,
+            digest=recipe.model.digest,
+            out=out,
+            recipe_text=recipe.to_toml(),
+            trackers=recipe.tracking,
+            answers=recipe.federation.answers,
+        )
         return replace(spec, **more)
 
     @property
@@ -113,7 +139,9 @@ class RunSpec:
 
     @property
     def private(self) -> bool:
-        """Returns whether all that is told and depends on clients' data is what the method makes private."""
+        """Returns whether all that is told and depends on clients' data is what the method makes
+        private.
+        """
         return self.secure_sums is not None or mechanism_of(self.method) is not None
 
     def evaluates(self, number: int) -> bool:
@@ -125,5 +153,7 @@ class RunSpec:
         return self.evaluates(number) or not self.method.stepwise
 
     def digests(self, number: int) -> bool:
-        """Returns whether the weights are hashed after a round: always where it is evaluated, as the last one is."""
+        """Returns whether the weights are hashed after a round: always where it is evaluated, as
+        the last one is.
+        """
         return self.evaluates(number) or (number % self.digest_every == 0 and self.logs(number))

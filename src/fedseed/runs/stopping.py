@@ -1,8 +1,10 @@
-"""Early stopping: a run ends when some evaluations in a row have not brought a better validation loss.
+"""Early stopping: a run ends when some evaluations in a row have not brought a better validation
+loss.
 
-What counts are evaluations, as in FederatedScope, which FedMeZO's paper is built on (its rounds are patience times the
-rounds between evaluations): rounds in between say nothing about the validation loss, and a run never ends at one.
-It looks at the lines of metrics and at nothing else, so a run that is taken up again stops where it would have stopped.
+What counts are evaluations, as in FederatedScope, which FedMeZO's paper is built on (its rounds are
+patience times the rounds between evaluations): rounds in between say nothing about the validation
+loss, and a run never ends at one. It looks at the lines of metrics and at nothing else, so a run
+that is taken up again stops where it would have stopped.
 """
 
 from collections.abc import Sequence
@@ -24,12 +26,17 @@ def _evaluated(metrics: Lines, name: str = VALIDATION_LOSS) -> list[tuple[int, f
 
 
 def best(metrics: Lines) -> tuple[int, float]:
-    """Returns the first round with the lowest validation loss, and that loss; (0, infinity) if there is none yet."""
+    """Returns the first round with the lowest validation loss, and that loss.
+
+    (0, infinity) if there is none yet.
+    """
     return min(_evaluated(metrics), key=lambda found: found[1], default=(0, inf))
 
 
 def over(metrics: Lines, patience: int | None) -> bool:
-    """Returns whether the last `patience` evaluations, or more, brought no better validation loss."""
+    """Returns whether the last `patience` evaluations, or more, brought no better validation
+    loss.
+    """
     if patience is None:
         return False
     number, _ = best(metrics)
@@ -37,7 +44,9 @@ def over(metrics: Lines, patience: int | None) -> bool:
 
 
 def diverged(metrics: Lines) -> int | None:
-    """Returns the first round with a loss that is not finite, or DIVERGED times the base's; None: there is none.
+    """Returns the first round with a loss that is not finite, or DIVERGED times the base's.
+
+    None: there is none.
 
     A run whose base has no finite loss says nothing.
     """
@@ -49,21 +58,27 @@ def diverged(metrics: Lines) -> int | None:
 
 
 def standing(metrics: Lines, rounds: int) -> tuple[int, float, float] | None:
-    """Finds the first evaluation after a tenth of the rounds, if at that pace the loss will hardly move to the end.
+    """Finds the first evaluation after a tenth of the rounds, if at that pace the loss will hardly
+    move to the end.
 
     Returns:
-        The round, the base's loss and the loss then; None: it moves, or there is no such evaluation yet.
+        The round, the base's loss and the loss then; None: it moves, or there is no such evaluation
+        yet.
     """
     found = _evaluated(metrics, "loss")
     after = next(((number, loss) for number, loss in found[1:] if 10 * number >= rounds), None)
     if after is None:
         return None
     (_, first), (number, loss) = found[0], after
-    return (number, first, loss) if abs(first - loss) * rounds < HARDLY * abs(first) * number else None
+    return (
+        (number, first, loss) if abs(first - loss) * rounds < HARDLY * abs(first) * number else None
+    )
 
 
 def describe(metrics: Lines, patience: int | None, rounds: int) -> dict[str, Any] | None:
-    """Returns for the summary whether the run stopped early, its best round and that round's validation loss."""
+    """Returns for the summary whether the run stopped early, its best round and that round's
+    validation loss.
+    """
     if patience is None:
         return None
     number, loss = best(metrics)

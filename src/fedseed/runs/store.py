@@ -1,9 +1,12 @@
-"""Where a run's steps become durable, and where an interrupted run takes them up again. Free of torch.
+"""Where a run's steps become durable, and where an interrupted run takes them up again.
 
-Two questions decide what a store does. Does a step replace those before it (`Method.catch_up`)? Then the folder has the
-newest weights (`WeightsStore`), otherwise all steps in an orbit (`OrbitStore`). And who decides which rounds count? The
-files do, unless there is a lasting log on a server (`Logged`): then the files follow the log, and are brought in line
-with it when a coordinator starts.
+Free of torch.
+
+Two questions decide what a store does. Does a step replace those before it (`Method.catch_up`)?
+Then the folder has the newest weights (`WeightsStore`), otherwise all steps in an orbit
+(`OrbitStore`). And who decides which rounds count? The files do, unless there is a lasting log on a
+server (`Logged`): then the files follow the log, and are brought in line with it when a coordinator
+starts.
 """
 
 import base64
@@ -27,7 +30,8 @@ from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.orbit.file import begin, scan
 from fedseed.weights.layout import ITEM_BYTES
 
-SAFETENSORS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # its names of dtypes
+# its names of dtypes
+SAFETENSORS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,21 @@ class Weights:
 def _write_weights(path: Path, weights: Weights) -> None:
     """Writes the file in place of an older one; it is on disk when this returns."""
     header = base64.b64encode(begin(weights.header)).decode()
-    about = {"round": weights.round, "changed": weights.changed, "digest": weights.digest, "header": header}
+    about = {
+        "round": weights.round,
+        "changed": weights.changed,
+        "digest": weights.digest,
+        "header": header,
+    }
     table: dict[str, Any] = {"__metadata__": {"format": "pt", "fedseed": json.dumps(about)}}
     position = 0
     for entry in weights.header.layout.tensors:
         offsets = [position, position := position + entry.size * ITEM_BYTES[entry.dtype]]
-        table[entry.name] = {"dtype": SAFETENSORS[entry.dtype], "shape": entry.shape, "data_offsets": offsets}
+        table[entry.name] = {
+            "dtype": SAFETENSORS[entry.dtype],
+            "shape": entry.shape,
+            "data_offsets": offsets,
+        }
     table["__metadata__"]["check"] = _check(table)
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
@@ -59,7 +72,10 @@ def _write_weights(path: Path, weights: Weights) -> None:
 
 
 def read_weights(path: Path) -> Weights:
-    """Reads a file of weights. Raises OrbitError: it can't be read, is damaged, or is no such file."""
+    """Reads a file of weights.
+
+    Raises OrbitError: it can't be read, is damaged, or is no such file.
+    """
     try:
         data = path.read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")
@@ -71,10 +87,21 @@ def read_weights(path: Path) -> Weights:
         about = json.loads(table["__metadata__"]["fedseed"])
         header = scan(base64.b64decode(about["header"]), str(path))[0].header
         weights = data[start:]
-        if len(weights) != header.layout.dense_bytes or header.digest_of(weights) != about["digest"]:
+        if (
+            len(weights) != header.layout.dense_bytes
+            or header.digest_of(weights) != about["digest"]
+        ):
             raise ValueError("the weights' digest differs from the one written with them")
         return Weights(header, int(about["round"]), int(about["changed"]), weights, about["digest"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise OrbitError(f"{path}: not the weights of a run, or damaged: {error}") from error
 
 
@@ -105,7 +132,9 @@ class StepStore(ABC):
 
     name: ClassVar[str]  # of the file
 
-    def __init__(self, folder: Path, header: Header, coordinator: Coordinator, logged: Logged | None = None) -> None:
+    def __init__(
+        self, folder: Path, header: Header, coordinator: Coordinator, logged: Logged | None = None
+    ) -> None:
         self.folder = folder
         self.path = folder / self.name
         self.header = header
@@ -123,22 +152,33 @@ class StepStore(ABC):
             warn: told what was mended.
 
         Raises:
-            FedseedError: a file is missing, damaged, of another run, or holds other steps than the log.
+            FedseedError: a file is missing, damaged, of another run, or holds other steps than the
+                log.
         """
 
     def prepare(self, number: int) -> None:
-        """Writes what a step that is about to count does not say; that of the round before stays."""
+        """Writes what a step that is about to count does not say.
+
+        That of the round before stays.
+        """
         if kept := self.coordinator.state_dict():
-            with replacing(self.folder / f"kept-{number}.npz") as temporary, open(temporary, "wb") as file:
+            with (
+                replacing(self.folder / f"kept-{number}.npz") as temporary,
+                open(temporary, "wb") as file,
+            ):
                 np.savez(file, **kept)  # type: ignore[arg-type]
             (self.folder / f"kept-{number - 2}.npz").unlink(missing_ok=True)
 
     def record(self, number: int, payload: bytes) -> None:
-        """Takes the step of a round that counts; it is written when the weights' digest is known (`confirm`)."""
+        """Takes the step of a round that counts.
+
+        It is written when the weights' digest is known (`confirm`).
+        """
         self._held = Record(number, payload)
 
     def confirm(self, digest: str) -> None:
-        """Writes the newest step, whose weights have this digest (`NO_DIGEST`: nobody will know it).
+        """Writes the newest step, whose weights have this digest (`NO_DIGEST`: nobody will know
+        it).
 
         Where the files decide, the step is on disk when this returns.
         """
@@ -148,14 +188,20 @@ class StepStore(ABC):
 
     @abstractmethod
     def _write(self, record: Record, lazily: bool) -> None:
-        """Write a step; where the log decides it need not be on disk yet if that may be done lazily."""
+        """Write a step.
+
+        Where the log decides it need not be on disk yet if that may be done lazily.
+        """
 
     def sync(self) -> None:  # noqa: B027
         """Bring everything to the disk."""
 
     @abstractmethod
     def complete(self, digest: str) -> int | None:
-        """Ends the file, for weights of this digest; returns the orbit's bytes, None where there is none."""
+        """Ends the file, for weights of this digest.
+
+        Returns the orbit's bytes, None where there is none.
+        """
 
     def release(self) -> None:  # noqa: B027
         """Close the file as it is."""
@@ -190,11 +236,15 @@ class OrbitStore(StepStore):
         there, logged = self.path.exists(), self.logged or Logged("")
         if logged.last and not there:
             raise FedseedError(
-                f"the server holds a run {logged.run} of {logged.last} steps, {self.folder} does not: "
-                "go on in its folder (--out), choose another name (--run), or delete it from the server with --fresh"
+                f"the server holds a run {logged.run} of {logged.last} steps, {self.folder} does "
+                "not: "
+                "go on in its folder (--out), choose another name (--run), or delete it from the "
+                "server with --fresh"
             )
         if begun and not there:
-            raise FedseedError(f"{self.folder}: {self.name} is missing, and with it what the run has learnt")
+            raise FedseedError(
+                f"{self.folder}: {self.name} is missing, and with it what the run has learnt"
+            )
         self._writer = OrbitWriter(self.path, self.header, resume=there)
         if self._writer.cut is not None:
             warn(self._writer.cut)
@@ -206,7 +256,9 @@ class OrbitStore(StepStore):
             records += orbit.steps()
         common = min(logged.last, len(records))
         if list(logged.payloads[:common]) != [record.payload for record in records[:common]]:
-            raise FedseedError(f"{self.path} and the server's run {logged.run} hold different steps")
+            raise FedseedError(
+                f"{self.path} and the server's run {logged.run} hold different steps"
+            )
         unlogged = [] if self.logged is None else [record.payload for record in records[common:]]
         for number, payload in enumerate(logged.payloads[common:], start=common + 1):
             records.append(Record(number, payload, logged.digests.get(number, NO_DIGEST)))
@@ -219,7 +271,10 @@ class OrbitStore(StepStore):
         return Restored(len(records), contents, records, unlogged)
 
     def _take_outcome(self, number: int, warn: Callable[[str], None]) -> None:
-        """Take up what the aggregation rule remembers, if it remembers anything; without a file it begins anew."""
+        """Take up what the aggregation rule remembers, if it remembers anything.
+
+        Without a file it begins anew.
+        """
         if not self.coordinator.keeps_outcomes:
             return
         if not number:
@@ -229,8 +284,8 @@ class OrbitStore(StepStore):
         else:
             rule = self.coordinator.aggregation.name
             warn(
-                f"{self.folder}: kept-{number}.npz is not there: {rule} remembers nothing of the rounds before, and "
-                "goes on so"
+                f"{self.folder}: kept-{number}.npz is not there: {rule} remembers nothing of the "
+                "rounds before, and goes on so"
             )
 
     def prepare(self, number: int) -> None:
@@ -258,7 +313,10 @@ class OrbitStore(StepStore):
 
 
 class WeightsStore(StepStore):
-    """The newest weights, in a file that is replaced as a whole; where a log has them, when the run is over."""
+    """The newest weights, in a file that is replaced as a whole.
+
+    Where a log has them, when the run is over.
+    """
 
     name = "model.safetensors"
     _round = 0  # the last that counts
@@ -275,22 +333,35 @@ class WeightsStore(StepStore):
             if kept > number + 1:  # a round that was about to count is one more
                 if set(self.coordinator.state_dict()) - {SIZES}:
                     raise FedseedError(
-                        f"the server's log of run {logged.run} ends with round {number}, {self.folder} has kept what "
-                        f"came of round {kept}, and of {number} nothing any more: begin again with --fresh and another "
-                        "--out"
+                        f"the server's log of run {logged.run} ends with round {number}, "
+                        f"{self.folder} has kept what "
+                        f"came of round {kept}, and of {number} nothing any more: begin again with "
+                        "--fresh and another --out"
                     )
-                warn(f"the server's log ends with round {number}, {self.folder} with {kept}: the rest is done again")
+                warn(
+                    f"the server's log ends with round {number}, {self.folder} with {kept}: the "
+                    "rest is done again"
+                )
                 self._forget_kept()
             elif kept:
                 self._take_kept(number)
             return Restored(number, contents, records)
         if not self.path.exists():
             if begun and not self.follows:
-                raise FedseedError(f"{self.folder}: {self.name} is missing, and with it what the run has learnt")
+                raise FedseedError(
+                    f"{self.folder}: {self.name} is missing, and with it what the run has learnt"
+                )
             if begun:
-                if self.coordinator.private or self.coordinator.sums:  # clients would say more than they have said
-                    raise FedseedError(f"{self.folder}: the server has lost this run's weights; start again elsewhere")
-                warn(f"{self.folder}: the server has lost this run's weights: all rounds are done again")
+                # clients would say more than they have said
+                if self.coordinator.private or self.coordinator.sums:
+                    raise FedseedError(
+                        f"{self.folder}: the server has lost this run's weights; start again "
+                        "elsewhere"
+                    )
+                warn(
+                    f"{self.folder}: the server has lost this run's weights: all rounds are done "
+                    "again"
+                )
                 self._forget_kept()
             return Restored(0, [])
         found = read_weights(self.path)
@@ -301,7 +372,9 @@ class WeightsStore(StepStore):
             return Restored(found.round, contents)
         self._take_kept(found.round)
         step = Record(found.changed, found.data, found.digest)
-        unlogged = [step.payload if number == step.round else b"" for number in range(1, found.round + 1)]
+        unlogged = [
+            step.payload if number == step.round else b"" for number in range(1, found.round + 1)
+        ]
         return Restored(found.round, contents, [step], () if logged is None else unlogged)
 
     def _take(self, number: int, changed: int, weights: bytes) -> list[Content]:
@@ -322,7 +395,9 @@ class WeightsStore(StepStore):
         weights = self.coordinator.weights
         if weights is not None:
             known = digest if digest != NO_DIGEST else self.header.digest_of(weights)
-            _write_weights(self.path, Weights(self.header, self._round, self._changed, weights, known))
+            _write_weights(
+                self.path, Weights(self.header, self._round, self._changed, weights, known)
+            )
 
     def complete(self, digest: str) -> int | None:
         self.confirm(digest)

@@ -1,7 +1,9 @@
-"""A tuned model from what there is of it: a run's folder, an orbit, a run's weights, an exported folder, a base's name.
+"""A tuned model from what there is of it: a run's folder, an orbit, a run's weights, an exported
+folder, a base's name.
 
-What `fedseed export`, `evaluate`, `generate` and `RunResult.model` begin with. A run that has an orbit is replayed; one
-of a method whose steps are whole weights has its newest ones loaded onto the base.
+What `fedseed export`, `evaluate`, `generate` and `RunResult.model` begin with. A run that has an
+orbit is replayed; one of a method whose steps are whole weights has its newest ones loaded onto the
+base.
 """
 
 import json
@@ -36,7 +38,8 @@ class Source(NamedTuple):
     orbit: Path | None = None  # the orbit's file, if it is replayed
     weights: Path | None = None  # the file of a run's weights, if these are loaded
     model: str | None = None  # a folder or hub name that holds the model itself
-    folder: Path | None = None  # the run's folder, if it comes from one: metrics and recipe are there
+    # the run's folder, if it comes from one: metrics and recipe are there
+    folder: Path | None = None
 
     def file(self, name: str) -> Path | None:
         """Returns a file of the run's folder by its name; None: it is not there."""
@@ -45,7 +48,9 @@ class Source(NamedTuple):
 
     @property
     def chat_template(self) -> str | None:
-        """Returns the template that the run has written its chats by, if it was not the base's own."""
+        """Returns the template that the run has written its chats by, if it was not the base's
+        own.
+        """
         path = self.file(CHAT_TEMPLATE)
         return None if path is None else path.read_text(encoding="utf-8")
 
@@ -63,16 +68,22 @@ def find_source(name: str) -> Source:
     """Returns what a name given on the command line means.
 
     Args:
-        name: a run's folder, an orbit file, a run's `model.safetensors`, a folder with a model, a base's name.
+        name: a run's folder, an orbit file, a run's `model.safetensors`, a folder with a model, a
+            base's name.
 
     Raises:
-        RecipeError: there is such a folder or file, but nothing in it that a model could be made of.
+        RecipeError: there is such a folder or file, but nothing in it that a model could be made
+            of.
     """
     path = Path(name).expanduser()
     if path.is_file():
         with open(path, "rb") as file:
             start = file.read(len(MAGIC))
-        folder = path.parent if (path.parent / "recipe.toml").is_file() and path.stem == "model" else None
+        folder = (
+            path.parent
+            if (path.parent / "recipe.toml").is_file() and path.stem == "model"
+            else None
+        )
         if start == MAGIC:
             return Source(name, orbit=path, folder=folder)
         if path.suffix == ".safetensors":
@@ -86,7 +97,8 @@ def find_source(name: str) -> Source:
         if (path / "model.safetensors").is_file():
             return Source(name, weights=path / "model.safetensors", folder=path)
         raise RecipeError(
-            f"{name}: this folder holds no run (model.orbit, model.safetensors) and no model (config.json)"
+            f"{name}: this folder holds no run (model.orbit, model.safetensors) and no model "
+            "(config.json)"
         )
     if (
         path.suffix in (".orbit", ".safetensors", ".toml")
@@ -99,9 +111,13 @@ def find_source(name: str) -> Source:
 
 
 def open_tuned(
-    source: Source, base: str | None = None, upto: int | None = None, device: str = "cpu",
-    progress: OnStep | None = None, check_all: bool = False,
-) -> Tuned:  # fmt: skip
+    source: Source,
+    base: str | None = None,
+    upto: int | None = None,
+    device: str = "cpu",
+    progress: OnStep | None = None,
+    check_all: bool = False,
+) -> Tuned:
     """Load a tuned model.
 
     Args:
@@ -110,7 +126,8 @@ def open_tuned(
         upto: number of the last step to apply; None: all.
         device: where the model is to lie.
         progress: told of each step of a replay.
-        check_all: compare the weights with every digest that an orbit has, not with the last one alone.
+        check_all: compare the weights with every digest that an orbit has, not with the last one
+            alone.
 
     Raises:
         RecipeError: the base is not found; the round can't be had.
@@ -119,7 +136,9 @@ def open_tuned(
     if source.model is not None:
         if upto is not None or base is not None:
             given = "--upto" if upto is not None else "--base"
-            raise RecipeError(f"{given}: {source.name} is a model as it is, neither a run nor an orbit")
+            raise RecipeError(
+                f"{given}: {source.name} is a model as it is, neither a run nor an orbit"
+            )
         return Tuned(*_as_it_is(source.model, device), None, None)
     if source.orbit is not None:
         path, orbit = source.orbit, Orbit.open(source.orbit)
@@ -133,12 +152,14 @@ def open_tuned(
         steps = [Record(max(1, found.changed), found.data, found.digest)]
         if upto not in (None, count):
             raise RecipeError(
-                f"round {upto} of {source.name}: a run of {header.method.name} keeps its newest weights alone, which "
-                f"are those of round {count}"
+                f"round {upto} of {source.name}: a run of {header.method.name} keeps its newest "
+                f"weights alone, which are those of round {count}"
             )
     model, processor = base_of(header, path, base, device)
     model = equip(header, model)
-    digest = replay(header, steps, model, progress and (lambda number: progress(number, count)), check_all)
+    digest = replay(
+        header, steps, model, progress and (lambda number: progress(number, count)), check_all
+    )
     if source.chat_template is not None:
         processor.chat_template = source.chat_template
     facts = Facts(count, digest, *about, **_measured(source, count))
@@ -153,14 +174,18 @@ def best_round(source: Source, metric: str) -> int:
     """
     path = source.file("metrics.jsonl")
     if path is None:
-        raise RecipeError(f"--best {metric}: there is no metrics.jsonl beside it: name the run's folder")
+        raise RecipeError(
+            f"--best {metric}: there is no metrics.jsonl beside it: name the run's folder"
+        )
     best = best_rounds(read_lines(path.parent))
     if metric not in best:
         raise RecipeError(f"--best {metric}: the run has measured {', '.join(best) or 'nothing'}")
     return int(best[metric]["round"])
 
 
-def base_of(header: Header, path: Path, base: str | None = None, device: str = "cpu") -> tuple[Any, Any]:
+def base_of(
+    header: Header, path: Path, base: str | None = None, device: str = "cpu"
+) -> tuple[Any, Any]:
     """Returns the base that a header names, and its tokenizer (or image processor).
 
     Args:
@@ -172,7 +197,8 @@ def base_of(header: Header, path: Path, base: str | None = None, device: str = "
     Raises:
         RecipeError: it is not found.
     """
-    from fedseed.models.loading import load_model  # brings transformers, once it is known what is opened
+    # brings transformers, once it is known what is opened
+    from fedseed.models.loading import load_model
 
     head = Head(header.classes, header.seed) if header.classes else None
     if base is not None:
@@ -222,9 +248,13 @@ def _measured(source: Source, number: int) -> dict[str, Any]:
 
 
 def recipe_for(
-    source: Source, recipe: str | None = None, task: str | None = None, overrides: Sequence[str] = (),
-    plugins: Sequence[str] = (), trust_plugins: bool = False,
-) -> Recipe:  # fmt: skip
+    source: Source,
+    recipe: str | None = None,
+    task: str | None = None,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+    trust_plugins: bool = False,
+) -> Recipe:
     """Returns the recipe whose task and evaluation a model is measured by.
 
     Args:
@@ -241,7 +271,8 @@ def recipe_for(
     found: str | Path | None = recipe or source.file("recipe.toml")
     if found is None and task is None:
         raise RecipeError(
-            f"{source.name}: no recipe beside it says what to measure it on: give --recipe, or --task NAME"
+            f"{source.name}: no recipe beside it says what to measure it on: give --recipe, or "
+            "--task NAME"
         )
     if task is not None and REGISTRY.find(task) is None:
         raise RecipeError(f"--task {task}: {REGISTRY.unknown(task)}")
@@ -262,7 +293,10 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
     kind, _ = kind_for(recipe, data, whole.config.to_dict())
     loader = LOADERS[kind.architecture]
     if type(whole).__name__ not in loader.classes():
-        raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
+        raise RecipeError(
+            f'task.name = "{recipe.task.name}" needs {loader.about}; this is a '
+            f"{type(whole).__name__}"
+        )
     equipment = equipped(recipe, data, kind, model, processor, longest_input(model))
     measure, notes = evaluation_of(recipe, equipment, data)
     return measure(model), [*data.notes, *notes]

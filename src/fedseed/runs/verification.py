@@ -1,12 +1,16 @@
-"""What a party can check of a run that somebody else has coordinated, from the run's folder and its own data.
+"""What a party can check of a run that somebody else has coordinated, from the run's folder and its
+own data.
 
-    steps     every round's step is made again from the answers on record, as the coordinator makes it
-    answers   in sampled rounds a client's own answer is computed again, at the weights of that round, which are
-              replayed, with that round's seeds and batches, and compared within the noise of float arithmetic
+    steps     every round's step is made again from the answers on record, as the coordinator makes
+    it
+    answers   in sampled rounds a client's own answer is computed again, at the weights of that
+    round, which are
+              replayed, with that round's seeds and batches, and compared within the noise of float
+              arithmetic
 
-The first needs no data and is exact; the second tells whether what stands on record under a client's name is what its
-data gives. An answer that was forged or swapped, with a step that fits it, is found by the second; a step that does not
-fit the answers by the first.
+The first needs no data and is exact; the second tells whether what stands on record under a
+client's name is what its data gives. An answer that was forged or swapped, with a step that fits
+it, is found by the second; a step that does not fit the answers by the first.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,8 +40,11 @@ from fedseed.training.client import LocalClient
 
 UNIT = 2.0**-24  # float32's unit of rounding
 LOSS_NOISE = 64  # units that a mean loss may be off by, in proportion to max(1, loss)
-TRAINED_NOISE = 2.0**-5  # that a coefficient after local training may be off by, in proportion to its block's
-STEP_NOISE = 1e-5  # the same of a step that is made again: another processor adds up a robust rule's products otherwise
+# that a coefficient after local training may be off by, in proportion to its block's
+TRAINED_NOISE = 2.0**-5
+# the same of a step that is made again: another processor adds up a robust rule's products
+# otherwise
+STEP_NOISE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,8 @@ class Checked:
     logged: float
     computed: float
     allowed: float  # how far they may be apart
-    verdict: Literal["right", "open", "forged"]  # "open": a sign of what is within the noise of zero
+    # "open": a sign of what is within the noise of zero
+    verdict: Literal["right", "open", "forged"]
     why: str = ""
 
 
@@ -71,9 +79,14 @@ class Verified:
 
 
 def verify(
-    orbit: Orbit, answers: Answers, spec: RunSpec, hosted: Hosted, most: int | None, seed: int,
+    orbit: Orbit,
+    answers: Answers,
+    spec: RunSpec,
+    hosted: Hosted,
+    most: int | None,
+    seed: int,
     progress: Callable[[int], None] = lambda number: None,
-) -> Verified:  # fmt: skip
+) -> Verified:
     """Make the steps again, and sampled answers of the hosted clients.
 
     Args:
@@ -89,17 +102,31 @@ def verify(
         FedseedError: it can't be verified; says why.
     """
     worker = hosted.worker
-    if problem := unverifiable(orbit.header.method, spec.secure_sums is not None) or _coarse(worker):
+    if problem := unverifiable(orbit.header.method, spec.secure_sums is not None) or _coarse(
+        worker
+    ):
         raise FedseedError(f"verify: {problem}")
-    if differences := hosted.header.differences(orbit.header) or (["compacted"] if orbit.header.first > 1 else []):
-        raise FedseedError(f"the log is of another run than recipe and base make it here: {'; '.join(differences)}")
+    if differences := hosted.header.differences(orbit.header) or (
+        ["compacted"] if orbit.header.first > 1 else []
+    ):
+        raise FedseedError(
+            f"the log is of another run than recipe and base make it here: {'; '.join(differences)}"
+        )
     if unknown := [name for name in hosted.items if name not in answers.names]:
-        raise FedseedError(f"no client {unknown[0]} has answered: the record has {', '.join(answers.names)}")
+        raise FedseedError(
+            f"no client {unknown[0]} has answered: the record has {', '.join(answers.names)}"
+        )
     wanted: dict[int, list[str]] = {}
     for name in hosted.items:
         number = answers.names.index(name)
-        theirs = [line.round for line in answers.lines.values() if number in line.answers and line.round <= orbit.last]
-        picked = sample(seed, Domain.SAMPLING, len(theirs), min(len(theirs), most or len(theirs)), number)
+        theirs = [
+            line.round
+            for line in answers.lines.values()
+            if number in line.answers and line.round <= orbit.last
+        ]
+        picked = sample(
+            seed, Domain.SAMPLING, len(theirs), min(len(theirs), most or len(theirs)), number
+        )
         for at in picked:
             wanted.setdefault(theirs[at], []).append(name)
     plans, unlike, missing = _retraced(orbit, answers, spec, wanted)
@@ -121,11 +148,22 @@ def verify(
 def _retraced(
     orbit: Orbit, answers: Answers, spec: RunSpec, wanted: Collection[int]
 ) -> tuple[dict[int, dict[bytes, list[int]]], list[int], list[int]]:
-    """Returns the wanted rounds' plans, by their clients; the rounds with another step; those without a record."""
+    """Returns the wanted rounds' plans, by their clients; the rounds with another step.
+
+    Those without a record.
+    """
     header, method, count = orbit.header, orbit.header.method, len(answers.names)
-    settings = header.layout, header.seed, [0] * count, spec.per_round or count, spec.aggregation, spec.bounds
+    settings = (
+        header.layout,
+        header.seed,
+        [0] * count,
+        spec.per_round or count,
+        spec.aggregation,
+        spec.bounds,
+    )
     coordinator = Coordinator(method, *settings)
-    coordinator.bounds = Bounds(proportion="off", claims="off")  # whose answer was refused is not on record
+    # whose answer was refused is not on record
+    coordinator.bounds = Bounds(proportion="off", claims="off")
     plans, unlike, missing = {}, [], []
     for step in orbit.steps():
         line, before = answers.lines.get(step.round), coordinator.state
@@ -145,8 +183,13 @@ def _retraced(
         made = Message.decode(coordinator.close()).payload
         if made != step.payload:
             theirs = method.decode_step(before, step.payload)
-            a, b = (np.concatenate([np.zeros(0), *_arrays(one)]) for one in (method.decode_step(before, made), theirs))
-            alike = len(a) == len(b) and bool((np.abs(a - b) <= STEP_NOISE * np.abs(a).max(initial=0.0)).all())
+            a, b = (
+                np.concatenate([np.zeros(0), *_arrays(one)])
+                for one in (method.decode_step(before, made), theirs)
+            )
+            alike = len(a) == len(b) and bool(
+                (np.abs(a - b) <= STEP_NOISE * np.abs(a).max(initial=0.0)).all()
+            )
             if not alike and step.round not in unlike:
                 unlike.append(step.round)
             coordinator.state = method.advance(before, theirs)
@@ -169,12 +212,17 @@ def _coarse(worker: Worker) -> str | None:
     dtypes = {entry.dtype for entry in worker.space.layout.tensors} - {"float32"}
     method, training = worker.method, getattr(worker.method, "training", None)
     if dtypes or getattr(method, "autocast", None) or getattr(training, "autocast", None):
-        return "losses of 16-bit arithmetic: another processor's differ by as much as a scalar is; float32 is needed"
+        return (
+            "losses of 16-bit arithmetic: another processor's differ by as much as a scalar "
+            "is; float32 is needed"
+        )
     return None
 
 
 class _Watched(LocalClient):
-    """A client that measures, and goes on from the scalars on record, if any: float noise does not add up."""
+    """A client that measures, and goes on from the scalars on record, if any: float noise does not
+    add up.
+    """
 
     def __init__(self, said: Sequence[float], *about: Any) -> None:
         super().__init__(*about)
@@ -185,11 +233,18 @@ class _Watched(LocalClient):
         """Keeps the estimates along some directions; returns those on record."""
         found = super().estimates(*about, **more)
         self.found += found
-        return [Projection(next(self._said, one.rho), one.loss) if one.usable else one for one in found]
+        return [
+            Projection(next(self._said, one.rho), one.loss) if one.usable else one for one in found
+        ]
 
 
-def _computed_again(worker: Worker, plan: bytes, client: int, items: Sequence[Any], kept: tuple[int, bytes]) -> Any:
-    """Returns what `Checked` has of one answer; `kept`: on record, how many examples it claims, and its update."""
+def _computed_again(
+    worker: Worker, plan: bytes, client: int, items: Sequence[Any], kept: tuple[int, bytes]
+) -> Any:
+    """Returns what `Checked` has of one answer.
+
+    `kept`: on record, how many examples it claims, and its update.
+    """
     method, message = worker.method, Message.decode(plan)
     about = About(method, worker.state, "update", message.round)
     if method.weighting == "examples" and kept[0] != len(items):
@@ -212,7 +267,9 @@ def _computed_again(worker: Worker, plan: bytes, client: int, items: Sequence[An
 
 
 def _estimates(method: Method, about: About, found: Sequence[Any], update: Any, logged: Any) -> Any:
-    """Compares answers of zeroth order: what is sent must be what estimates with noisy losses can be."""
+    """Compares answers of zeroth order: what is sent must be what estimates with noisy losses can
+    be.
+    """
     for name, _ in codecs(type(update))[:-1]:
         if not np.array_equal(getattr(update, name), getattr(logged, name)):
             return 0, 0, 0, "forged", "other directions, or another number of them"
@@ -224,18 +281,27 @@ def _estimates(method: Method, about: About, found: Sequence[Any], update: Any, 
     loss = max([1.0, *(abs(one.loss) for one in measured if one.usable)])
     allowed = LOSS_NOISE * UNIT * loss / method.scale  # type: ignore[attr-defined]
     low, high = (
-        type(update).decode(update.with_numbers(exact + off, about).encode(), about).numbers(about).astype(np.float64)
+        type(update)
+        .decode(update.with_numbers(exact + off, about).encode(), about)
+        .numbers(about)
+        .astype(np.float64)
         for off in (-allowed, allowed)
     )
-    apart, unlike = np.maximum(low - said, said - high), np.abs(said - (np.sign(exact) if signs else exact))
+    apart, unlike = (
+        np.maximum(low - said, said - high),
+        np.abs(said - (np.sign(exact) if signs else exact)),
+    )
     at = int(np.argmax(apart if (apart > 0).any() else unlike))
     verdict = "forged" if apart[at] > 0 else "open" if signs and unlike[at] else "right"
     return float(said[at]), float(exact[at]), allowed, verdict, ""
 
 
 def _coefficients(update: Coefficients, logged: Coefficients) -> Any:
-    """Compares answers of local training, block by block, in proportion to the block's coefficients."""
-    # how many there are may hang on a norm, rounded down: one more or less is noise, and divides all of them
+    """Compares answers of local training, block by block, in proportion to the block's
+    coefficients.
+    """
+    # how many there are may hang on a norm, rounded down: one more or less is noise, and divides
+    # all of them
     worst = (-1.0, 0.0, 0.0, 0.0)
     if update.seed != logged.seed:
         return logged.seed, update.seed, 0, "forged", "other directions"

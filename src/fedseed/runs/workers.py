@@ -1,12 +1,14 @@
-"""Worker processes among which a simulation deals a round's clients (`fedseed run --workers N`), here or on Ray.
+"""Worker processes among which a simulation deals a round's clients (`fedseed run --workers N`),
+here or on Ray.
 
-Each holds the model at the weights of the run: it loads the base by itself, and is told with each piece of work which
-steps it has not applied yet. A client's answer depends on (seed, round, client) and the weights and on nothing else, so
-it does not matter which process computes it, or when. A worker that dies ends the run, which `--resume` goes on with;
-on a Ray cluster, where machines come and go, another one takes its place and its work.
+Each holds the model at the weights of the run: it loads the base by itself, and is told with each
+piece of work which steps it has not applied yet. A client's answer depends on (seed, round, client)
+and the weights and on nothing else, so it does not matter which process computes it, or when. A
+worker that dies ends the run, which `--resume` goes on with; on a Ray cluster, where machines come
+and go, another one takes its place and its work.
 
-There are as many threads here as workers: each takes a free worker, sends it a piece of work and waits for the result,
-also while the main thread evaluates.
+There are as many threads here as workers: each takes a free worker, sends it a piece of work and
+waits for the result, also while the main thread evaluates.
 """
 
 import pickle
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
     from fedseed.federation.hosted import Hosted
 
 
-Work = Callable[["Hosted"], Any]  # what a worker does with all it has loaded: `train` or `look`, their arguments given
+# what a worker does with all it has loaded: `train` or `look`, their arguments given
+Work = Callable[["Hosted"], Any]
 
 
 class _DiedError(FedseedError):
@@ -44,14 +47,16 @@ class Order(NamedTuple):
     """Apply the steps that you lack, then do the work."""
 
     records: Sequence[Record]
-    memory: Path | None  # the folder of what clients keep from round to round; None: they keep nothing
+    # the folder of what clients keep from round to round; None: they keep nothing
+    memory: Path | None
     work: Work
 
 
 class Done(NamedTuple):
     """Work is done, or one process would have raised something: then the worker ends."""
 
-    result: Any = None  # the start of an orbit of what it has loaded; then an `Answer`, or what was seen by look
+    # the start of an orbit of what it has loaded; then an `Answer`, or what was seen by look
+    result: Any = None
     memory: int = 0  # the worker's peak so far, in bytes
     error: Exception | None = None
 
@@ -63,7 +68,8 @@ class Seat:
     number: int
     process: BaseProcess | Actor | None = None
     connection: "Connection[Any, Any] | Actor" = field(init=False)
-    start: bytes | None = None  # what an orbit of the model that it has loaded begins with; None: it has not yet
+    # what an orbit of the model that it has loaded begins with; None: it has not yet
+    start: bytes | None = None
     at: int = 0  # the round of the newest step that it has been told
 
 
@@ -71,10 +77,11 @@ class Workers:
     """The workers of one run.
 
     Args:
-        load: returns the model at its base, with the examples of all clients; it is pickled for the workers, so it is
-            a function of a module, or a `functools.partial` of one.
+        load: returns the model at its base, with the examples of all clients; it is pickled for the
+            workers, so it is a function of a module, or a `functools.partial` of one.
         count: how many workers.
-        threads: how many threads each computes with; None: an even share of those that this process has.
+        threads: how many threads each computes with; None: an even share of those that this process
+            has.
         cluster: where the workers live; None: on this machine.
 
     Raises:
@@ -82,7 +89,11 @@ class Workers:
     """
 
     def __init__(
-        self, load: "Callable[[], Hosted]", count: int, threads: int | None = None, cluster: Cluster | None = None
+        self,
+        load: "Callable[[], Hosted]",
+        count: int,
+        threads: int | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         if count < 1:
             raise RecipeError(f"workers = {count}: at least 1")
@@ -175,14 +186,19 @@ class Workers:
             process.join()
 
     def _give(self, work: Work | None) -> Any:
-        """Lets a free worker do a piece of work, and returns the result; None: the worker is started, and no more."""
+        """Lets a free worker do a piece of work, and returns the result.
+
+        None: the worker is started, and no more.
+        """
         seat = self._free.get()
         try:
             for left in reversed(range(self._lives)):
                 with self._lock:
                     if seat.process is None and not self._closing:
                         more = seat.number, self._load
-                        seat.process, seat.connection = self._start(_live, *more, threads=self.threads)
+                        seat.process, seat.connection = self._start(
+                            _live, *more, threads=self.threads
+                        )
                 try:
                     return None if work is None else self._done(seat, work)
                 except _DiedError:
@@ -194,15 +210,20 @@ class Workers:
             self._free.put(seat)
 
     def _done(self, seat: Seat, work: Work) -> Any:
-        """Returns the result of a piece of work. Raises what the worker has; FedseedError: its model is another."""
+        """Returns the result of a piece of work.
+
+        Raises what the worker has; FedseedError: its model is another.
+        """
         if seat.start is None:
             seat.start = _heard(seat).result
         if seat.start != self._expected:
             raise FedseedError(
-                f"worker {seat.number + 1} has loaded another model than this process: has the base changed meanwhile? "
-                "Start again"
+                f"worker {seat.number + 1} has loaded another model than this process: has the "
+                "base changed meanwhile? Start again"
             )
-        lacking = self._records[bisect_right(self._records, seat.at, key=lambda record: record.round) :]
+        lacking = self._records[
+            bisect_right(self._records, seat.at, key=lambda record: record.round) :
+        ]
         if seat.at:  # only one that begins here compares: to hash the weights takes long
             lacking = [replace(record, digest=NO_DIGEST) for record in lacking]
         seat.at = lacking[-1].round if lacking else seat.at
@@ -212,7 +233,10 @@ class Workers:
 
 
 def _heard(seat: Seat, order: Order | None = None) -> Done:
-    """Gives a worker an order, if there is one, and returns what it says next. Raises what it has, or _DiedError."""
+    """Gives a worker an order, if there is one, and returns what it says next.
+
+    Raises what it has, or _DiedError.
+    """
     try:
         if order is not None:
             tell(seat.connection, order)
@@ -222,8 +246,8 @@ def _heard(seat: Seat, order: Order | None = None) -> Done:
         seat.process.join()
         how = _how(seat.process.exitcode or 0)
         raise _DiedError(
-            f"worker {seat.number + 1} died ({how}): --resume goes on. Each holds a model of its own: try fewer "
-            "--workers, or smaller batches (method.training.batch, method.batch)"
+            f"worker {seat.number + 1} died ({how}): --resume goes on. Each holds a model of its "
+            "own: try fewer --workers, or smaller batches (method.training.batch, method.batch)"
         ) from error
     if done.error is not None:
         raise done.error
@@ -241,8 +265,12 @@ def _how(code: int) -> str:
     return f"killed by {name}" + (", as a system out of memory does" if name == "SIGKILL" else "")
 
 
-def _live(orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], number: int, load: bytes) -> None:
-    """Loads the model and does one piece of work after the other: the life of the process of a worker, from 0."""
+def _live(
+    orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], number: int, load: bytes
+) -> None:
+    """Loads the model and does one piece of work after the other: the life of the process of a
+    worker, from 0.
+    """
     try:
         import torch  # which takes its time, as all does that needs it
 
@@ -261,10 +289,14 @@ def _live(orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], numbe
             result = work(hosted)
             say(Done(result, peak_on(hosted.worker.space.devices) or resident_memory(peak=True)))
     except Exception as error:
-        error.add_note("in a worker process:\n" + "".join(traceback.format_exception(error)).rstrip())
+        error.add_note(
+            "in a worker process:\n" + "".join(traceback.format_exception(error)).rstrip()
+        )
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # an error with arguments of its own does not travel, but what it says does
+        except (
+            Exception
+        ):  # an error with arguments of its own does not travel, but what it says does
             error = RuntimeError(f"{type(error).__name__}: {error}")
         say(Done(error=error))
 
@@ -274,9 +306,16 @@ def train(plan: bytes, client: int, hosted: "Hosted") -> Any:
     return hosted.worker.train(plan, client, hosted.items[hosted.names[client]])
 
 
-def look(plans: Sequence[bytes], clients: Sequence[int], part: int, parts: int, hosted: "Hosted") -> Any:
-    """Measures a part of the losses that a round's clients have in common; returns what each look found.
+def look(
+    plans: Sequence[bytes], clients: Sequence[int], part: int, parts: int, hosted: "Hosted"
+) -> Any:
+    """Measures a part of the losses that a round's clients have in common.
 
-    The part is of the looks, numbered in order, those whose number is `part` modulo `parts`, the number of workers.
+    Returns what each look found.
+
+    The part is of the looks, numbered in order, those whose number is `part` modulo `parts`, the
+    number of workers.
     """
-    return hosted.worker.look(plans, clients, [hosted.items[hosted.names[c]] for c in clients], part, parts)
+    return hosted.worker.look(
+        plans, clients, [hosted.items[hosted.names[c]] for c in clients], part, parts
+    )

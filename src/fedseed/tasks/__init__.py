@@ -1,4 +1,7 @@
-"""Data: what each client of a federation holds. Free of torch. A new task is a file, a line here and a test."""
+"""Data: what each client of a federation holds. Free of torch.
+
+A new task is a file, a line here and a test.
+"""
 
 from fedseed.registry import Registry, check_class, name_of
 from fedseed.tasks.base import Task
@@ -11,14 +14,36 @@ from fedseed.tasks.text_tasks import CLOZE, MEZO
 from fedseed.tasks.words import WordsTask
 
 TASKS: tuple[type[Task], ...] = (
-    InstructionsTask, FilesTask, NaturalInstructionsTask, DollyTask, AlpacaTask, CodeAlpacaTask, GSM8KTask,
-    *MEZO, *CLOZE, WordsTask, DigitsTask, CIFAR10Task, CIFAR100Task,
-)  # fmt: skip
+    InstructionsTask,
+    FilesTask,
+    NaturalInstructionsTask,
+    DollyTask,
+    AlpacaTask,
+    CodeAlpacaTask,
+    GSM8KTask,
+    *MEZO,
+    *CLOZE,
+    WordsTask,
+    DigitsTask,
+    CIFAR10Task,
+    CIFAR100Task,
+)
 
 REGISTRY: Registry[type[Task]] = Registry(
-    "task", "fedseed.tasks", ((str(name_of(task)), task) for task in TASKS), lambda thing: check_class(thing, Task)
+    "task",
+    "fedseed.tasks",
+    ((str(name_of(task)), task) for task in TASKS),
+    lambda thing: check_class(thing, Task),
 )
 
 __all__ = [
-    "CLOZE", "MEZO", "REGISTRY", "TASKS", "CIFAR10Task", "CIFAR100Task", "DigitsTask", "InstructionsTask", "Task",
-]  # fmt: skip
+    "CLOZE",
+    "MEZO",
+    "REGISTRY",
+    "TASKS",
+    "CIFAR10Task",
+    "CIFAR100Task",
+    "DigitsTask",
+    "InstructionsTask",
+    "Task",
+]

@@ -13,7 +13,10 @@ from fedseed.tasks.data import OwnData, TaskData
 
 
 class Task(BaseModel, ABC):
-    """Settings of one task. Subclasses stand in a file each, and their names in a recipe's `[task]`."""
+    """Settings of one task.
+
+    Subclasses stand in a file each, and their names in a recipe's `[task]`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -23,21 +26,30 @@ class Task(BaseModel, ABC):
 
     @abstractmethod
     def load(self) -> TaskData:
-        """Returns clients' examples and evaluation sets, the same on every call. Raises RecipeError: there are none."""
+        """Returns clients' examples and evaluation sets, the same on every call.
+
+        Raises RecipeError: there are none.
+        """
 
     def client_names(self) -> list[str] | None:
-        """Returns the clients' names in order, without opening data; None: only the data says. Raises as `load`."""
+        """Returns the clients' names in order, without opening data; None: only the data says.
+
+        Raises as `load`.
+        """
         return None
 
     def load_part(self, names: Collection[str], evaluate: bool) -> TaskData:
-        """Returns what a process that hosts some clients needs of `load`'s data; that of others is not kept.
+        """Returns what a process that hosts some clients needs of `load`'s data.
+
+        That of others is not kept.
 
         A task whose clients' data lies in a file each opens no other files than theirs.
 
         Args:
             names: the clients.
-            evaluate: the evaluation sets, without clients; of clients that each hold out some of their own examples,
-                what these hold out. Otherwise the clients' examples, without evaluation sets.
+            evaluate: the evaluation sets, without clients; of clients that each hold out some of
+                their own examples, what these hold out. Otherwise the clients' examples, without
+                evaluation sets.
 
         Raises:
             RecipeError: the data can't be had, or does not fit the settings.
@@ -51,12 +63,18 @@ class Task(BaseModel, ABC):
         return False
 
     def names_here(self) -> list[str] | None:
-        """Returns clients' names by what lies here, where a site may see its own data only; None: each sees all."""
+        """Returns clients' names by what lies here, where a site may see its own data only.
+
+        None: each sees all.
+        """
         return None
 
     @property
     def shares_evaluation(self) -> bool:
-        """Returns whether all are evaluated on the same examples; else each client is on what it holds out."""
+        """Returns whether all are evaluated on the same examples.
+
+        Else each client is on what it holds out.
+        """
         return True
 
     def load_shared(self, file: Path | None = None) -> TaskData:
@@ -79,6 +97,7 @@ class Task(BaseModel, ABC):
             alone: whether nobody else's data lies there.
 
         Raises:
-            RecipeError: the data can't be had, or does not fit the settings; or this task has no such data.
+            RecipeError: the data can't be had, or does not fit the settings; or this task has no
+                such data.
         """
         raise RecipeError(f'task.name = "{self.name}": its clients have no data of their own')

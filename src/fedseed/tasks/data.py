@@ -17,8 +17,10 @@ class Example:
 
     prompt: str  # what the model is given
     response: str  # what it is trained to answer
-    answers: tuple[str, ...] = ()  # all texts that count as right when an answer is scored; none: just the response
-    stop: str = ""  # what ends a response in place of the end-of-sequence token; generated text is cut there
+    # all texts that count as right when an answer is scored; none: just the response
+    answers: tuple[str, ...] = ()
+    # what ends a response in place of the end-of-sequence token; generated text is cut there
+    stop: str = ""
 
     def answered_as(self, other: "Example") -> "Example":
         """Returns the same prompt with another example's response."""
@@ -29,25 +31,35 @@ class Example:
 class ChatStyle:
     """How chats become tokens."""
 
-    # by the tokenizer's chat template, or plainly where it has none; by the tokenizer's; by `template`; plainly, as
-    # "User: ...", "Assistant: ..."
+    # by the tokenizer's chat template, or plainly where it has none; by the tokenizer's; by
+    # `template`; plainly, as "User: ...", "Assistant: ..."
     writing: Literal["auto", "own", "given", "plain"] = "auto"
     template: str = ""  # a Jinja template, for "given"
-    loss_on: Literal["all", "last"] | None = None  # which answers; None: all by a template, the last in the plain form
+    # which answers; None: all by a template, the last in the plain form
+    loss_on: Literal["all", "last"] | None = None
 
 
 @dataclass(frozen=True)
 class Chat(Example):
-    """A conversation that ends with an answer. `prompt` and `response` are its plain form, with the last answer."""
+    """A conversation that ends with an answer.
 
-    messages: tuple[Mapping[str, Any], ...] = ()  # role, content (text), what else a template may use; ends with answer
-    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of functions that the assistant may call
+    `prompt` and `response` are its plain form, with the last answer.
+    """
+
+    # role, content (text), what else a template may use; ends with answer
+    messages: tuple[Mapping[str, Any], ...] = ()
+    # JSON schemas of functions that the assistant may call
+    tools: tuple[Mapping[str, Any], ...] = ()
     style: ChatStyle = field(default_factory=ChatStyle)
     where: str = field(default="", compare=False)  # its file and line, for messages
 
     def answered_as(self, other: Example) -> Example:
         """Returns the same conversation with another one's last answer."""
-        last = other.messages[-1] if isinstance(other, Chat) else {"role": "assistant", "content": other.response}
+        last = (
+            other.messages[-1]
+            if isinstance(other, Chat)
+            else {"role": "assistant", "content": other.response}
+        )
         return replace(self, response=other.response, messages=(*self.messages[:-1], last))
 
 
@@ -56,15 +68,20 @@ class Choice:
     """A prompt and the texts that may follow it, of which one is right (or some are).
 
     Raises:
-        ValueError: `gold` or one of `right` is the number of no option, or `gold` is not among `right`.
+        ValueError: `gold` or one of `right` is the number of no option, or `gold` is not among
+            `right`.
     """
 
     prompt: str  # ready to be tokenised
-    options: tuple[str, ...]  # what may follow, as it is written after the prompt (usually with a space first)
+    # what may follow, as it is written after the prompt (usually with a space first)
+    options: tuple[str, ...]
     gold: int  # the number of the right option; the one that is trained on
-    right: tuple[int, ...] = ()  # of all options that count as right in evaluation; none: just `gold`
-    teacher_forcing: bool = False  # train on the right option's tokens as language, not on the choice among the options
-    # what a classifier is given in place of the prompt, which says all that tells examples apart; "": the prompt
+    # of all options that count as right in evaluation; none: just `gold`
+    right: tuple[int, ...] = ()
+    # train on the right option's tokens as language, not on the choice among the options
+    teacher_forcing: bool = False
+    # what a classifier is given in place of the prompt, which says all that tells examples apart;
+    # "": the prompt
     text: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -72,7 +89,9 @@ class Choice:
         if not 0 <= self.gold < count:
             raise ValueError(f"gold = {self.gold}: there are {count} options, numbered from 0")
         if self.right and not {self.gold} <= set(self.right) <= set(range(count)):
-            raise ValueError(f"right = {self.right}: numbers of the {count} options, gold ({self.gold}) too")
+            raise ValueError(
+                f"right = {self.right}: numbers of the {count} options, gold ({self.gold}) too"
+            )
 
 
 @dataclass(frozen=True)
@@ -88,21 +107,27 @@ MASK = "<mask>"  # where the blank of a `Cloze` is, whatever a tokenizer calls i
 
 @dataclass(frozen=True)
 class Cloze:
-    """A text with one blank and the words that may fill it, of which one is right: a masked language model's choice.
+    """A text with one blank and the words that may fill it, of which one is right: a masked
+    language model's choice.
 
     Raises:
         ValueError: `gold` is the number of no word, or the text has not one blank.
     """
 
     text: str  # ready to be tokenised but for `MASK`, which stands in it once
-    words: tuple[str, ...]  # one for each class, as it is written in the text (usually with a space first)
+    # one for each class, as it is written in the text (usually with a space first)
+    words: tuple[str, ...]
     gold: int  # the number of the right word
 
     def __post_init__(self) -> None:
         if not 0 <= self.gold < len(self.words):
-            raise ValueError(f"gold = {self.gold}: there are {len(self.words)} words, numbered from 0")
+            raise ValueError(
+                f"gold = {self.gold}: there are {len(self.words)} words, numbered from 0"
+            )
         if self.text.count(MASK) != 1:
-            raise ValueError(f"the text needs one {MASK}, not {self.text.count(MASK)}: {self.text[:60]!r}")
+            raise ValueError(
+                f"the text needs one {MASK}, not {self.text.count(MASK)}: {self.text[:60]!r}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +149,8 @@ class ClientData:
 
     name: str
     examples: Sequence[Any]  # what it trains on
-    # each example's, by which the data was dealt or could be; none if the data has none, or if the examples say it
-    # themselves (a right option, a class)
+    # each example's, by which the data was dealt or could be; none if the data has none, or if the
+    # examples say it themselves (a right option, a class)
     labels: Sequence[str] = ()
 
 
@@ -135,7 +160,8 @@ class OwnData:
 
     path: Path | None = None  # a file, or a folder; None: where the recipe says
     evaluation_file: Path | None = None  # what it evaluates on; None: what it holds out
-    evaluation: float | None = None  # the share of its examples that it holds out; None: as the recipe says
+    # the share of its examples that it holds out; None: as the recipe says
+    evaluation: float | None = None
 
 
 @dataclass(frozen=True)
@@ -145,23 +171,33 @@ class TaskData:
     clients: Sequence[ClientData]
     # sets that a run reports on, by prefix of the metric's name ("" for the main one)
     evaluation: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    validation: Sequence[Any] = ()  # for choosing settings; no run reports on it together with `evaluation`
-    notes: tuple[str, ...] = ()  # what was left out and how much is left, a line each; shown when a run starts
-    scores: tuple[str, ...] = ("rouge_l",)  # how generated answers are scored (of `fedseed.tasks.metrics.REGISTRY`)
+    # for choosing settings; no run reports on it together with `evaluation`
+    validation: Sequence[Any] = ()
+    # what was left out and how much is left, a line each; shown when a run starts
+    notes: tuple[str, ...] = ()
+    # how generated answers are scored (of `fedseed.tasks.metrics.REGISTRY`)
+    scores: tuple[str, ...] = ("rouge_l",)
     classes: tuple[str, ...] = ()  # the classes' names; for `Picture`s
-    chat_template: str = ""  # the Jinja template that writes `Chat`s, if it is not their tokenizer's own
+    # the Jinja template that writes `Chat`s, if it is not their tokenizer's own
+    chat_template: str = ""
 
     def only(self, names: Collection[str]) -> "TaskData":
         """These clients' data alone, without anything to evaluate on."""
-        return replace(self, clients=[c for c in self.clients if c.name in names], evaluation={}, validation=())
+        return replace(
+            self, clients=[c for c in self.clients if c.name in names], evaluation={}, validation=()
+        )
 
 
 def span(values: Sequence[int], one: str, many: str | None = None) -> str:
-    """Returns the range of some numbers (none: 0) with their noun, as `plural`: "1 to 7 examples", "2 examples"."""
+    """Returns the range of some numbers (none: 0) with their noun, as `plural`: "1 to 7 examples",
+    "2 examples".
+    """
     low, high = min(values, default=0), max(values, default=0)
     return plural(low, one, many) if low == high else f"{low:,} to {plural(high, one, many)}"
 
 
 def who_holds(sizes: Sequence[int], one: str = "example") -> str:
-    """Says how much clients hold, for a task's notes: "3 clients hold 1 to 7 examples", "1 client holds 2 examples"."""
+    """Says how much clients hold, for a task's notes: "3 clients hold 1 to 7 examples", "1 client
+    holds 2 examples".
+    """
     return f"{plural(len(sizes), 'client')} hold{'s' if len(sizes) == 1 else ''} {span(sizes, one)}"

@@ -1,4 +1,6 @@
-"""Tasks whose training examples are dealt to clients by a partition, by labels that the data or the examples have."""
+"""Tasks whose training examples are dealt to clients by a partition, by labels that the data or the
+examples have.
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +27,9 @@ class Labelled(NamedTuple):
 
 
 class DealtTask(Task):
-    """Settings that these tasks share. A task says how it divides its data, and what a partition may go by.
+    """Settings that these tasks share.
+
+    A task says how it divides its data, and what a partition may go by.
 
     Args:
         clients: data holders; None: as many as the papers have, or as `partition.field` has values.
@@ -45,10 +49,15 @@ class DealtTask(Task):
 
     @abstractmethod
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
-        """Returns what is dealt to clients, and all else (test sets as `evaluation`). Raises as `load`."""
+        """Returns what is dealt to clients, and all else (test sets as `evaluation`).
+
+        Raises as `load`.
+        """
 
     def validation_sets(self, validation: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
-        """Returns the sets of validation examples that a run reports on, by prefix of the metrics' names."""
+        """Returns the sets of validation examples that a run reports on, by prefix of the metrics'
+        names.
+        """
         return {"": validation}
 
     @property
@@ -66,17 +75,27 @@ class DealtTask(Task):
     def load(self) -> TaskData:
         if isinstance(self.partition, ByField) and self.partition.field not in self.fields:
             known = " and ".join(f'"{field}"' for field in self.fields) or "no field to deal by"
-            raise RecipeError(f'task.partition.field = "{self.partition.field}": "{self.name}" has {known}')
+            raise RecipeError(
+                f'task.partition.field = "{self.partition.field}": "{self.name}" has {known}'
+            )
         if self.evaluate_on == "validation" and not getattr(self, "validation", 1):
-            raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
+            raise RecipeError(
+                'task.evaluate_on = "validation": task.validation = 0 keeps no example for it'
+            )
         rows, data = self.parts()
-        clients = deal_clients(rows, self.partition, self.clients, self.default_clients, self.dealing_seed)
-        held = who_holds([len(client.examples) for client in clients], "picture" if data.classes else "example")
+        clients = deal_clients(
+            rows, self.partition, self.clients, self.default_clients, self.dealing_seed
+        )
+        held = who_holds(
+            [len(client.examples) for client in clients], "picture" if data.classes else "example"
+        )
         if data.classes:
             kinds = [len({picture.label for picture in client.examples}) for client in clients]
             held += f" of {span(kinds, 'class', 'classes')}"
         notes = (*data.notes, f"{held} ({self.partition.kind})")
-        sets = data.evaluation if self.evaluate_on == "test" else self.validation_sets(data.validation)
+        sets = (
+            data.evaluation if self.evaluate_on == "test" else self.validation_sets(data.validation)
+        )
         return replace(data, clients=clients, evaluation=sets, notes=notes, scores=self.scores)
 
 
@@ -97,7 +116,10 @@ def numbered(count: int) -> list[str]:
 
 
 def names_dealt(partition: AnyPartition, clients: int | None, default: int) -> list[str] | None:
-    """Returns the names that `deal_clients` will give; None: a field's values, which only the data says."""
+    """Returns the names that `deal_clients` will give.
+
+    None: a field's values, which only the data says.
+    """
     return None if isinstance(partition, ByField) else numbered(clients or default)
 
 
@@ -120,12 +142,18 @@ def deal_clients(
     if isinstance(partition, ByField):
         dealt = partition.deal(labels, clients, seed)
         held = [dict.fromkeys(labels[i] for i in mine) for mine in dealt]
-        names = [next(iter(h)) for h in held] if all(len(h) == 1 for h in held) else numbered(len(dealt))
+        names = (
+            [next(iter(h)) for h in held]
+            if all(len(h) == 1 for h in held)
+            else numbered(len(dealt))
+        )
     else:
         dealt = partition.deal(labels, clients or default, seed)
         names = numbered(len(dealt))
     known = any(labels)
     return [
-        ClientData(name, [rows[i].example for i in mine], [labels[i] for i in mine] if known else ())
+        ClientData(
+            name, [rows[i].example for i in mine], [labels[i] for i in mine] if known else ()
+        )
         for name, mine in zip(names, dealt, strict=True)
     ]

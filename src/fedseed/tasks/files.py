@@ -1,7 +1,7 @@
 """Reads rows of data: of files in several formats, of saved data sets, of data sets on the hub.
 
-Errors name the file and the place in it. A few bytes of a parquet file can be a billion rows, so what is unpacked from
-one must be in proportion to the file.
+Errors name the file and the place in it. A few bytes of a parquet file can be a billion rows, so
+what is unpacked from one must be in proportion to the file.
 """
 
 import csv
@@ -21,15 +21,22 @@ from fedseed.errors import RecipeError, to_install
 from fedseed.text import first_line, shown
 
 ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet", ".json")
-SAVED = ("dataset_dict.json", "state.json")  # one of these is in every folder that `save_to_disk` writes
+# one of these is in every folder that `save_to_disk` writes
+SAVED = ("dataset_dict.json", "state.json")
 BATCH = 1024  # rows of a parquet file that are unpacked at a time
-FREE_BYTES, INFLATION = 64 << 20, 100  # bytes that a parquet file may become, and how many more for each of its own
+# bytes that a parquet file may become, and how many more for each of its own
+FREE_BYTES, INFLATION = 64 << 20, 100
 FREE_CELLS = 1 << 20  # cells that any parquet file may have, and one more for each of its bytes
 csv.field_size_limit(1 << 30)  # a text may be long
 
 KIND_NAMES: dict[type, str] = {
-    str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a JSON object"
-}  # fmt: skip
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a JSON object",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,8 @@ class Record:
 
         Args:
             name: its name.
-            kind: the type or types it may have; true and false are numbers only if `bool` is one of them.
+            kind: the type or types it may have; true and false are numbers only if `bool` is one of
+                them.
 
         Raises:
             RecipeError: it is missing or of another type.
@@ -53,17 +61,24 @@ class Record:
             raise RecipeError(f'{self.where}: no "{name}"')
         value = self.values[name]
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kinds):  # JSON's true is no number
+        # JSON's true is no number
+        if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(KIND_NAMES[k] for k in kinds)
             raise RecipeError(f'{self.where}: "{name}" = {_short(value)}: {expected} is expected')
         return value
 
     def record(self, name: str) -> "Record":
-        """Returns a field that is an object itself. Raises RecipeError if it is missing or no object."""
+        """Returns a field that is an object itself.
+
+        Raises RecipeError if it is missing or no object.
+        """
         return Record(f"{self.where}: {name}", self.field(name, dict))
 
     def records(self, name: str) -> "list[Record]":
-        """Returns a field that is a list of objects. Raises RecipeError if it is missing or no such list."""
+        """Returns a field that is a list of objects.
+
+        Raises RecipeError if it is missing or no such list.
+        """
         found = []
         for index, values in enumerate(self.field(name, list)):
             where = f"{self.where}: {name}[{index}]"
@@ -83,7 +98,10 @@ def _short(value: Any) -> str:
 
 
 def data_folder(path: str, hint: str) -> Path:
-    """Returns the folder that `task.path` names. Raises RecipeError, with a hint what to give, if there is none."""
+    """Returns the folder that `task.path` names.
+
+    Raises RecipeError, with a hint what to give, if there is none.
+    """
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise RecipeError(f'task.path = "{path}": there is no such folder; {hint}')
@@ -108,7 +126,8 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
     except OSError as error:
         raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
     try:
-        text = data.decode(encoding).removeprefix("\ufeff")  # some editors begin a file with this mark
+        # some editors begin a file with this mark
+        text = data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         begin = data.rfind(b"\n", 0, error.start) + 1
         guess = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "ISO-8859-1"
@@ -116,14 +135,18 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
         raise RecipeError(
             f"{path} line {data.count(10, 0, error.start) + 1}: not {encoding.upper()} text: byte "
             f"0x{data[error.start]:02x} at the line's byte {error.start - begin + 1}; if it is "
-            f"{guess.replace('ISO-8859-1', 'Latin-1')}, convert it: iconv -f {guess} -t {encoding.upper()} {name} > "
+            f"{guess.replace('ISO-8859-1', 'Latin-1')}, convert it: iconv -f {guess} -t "
+            f"{encoding.upper()} {name} > "
             f"{better} && mv {better} {name}"
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json(path: Path, hint: str = "") -> Record:
-    """Returns a UTF-8 file's JSON object. Raises RecipeError if it has none; `hint`: what to do if it is missing."""
+    """Returns a UTF-8 file's JSON object.
+
+    Raises RecipeError if it has none; `hint`: what to do if it is missing.
+    """
     content = parse_json(read_text(path, hint), f"{path}: not valid JSON")
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: a JSON object is expected")
@@ -131,15 +154,25 @@ def read_json(path: Path, hint: str = "") -> Record:
 
 
 def parse_json(text: str, problem: str, hint: str = "") -> Any:
-    """Returns what a JSON text says. Raises RecipeError, from `problem` to `hint`, if it can't be read or used."""
+    """Returns what a JSON text says.
+
+    Raises RecipeError, from `problem` to `hint`, if it can't be read or used.
+    """
     try:
         found = json.loads(text)
-        if "\\ud" in text.lower():  # half of a character, which no tokenizer takes, unless the other half follows
+        # half of a character, which no tokenizer takes, unless the other half follows
+        if "\\ud" in text.lower():
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, ValueError) else "its lists and objects are nested too deeply"
+        reason = (
+            str(error)
+            if isinstance(error, ValueError)
+            else "its lists and objects are nested too deeply"
+        )
         if isinstance(error, UnicodeEncodeError):
-            reason = f"it has half of a character (\\u{ord(error.object[error.start]):x}): take it out"
+            reason = (
+                f"it has half of a character (\\u{ord(error.object[error.start]):x}): take it out"
+            )
         elif isinstance(error, json.JSONDecodeError) and error.lineno == 1:
             reason = f"{error.msg} at column {error.colno}"
         raise RecipeError(f"{problem}: {reason}{hint}") from error
@@ -149,8 +182,8 @@ def parse_json(text: str, problem: str, hint: str = "") -> Any:
 def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Record]:
     """Returns the rows of a table, without empty lines.
 
-    A `.jsonl` file has an object a line, a `.json` file a list of objects (or an object a line); any other is read
-    as GLUE's tsv: a header line, tabs, no quoting.
+    A `.jsonl` file has an object a line, a `.json` file a list of objects (or an object a line);
+    any other is read as GLUE's tsv: a header line, tabs, no quoting.
 
     Args:
         path: a UTF-8 file.
@@ -161,7 +194,9 @@ def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Recor
     """
     quoting: Literal[0, 3] = csv.QUOTE_NONE if columns is None else csv.QUOTE_MINIMAL
     records = []
-    for row in _json(path) if path.suffix in (".json", ".jsonl") else _table(path, quoting, columns):
+    for row in (
+        _json(path) if path.suffix in (".json", ".jsonl") else _table(path, quoting, columns)
+    ):
         if isinstance(row, RecipeError):
             raise row
         records.append(row)
@@ -169,7 +204,9 @@ def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Recor
 
 
 def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError]:
-    """Returns the rows of one file or saved data set; in the place of a malformed one, what is wrong with it.
+    """Returns the rows of one file or saved data set.
+
+    In the place of a malformed one, what is wrong with it.
 
     Args:
         place: the file or the data set's folder.
@@ -183,7 +220,9 @@ def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError
     if not place.is_file():
         raise RecipeError(f"{place}: there is no such file")
     if place.suffix not in ENDINGS:
-        raise RecipeError(f"{place}: a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} is expected")
+        raise RecipeError(
+            f"{place}: a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} is expected"
+        )
     if place.suffix == ".parquet":
         return _parquet(place)
     return _json(place) if place.suffix in (".jsonl", ".json") else _table(place, csv.QUOTE_MINIMAL)
@@ -209,12 +248,19 @@ def _json(path: Path) -> Iterator[Record | RecipeError]:
             yield error
 
 
-def _table(path: Path, quoting: Literal[0, 3], columns: Sequence[str] | None = None) -> Iterator[Record | RecipeError]:
-    """Yields a file's rows; tabs separate fields, or in a .csv what its header has most of (commas if it has none)."""
+def _table(
+    path: Path, quoting: Literal[0, 3], columns: Sequence[str] | None = None
+) -> Iterator[Record | RecipeError]:
+    """Yields a file's rows.
+
+    Tabs separate fields, or in a .csv what its header has most of (commas if it has none).
+    """
     text = read_text(path)
     header = text.lstrip("\n").partition("\n")[0] if columns is None else ""
     between = max((",", ";", "\t"), key=header.count) if path.suffix == ".csv" else "\t"
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True, quoting=quoting)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=between, strict=True, quoting=quoting
+    )
     begin = 0
     try:
         for fields in reader:
@@ -230,7 +276,9 @@ def _table(path: Path, quoting: Literal[0, 3], columns: Sequence[str] | None = N
                 yield Record(where, dict(zip(columns, fields, strict=True)))
             else:
                 names = shown(", ".join(columns[:30])) + (", ..." if len(columns) > 30 else "")
-                yield RecipeError(f"{where}: {len(fields)} columns, where {len(columns)} are expected: {names}")
+                yield RecipeError(
+                    f"{where}: {len(fields)} columns, where {len(columns)} are expected: {names}"
+                )
     except csv.Error as error:  # nobody knows where the next row begins
         raise RecipeError(f"{path} line {begin + 1}: not valid CSV: {error}") from error
     if columns is None:
@@ -241,28 +289,34 @@ def _parquet(path: Path) -> list[Record]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise RecipeError(f"{path}: a parquet file is read by pyarrow: {to_install('parquet')}") from error
+        raise RecipeError(
+            f"{path}: a parquet file is read by pyarrow: {to_install('parquet')}"
+        ) from error
     rows: list[dict[str, Any]] = []
 
     def check(unpacked: int, cells: int) -> None:
         if unpacked > FREE_BYTES + INFLATION * size or cells > FREE_CELLS + size:
             raise RecipeError(
-                f"{path}: {size:,} bytes become {cells:,} cells of {unpacked:,} bytes, which is more than data does; "
-                "if it is what you want, write it as .jsonl"
+                f"{path}: {size:,} bytes become {cells:,} cells of {unpacked:,} bytes, which is "
+                "more than data does; if it is what you want, write it as .jsonl"
             )
 
     try:
         size, unpacked = path.stat().st_size, 0
         with parquet.ParquetFile(path) as file:
             about, width = file.metadata, len(file.schema_arrow.names)
-            groups = (about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+            groups = (
+                about.row_group(number).total_byte_size for number in range(about.num_row_groups)
+            )
             check(sum(groups), about.num_rows * width)
             for batch in file.iter_batches(BATCH):
                 unpacked += batch.nbytes
                 check(unpacked, (len(rows) + batch.num_rows) * width)
                 rows += batch.to_pylist()
     except (ArrowException, OSError) as error:
-        raise RecipeError(f"{path}: not a parquet file, or damaged ({first_line(error)})") from error
+        raise RecipeError(
+            f"{path}: not a parquet file, or damaged ({first_line(error)})"
+        ) from error
     if not rows:
         raise RecipeError(f"{path}: it is empty")
     return _records(str(path), rows)
@@ -276,7 +330,12 @@ def is_saved(place: Path) -> bool:
 def is_hub_name(path: str) -> bool:
     """Returns whether a text has the form of a data set's name on the hub, "owner/name"."""
     owner, slash, rest = path.partition("/")
-    return bool(slash) and "/" not in rest and owner not in ("", ".", "..", "~") and not Path(rest).suffix
+    return (
+        bool(slash)
+        and "/" not in rest
+        and owner not in ("", ".", "..", "~")
+        and not Path(rest).suffix
+    )
 
 
 def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Record]:
@@ -294,20 +353,30 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Recor
     wanted, is_folder = f'task.path = "{path}"', Path(path).expanduser().is_dir()
     if not is_folder and not is_hub_name(path):
         raise RecipeError(f"{wanted}: there is no such file or folder; {hint}")
-    reason = "parquet files are read by" if is_folder else "no such file or folder here, and names on the hub need"
+    reason = (
+        "parquet files are read by"
+        if is_folder
+        else "no such file or folder here, and names on the hub need"
+    )
     datasets = _library(f"{wanted}: {reason}", hint)
     from huggingface_hub import constants
 
     try:
         if not is_folder and not getproxies():  # a proxy may know what this machine does not
             socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
-    except OSError:  # use the cache alone for the rest of the process: asking for the hub's name takes half a minute
+    except OSError:
+        # use the cache alone for the rest of the process: asking for the hub's name takes half a
+        # minute
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         configs = datasets.get_dataset_config_names(path)
         found = datasets.load_dataset(path, config if config in configs else None, split=split)
     except (OSError, ValueError) as error:
-        what = "the datasets library can't read it" if is_folder else "no such file or folder here, nor on the hub"
+        what = (
+            "the datasets library can't read it"
+            if is_folder
+            else "no such file or folder here, nor on the hub"
+        )
         raise RecipeError(f"{wanted}: {what} ({first_line(error)}); {hint}") from error
     return _records(f"{path} ({split})", found)
 
@@ -321,7 +390,9 @@ def _saved(folder: Path, split: str) -> list[Record]:
     if not isinstance(found, datasets.DatasetDict):
         return _records(str(folder), found)
     if split not in found:
-        raise RecipeError(f'{folder}: it has no part "{split}" (task.split), but {", ".join(found)}')
+        raise RecipeError(
+            f'{folder}: it has no part "{split}" (task.split), but {", ".join(found)}'
+        )
     return _records(f"{folder} ({split})", found[split])
 
 
@@ -330,7 +401,9 @@ def _library(why: str, hint: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise RecipeError(f"{why} the datasets library ({to_install('hub')}){'; ' if hint else ''}{hint}") from error
+        raise RecipeError(
+            f"{why} the datasets library ({to_install('hub')}){'; ' if hint else ''}{hint}"
+        ) from error
     datasets.disable_progress_bars()
     return datasets
 

@@ -1,4 +1,6 @@
-"""The forms that rows of the user's own data may have, what each becomes, what is wrong, and what is there twice."""
+"""The forms that rows of the user's own data may have, what each becomes, what is wrong, and what
+is there twice.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,13 +39,22 @@ class Form:
 
     def fits(self, row: Record, keys: int | None = None) -> bool:
         """Returns whether a row has the form's fields, or the first `keys` of them."""
-        return all(any(row.values.get(name) is not None for name in key.split("|")) for key in self.keys[:keys])
+        return all(
+            any(row.values.get(name) is not None for name in key.split("|"))
+            for key in self.keys[:keys]
+        )
 
 
 def _completion(row: Record, style: Style) -> Example:
-    answer = "response" if "response" in row.values and "completion" not in row.values else "completion"
+    answer = (
+        "response" if "response" in row.values and "completion" not in row.values else "completion"
+    )
     prompt, response = row.field("prompt", str), row.field(answer, str)
-    return _as_chat(prompt, response, style, row) if style.template == "chat" else Example(prompt, response)
+    return (
+        _as_chat(prompt, response, style, row)
+        if style.template == "chat"
+        else Example(prompt, response)
+    )
 
 
 def _instruction(row: Record, style: Style) -> Example:
@@ -59,7 +70,10 @@ def _instruction(row: Record, style: Style) -> Example:
 
 def _as_chat(asked: str, answer: str, style: Style, row: Record) -> Example:
     """Returns one question and its answer, as a chat."""
-    turns = [{"role": "user", "content": asked.strip()}, {"role": "assistant", "content": answer.strip()}]
+    turns = [
+        {"role": "user", "content": asked.strip()},
+        {"role": "assistant", "content": answer.strip()},
+    ]
     return chat_of(turns, [], style.chat, row.where)
 
 
@@ -72,10 +86,15 @@ def _options(row: Record, style: Style) -> Choice:
 
 
 def _label(row: Record, style: Style) -> Choice:
-    """Returns a text to label; its label is the only option until all labels are known (`with_all_labels`)."""
+    """Returns a text to label.
+
+    Its label is the only option until all labels are known (`with_all_labels`).
+    """
     label, text = str(row.field("label", (str, int, bool))), row.field("text", str)
     if style.labels and label not in style.labels:
-        raise RecipeError(f'{row.where}: "label" = {label!r}: task.labels has {", ".join(style.labels)}')
+        raise RecipeError(
+            f'{row.where}: "label" = {label!r}: task.labels has {", ".join(style.labels)}'
+        )
     return Choice(f"{text}\nLabel:", (f" {label}",), 0, text=text)
 
 
@@ -118,7 +137,10 @@ class Reader:
         self.bad: list[str] = []  # what is wrong, a line for each malformed row
 
     def read(self, rows: Iterable[Record | RecipeError]) -> list[SourceLine]:
-        """Returns the examples of a file's rows. Raises RecipeError if it is unreadable as a whole."""
+        """Returns the examples of a file's rows.
+
+        Raises RecipeError if it is unreadable as a whole.
+        """
         lines = []
         for row in rows:
             try:
@@ -129,7 +151,8 @@ class Reader:
                     size = len(str(value)) if isinstance(value, str | list) else 0
                     if size > LONGEST:
                         raise RecipeError(
-                            f'{row.where}: "{name}" has {size:,} characters, where {LONGEST:,} are read; split it'
+                            f'{row.where}: "{name}" has {size:,} characters, where {LONGEST:,} are '
+                            "read; split it"
                         )
                 made = self._form_of(row).read(row, self.style)
                 if isinstance(made, Example) and not made.response.strip():
@@ -141,7 +164,9 @@ class Reader:
         return lines
 
     def check(self, hint: str = "") -> None:
-        """Raises RecipeError if rows are malformed: all of them in one report, with a hint where they are several."""
+        """Raises RecipeError if rows are malformed: all of them in one report, with a hint where
+        they are several.
+        """
         if not self.bad:
             return
         places: dict[str, list[str]] = {}  # by what is wrong, which is mostly the same
@@ -156,21 +181,34 @@ class Reader:
 
     def notes(self) -> list[str]:
         """Lines about what was left out."""
-        notes = [f"{len(self.bad):,} bad lines skipped, the first: {self.bad[0]}"] if self.bad else []
-        return notes + ([f"{self.empty:,} examples left out (nothing to answer)"] if self.empty else [])
+        notes = (
+            [f"{len(self.bad):,} bad lines skipped, the first: {self.bad[0]}"] if self.bad else []
+        )
+        return notes + (
+            [f"{self.empty:,} examples left out (nothing to answer)"] if self.empty else []
+        )
 
     def _renamed(self, row: Record) -> Record:
         """Returns a row with its fields by the form's names, too."""
         for name, theirs in self.fields.items():
             if theirs not in row.values:
-                raise RecipeError(f'{row.where}: no "{theirs}", which task.fields takes for "{name}"')
-        return replace(row, values={**row.values, **{name: row.values[at] for name, at in self.fields.items()}})
+                raise RecipeError(
+                    f'{row.where}: no "{theirs}", which task.fields takes for "{name}"'
+                )
+        return replace(
+            row, values={**row.values, **{name: row.values[at] for name, at in self.fields.items()}}
+        )
 
     def _form_of(self, row: Record) -> Form:
-        """Returns the first form that the row has, or else the first of which it has the leading field."""
+        """Returns the first form that the row has, or else the first of which it has the leading
+        field.
+        """
         whole = next((form for form in FORMS if form.fits(row)), None)
         if self.form is None:
-            self.form, self.first = whole or next((form for form in FORMS if form.fits(row, 1)), None), row.where
+            self.form, self.first = (
+                whole or next((form for form in FORMS if form.fits(row, 1)), None),
+                row.where,
+            )
         if self.form is None:
             known = "; ".join(form.fields for form in FORMS)
             has = shown(", ".join(row.values)) or "no field"
@@ -191,11 +229,12 @@ class Reader:
 def examples_in(
     sets: Mapping[str, Iterable[Any]], labels: Sequence[str] = ()
 ) -> tuple[dict[str, list[Any]], list[str]]:
-    """Returns the examples of rows in memory, by the names of what holds them, and lines about what was left out.
+    """Returns the examples of rows in memory, by the names of what holds them, and lines about what
+    was left out.
 
     Args:
-        sets: rows: dicts (of a `datasets.Dataset`, say) of one of the `FORMS`, or texts, all of which is learnt. What
-            is an example already stays as it is.
+        sets: rows: dicts (of a `datasets.Dataset`, say) of one of the `FORMS`, or texts, all of
+            which is learnt. What is an example already stays as it is.
         labels: those that a text may have, in their order; none: those that are seen.
 
     Raises:
@@ -212,27 +251,45 @@ def examples_in(
     parts = list(lines.values())
     if reader.form is LABELLED:
         parts = with_all_labels(parts, labels)
-    made.update((name, [line.made for line in part]) for name, part in zip(lines, parts, strict=True))
+    made.update(
+        (name, [line.made for line in part]) for name, part in zip(lines, parts, strict=True)
+    )
     return made, reader.notes()
 
 
-def repeated(training: Sequence[SourceLine], held_out: Sequence[SourceLine], what: str) -> list[str]:
-    """Returns a line about the held-out examples that are in the training data, too; whitespace makes no difference."""
-    seen: Mapping[tuple[str, ...], str] = {_content(line.made): line.row.where for line in reversed(training)}
-    found = [(line.row.where, seen[key]) for line in held_out if (key := _content(line.made)) in seen]
+def repeated(
+    training: Sequence[SourceLine], held_out: Sequence[SourceLine], what: str
+) -> list[str]:
+    """Returns a line about the held-out examples that are in the training data, too.
+
+    Whitespace makes no difference.
+    """
+    seen: Mapping[tuple[str, ...], str] = {
+        _content(line.made): line.row.where for line in reversed(training)
+    }
+    found = [
+        (line.row.where, seen[key]) for line in held_out if (key := _content(line.made)) in seen
+    ]
     if not found:
         return []
     named = "; ".join(f"{here} is {there}" for here, there in found[:SHOWN])
     rest = f"; and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
-    return [f"{len(found):,} of {len(held_out):,} {what} examples are in the training data, too: {named}{rest}"]
+    return [
+        f"{len(found):,} of {len(held_out):,} {what} examples are in the training data, too: "
+        f"{named}{rest}"
+    ]
 
 
 def _content(made: Made) -> tuple[str, ...]:
-    parts = (made.prompt, *made.options) if isinstance(made, Choice) else (made.prompt, made.response)
+    parts = (
+        (made.prompt, *made.options) if isinstance(made, Choice) else (made.prompt, made.response)
+    )
     return tuple(" ".join(part.split()) for part in parts)
 
 
-def with_all_labels(parts: Sequence[Sequence[SourceLine]], wanted: Sequence[str]) -> list[list[SourceLine]]:
+def with_all_labels(
+    parts: Sequence[Sequence[SourceLine]], wanted: Sequence[str]
+) -> list[list[SourceLine]]:
     """Returns texts to label with all labels as options.
 
     Args:
@@ -243,12 +300,16 @@ def with_all_labels(parts: Sequence[Sequence[SourceLine]], wanted: Sequence[str]
         RecipeError: there are fewer than two labels.
     """
     lines = [line for part in parts for line in part]
-    labels = tuple(f" {label}" for label in wanted) or tuple(sorted({line.made.options[0] for line in lines}))
+    labels = tuple(f" {label}" for label in wanted) or tuple(
+        sorted({line.made.options[0] for line in lines})
+    )
     if len(labels) < 2 and lines:
         only = f"all labels are {labels[0].strip()!r}; there must be two at least to choose among"
         raise RecipeError(f"{lines[0].row.where}: {only}")
 
     def finished(line: SourceLine) -> SourceLine:
-        return replace(line, made=replace(line.made, options=labels, gold=labels.index(line.made.options[0])))
+        return replace(
+            line, made=replace(line.made, options=labels, gold=labels.index(line.made.options[0]))
+        )
 
     return [[finished(line) for line in part] for part in parts]

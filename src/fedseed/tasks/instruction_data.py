@@ -1,17 +1,21 @@
-"""Data sets of instructions: Dolly-15k, Alpaca, CodeAlpaca and GSM8K, from their files or the hub, in Alpaca's prompt.
+"""Data sets of instructions: Dolly-15k, Alpaca, CodeAlpaca and GSM8K, from their files or the hub,
+in Alpaca's prompt.
 
-Dolly-15k (Conover et al., 2023), by the published protocol (Qin et al., ICML 2024, Section 5.1 and Appendix G.1, and
-its code): the last category in alphabetical order, summarization, is evaluated on; the other seven are dealt to 200
-clients by Dirichlet(alpha) over the category, alpha = 0.5 or 5.0, until each has ten examples. The published code also
-gives nothing more to a client that has its mean share; the paper does not say so, and it is not done here.
+Dolly-15k (Conover et al., 2023), by the published protocol (Qin et al., ICML 2024, Section 5.1 and
+Appendix G.1, and its code): the last category in alphabetical order, summarization, is evaluated
+on; the other seven are dealt to 200 clients by Dirichlet(alpha) over the category, alpha = 0.5 or
+5.0, until each has ten examples. The published code also gives nothing more to a client that has
+its mean share; the paper does not say so, and it is not done here.
 
-Alpaca (Taori et al., 2023) has 52,002 rows without labels. CodeAlpaca (Chaudhary, 2023) has the form that federated
-papers use (rosetta_alpaca.json): a row's `input` is the programming language that the answer must be in. FedMeZO (Ling
-et al., 2024, Appendix E.1) and Ferret (Shu et al., 2025, Appendix C.1.2) leave X86-64 Assembly out, of which there is
-little, and hold 10% out; Ferret makes each of the other nine languages a client. No-break spaces are taken away, as
-FederatedScope does, which FedMeZO's data comes from.
+Alpaca (Taori et al., 2023) has 52,002 rows without labels. CodeAlpaca (Chaudhary, 2023) has the
+form that federated papers use (rosetta_alpaca.json): a row's `input` is the programming language
+that the answer must be in. FedMeZO (Ling et al., 2024, Appendix E.1) and Ferret (Shu et al., 2025,
+Appendix C.1.2) leave X86-64 Assembly out, of which there is little, and hold 10% out; Ferret makes
+each of the other nine languages a client. No-break spaces are taken away, as FederatedScope does,
+which FedMeZO's data comes from.
 
-GSM8K (Cobbe et al., 2021): FedMeZO and Ferret deal the train file to three clients at random and evaluate on the test
+GSM8K (Cobbe et al., 2021): FedMeZO and Ferret deal the train file to three clients at random and
+evaluate on the test
 file. Scores: Rouge-L, as Ferret reports it, and how often the final number is right.
 """
 
@@ -41,8 +45,10 @@ class InstructionData(DealtTask):
 
     Args:
         path: the data set's file, a folder with it, or its name on the Hugging Face hub.
-        examples: training examples of all clients together, drawn at random; None: all that are not held out.
-        held_out: share of the examples that the run reports on; without effect if the data set has a test part.
+        examples: training examples of all clients together, drawn at random; None: all that are not
+            held out.
+        held_out: share of the examples that the run reports on; without effect if the data set has
+            a test part.
         evaluation: at most so many held-out examples are evaluated on; None: all.
         validation: share of the other examples that no client gets, to choose settings on.
     """
@@ -59,7 +65,10 @@ class InstructionData(DealtTask):
 
     @abstractmethod
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        """Returns the rows, those of a test part (None: `held_out` says how many), and notes. Raises as `load`."""
+        """Returns the rows, those of a test part (None: `held_out` says how many), and notes.
+
+        Raises as `load`.
+        """
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         rows, test, notes = self.read()
@@ -76,23 +85,35 @@ class InstructionData(DealtTask):
         held = picked(rows, order[count:][: self.examples])
         if not held or not test or (self.evaluate_on == "validation" and not validation):
             raise RecipeError(
-                f'task.path = "{self.path}": too few examples: {len(held):,} for training, {len(validation):,} for '
-                f"validation, {len(test):,} held out"
+                f'task.path = "{self.path}": too few examples: {len(held):,} for training, '
+                f"{len(validation):,} for validation, {len(test):,} held out"
             )
         drawn = permutation(self.seed, Domain.PARTITION, len(test), HELD_OUT)[: self.evaluation]
         evaluation = [row.example for row in picked(test, drawn)]
-        sizes = f"{len(held):,} training, {len(validation):,} validation and {len(evaluation):,} held-out examples"
+        sizes = (
+            f"{len(held):,} training, {len(validation):,} validation and {len(evaluation):,} "
+            "held-out examples"
+        )
         return held, TaskData((), {"": evaluation}, validation, (*notes, sizes))
 
-    def _rows(self, names: Sequence[str], split: str = "train", config: str | None = None) -> list[Record]:
-        """Returns the rows of the data set, or of a part; its file has one of these names, the others are the hub's."""
+    def _rows(
+        self, names: Sequence[str], split: str = "train", config: str | None = None
+    ) -> list[Record]:
+        """Returns the rows of the data set, or of a part.
+
+        Its file has one of these names, the others are the hub's.
+        """
         place = Path(self.path).expanduser()
         place = place.parent if split == "test" and place.is_file() else place
-        file = next((file for file in (place, *(place / name for name in names)) if file.is_file()), None)
+        file = next(
+            (file for file in (place, *(place / name for name in names)) if file.is_file()), None
+        )
         if file is not None:
             return read_records(file)
         if place.is_dir() and not any(place.rglob("*.parquet")):
-            raise RecipeError(f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}')
+            raise RecipeError(
+                f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}'
+            )
         return hub_rows(self.path, split, config, self.hint)
 
 
@@ -100,16 +121,20 @@ class DollyTask(InstructionData):
     """Settings of the "dolly-15k" task: those of `InstructionData` and two more.
 
     Args:
-        prompt: Alpaca's template, which says nothing of an input to an instruction without context ("alpaca"), or as
-            FedKSeed's and Ferret's papers fill it, with one opening for both (FedKSeed, Table 6; "paper").
-        test_category: which category is evaluated on and no client holds: "last" in alphabetical order, a category's
-            name, or "none" (then `held_out` of all examples).
+        prompt: Alpaca's template, which says nothing of an input to an instruction without context
+            ("alpaca"), or as FedKSeed's and Ferret's papers fill it, with one opening for both
+            (FedKSeed, Table 6; "paper").
+        test_category: which category is evaluated on and no client holds: "last" in alphabetical
+            order, a category's name, or "none" (then `held_out` of all examples).
     """
 
     name: Literal["dolly-15k"] = "dolly-15k"
-    about: ClassVar[str] = "Dolly-15k, seven categories for 200 clients by Dirichlet, the eighth to evaluate on"
+    about: ClassVar[str] = (
+        "Dolly-15k, seven categories for 200 clients by Dirichlet, the eighth to evaluate on"
+    )
     hint: ClassVar[str] = (
-        "give databricks-dolly-15k.jsonl or the folder that holds it (huggingface.co/datasets/databricks/"
+        "give databricks-dolly-15k.jsonl or the folder that holds it "
+        "(huggingface.co/datasets/databricks/"
         'databricks-dolly-15k), or "databricks/databricks-dolly-15k"'
     )
     fields: ClassVar[tuple[str, ...]] = ("category",)
@@ -124,33 +149,50 @@ class DollyTask(InstructionData):
         if self.test_category == "none":
             return rows, None, []
         categories = sorted({row.label for row in _answered(rows)})
-        held_out = max(categories, default="") if self.test_category == "last" else self.test_category
+        held_out = (
+            max(categories, default="") if self.test_category == "last" else self.test_category
+        )
         if held_out not in categories:
             raise RecipeError(
-                f'task.test_category = "{self.test_category}": the data has {", ".join(categories)}; or "last", "none"'
+                f'task.test_category = "{self.test_category}": the data has '
+                f'{", ".join(categories)}; or "last", "none"'
             )
         rest = [row for row in rows if row.label != held_out]
-        return rest, [row for row in rows if row.label == held_out], [f"no client holds category {held_out}"]
+        return (
+            rest,
+            [row for row in rows if row.label == held_out],
+            [f"no client holds category {held_out}"],
+        )
 
     def _example(self, row: Record) -> Labelled:
-        text = alpaca_prompt(row.field("instruction", str), row.field("context", str), self.prompt == "paper")
+        text = alpaca_prompt(
+            row.field("instruction", str), row.field("context", str), self.prompt == "paper"
+        )
         return Labelled(Example(text, row.field("response", str)), row.field("category", str))
 
 
 class AlpacaTask(InstructionData):
-    """Settings of the "alpaca" task: those of `InstructionData`. The papers name no test part; 1% is held out."""
+    """Settings of the "alpaca" task: those of `InstructionData`.
+
+    The papers name no test part; 1% is held out.
+    """
 
     name: Literal["alpaca"] = "alpaca"
     about: ClassVar[str] = "Alpaca (52,002 instructions), dealt to three clients at random"
     hint: ClassVar[str] = (
-        'give alpaca_data.json or its folder (github.com/tatsu-lab/stanford_alpaca), or "tatsu-lab/alpaca"'
+        "give alpaca_data.json or its folder (github.com/tatsu-lab/stanford_alpaca), or "
+        '"tatsu-lab/alpaca"'
     )
 
     held_out: Share = 0.01
     validation: Share = 0.01
 
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        return [Labelled(_alpaca_example(row)) for row in self._rows(["alpaca_data.json"])], None, []
+        return (
+            [Labelled(_alpaca_example(row)) for row in self._rows(["alpaca_data.json"])],
+            None,
+            [],
+        )
 
 
 class CodeAlpacaTask(InstructionData):
@@ -158,7 +200,9 @@ class CodeAlpacaTask(InstructionData):
 
     name: Literal["code-alpaca"] = "code-alpaca"
     about: ClassVar[str] = "CodeAlpaca, each of nine programming languages a client, 10% held out"
-    hint: ClassVar[str] = "give rosetta_alpaca.json or its folder (github.com/sahil280114/codealpaca, folder data)"
+    hint: ClassVar[str] = (
+        "give rosetta_alpaca.json or its folder (github.com/sahil280114/codealpaca, folder data)"
+    )
     fields: ClassVar[tuple[str, ...]] = ("language",)
 
     partition: AnyPartition = ByField(field="language")
@@ -167,7 +211,11 @@ class CodeAlpacaTask(InstructionData):
         read = self._rows(["rosetta_alpaca.json", "code_alpaca_20k.json"])
         kept = [row for row in read if row.values.get("input") != LEFT_OUT]
         rows = [Labelled(_alpaca_example(row, "\u00a0"), self._language(row)) for row in kept]
-        return rows, None, [f"{len(read) - len(kept):,} of {len(read):,} examples left out ({LEFT_OUT})"]
+        return (
+            rows,
+            None,
+            [f"{len(read) - len(kept):,} of {len(read):,} examples left out ({LEFT_OUT})"],
+        )
 
     def _language(self, row: Record) -> str:
         language = row.values.get("input")
@@ -175,14 +223,19 @@ class CodeAlpacaTask(InstructionData):
             return str(language)
         if not isinstance(self.partition, IID | Quantity):
             raise RecipeError(
-                f'{row.where}: "input" = {language!r}: one of {", ".join(LANGUAGES)} is expected, for '
-                f'task.partition.kind = "{self.partition.kind}" deals by language; "iid" and "quantity" do without'
+                f'{row.where}: "input" = {language!r}: one of {", ".join(LANGUAGES)} is expected, '
+                "for "
+                f'task.partition.kind = "{self.partition.kind}" deals by language; "iid" and '
+                '"quantity" do without'
             )
         return ""  # the larger CodeAlpaca has other inputs
 
 
 class GSM8KTask(InstructionData):
-    """Settings of the "gsm8k" task: those of `InstructionData`. If `path` is a file, test.jsonl lies beside it."""
+    """Settings of the "gsm8k" task: those of `InstructionData`.
+
+    If `path` is a file, test.jsonl lies beside it.
+    """
 
     name: Literal["gsm8k"] = "gsm8k"
     about: ClassVar[str] = "GSM8K (grade school mathematics), dealt to three clients at random"
@@ -199,14 +252,20 @@ class GSM8KTask(InstructionData):
     def _example(self, row: Record) -> Labelled:
         answer = row.field("answer", str)
         if "####" not in answer or last_number(answer) is None:
-            raise RecipeError(f'{row.where}: "answer" must end in "#### " and a number: {answer[-40:]!r}')
+            raise RecipeError(
+                f'{row.where}: "answer" must end in "#### " and a number: {answer[-40:]!r}'
+            )
         return Labelled(Example(alpaca_prompt(row.field("question", str)), answer))
 
 
 def _alpaca_example(row: Record, unwanted: str = "") -> Example:
     """Returns a row in Alpaca's template, with something taken out of instruction and output."""
-    instruction, output = (row.field(name, str).replace(unwanted, "") for name in ("instruction", "output"))
-    return Example(alpaca_prompt(instruction, row.field("input", str) if "input" in row.values else ""), output)
+    instruction, output = (
+        row.field(name, str).replace(unwanted, "") for name in ("instruction", "output")
+    )
+    return Example(
+        alpaca_prompt(instruction, row.field("input", str) if "input" in row.values else ""), output
+    )
 
 
 def _answered(rows: Sequence[Labelled]) -> list[Labelled]:

@@ -22,19 +22,26 @@ class InstructionsTask(Task):
     """Settings of the "instructions" task.
 
     Args:
-        clients: data holders; the train families are dealt to them in a random order that `seed` decides.
-        families: names of the families that are dealt, of whatever group; by default all train families.
-        prompt: what instances are put into: "short", as the base was trained with, or "question" ("Question: ...",
-            "Answer:"), which it has never seen.
+        clients: data holders; the train families are dealt to them in a random order that `seed`
+            decides.
+        families: names of the families that are dealt, of whatever group; by default all train
+            families.
+        prompt: what instances are put into: "short", as the base was trained with, or "question"
+            ("Question: ...", "Answer:"), which it has never seen.
         families_per_client: how many families each gets (1: one task a client).
-        partition: deal the examples of these clients x families_per_client families otherwise: {kind = "iid"},
-            {kind = "dirichlet", alpha = 0.5} by family, {kind = "quantity"}. What is evaluated on stays the same.
+        partition: deal the examples of these clients x families_per_client families otherwise:
+            {kind = "iid"}, {kind = "dirichlet", alpha = 0.5} by family, {kind = "quantity"}. What
+            is evaluated on stays the same.
         examples: training instances of each family.
         evaluation: held-out instances of each family that the clients hold; the run's main metrics.
-        unseen: instances of each family that no client holds and the base never met as instructions.
-        validation: further held-out instances of each family that the clients hold, to choose settings on.
-        evaluate_on: "test", or "validation" while choosing settings (the unseen families are left out then).
-        seed: draws instances and deals families; apart from the run's seed, so that runs share their data.
+        unseen: instances of each family that no client holds and the base never met as
+            instructions.
+        validation: further held-out instances of each family that the clients hold, to choose
+            settings on.
+        evaluate_on: "test", or "validation" while choosing settings (the unseen families are left
+            out then).
+        seed: draws instances and deals families; apart from the run's seed, so that runs share
+            their data.
     """
 
     name: Literal["instructions"] = "instructions"
@@ -60,11 +67,13 @@ class InstructionsTask(Task):
         wanted = self.clients * self.families_per_client
         if wanted > len(train):
             raise RecipeError(
-                f"task.clients = {self.clients} with families_per_client = {self.families_per_client}: "
+                f"task.clients = {self.clients} with families_per_client = "
+                f"{self.families_per_client}: "
                 f"{wanted} families are needed, there are {len(train)}"
             )
         dealt = [train[i] for i in permutation(self.seed, Domain.PARTITION, len(train))[:wanted]]
-        begin = self.evaluation + self.validation  # the test's come first, and stay whatever else is asked for
+        # the test's come first, and stay whatever else is asked for
+        begin = self.evaluation + self.validation
         try:
             drawn = [instances(f, begin + self.examples, self.seed) for f in dealt]
             unseen = [instances(f, self.unseen, self.seed) for f in families("heldout")]
@@ -84,20 +93,33 @@ class InstructionsTask(Task):
             for name, mine in zip(self.client_names(), dealt_out, strict=True)
         ]
         tests = {"": testing} | ({"unseen_": self._examples(unseen)} if self.unseen else {})
-        return TaskData(clients, tests if self.evaluate_on == "test" else {"": validating}, validating)
+        return TaskData(
+            clients, tests if self.evaluate_on == "test" else {"": validating}, validating
+        )
 
     def _examples(self, parts: Iterable[Sequence[Instance]]) -> list[Example]:
         """Returns instances as prompts and responses."""
         written = short_prompt if self.prompt == "short" else question_prompt
-        return [Example(written(one.instruction, one.input), one.output) for part in parts for one in part]
+        return [
+            Example(written(one.instruction, one.input), one.output)
+            for part in parts
+            for one in part
+        ]
 
     def _families(self) -> list[Family]:
-        """Returns what is dealt. Raises RecipeError: a name is not that of a family, or stands there twice."""
+        """Returns what is dealt.
+
+        Raises RecipeError: a name is not that of a family, or stands there twice.
+        """
         if self.families is None:
             return families("train")
         known = {family.name: family for family in families()}
         for name in self.families:
             if name not in known or self.families.count(name) > 1:
-                problem = "twice" if name in known else f"{did_you_mean(name, known)}choose among {', '.join(known)}"
+                problem = (
+                    "twice"
+                    if name in known
+                    else f"{did_you_mean(name, known)}choose among {', '.join(known)}"
+                )
                 raise RecipeError(f"task.families: {name!r}: {problem}")
         return [known[name] for name in self.families]

@@ -11,10 +11,12 @@ from fedseed.registry import Registry
 
 Score = Callable[[Sequence[str], Sequence[Sequence[str]]], float]
 
-# SINGLE matches a letter of a script written without spaces, with the marks on it; WORD a word of another script than
-# Latin (Common has symbols that are letters to Unicode, but of no language)
+# SINGLE matches a letter of a script written without spaces, with the marks on it; WORD a word of
+# another script than Latin (Common has symbols that are letters to Unicode, but of no language)
 UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
-LETTER = rf"[\p{{L}}\p{{Nd}}--[\p{{Latin}}\p{{ASCII}}{UNSPACED}]--[[\p{{L}}--\u0640]&&\p{{Common}}]]"
+LETTER = (
+    rf"[\p{{L}}\p{{Nd}}--[\p{{Latin}}\p{{ASCII}}{UNSPACED}]--[[\p{{L}}--\u0640]&&\p{{Common}}]]"
+)
 SINGLE = rf"(?V1)[[\p{{L}}\p{{Nd}}]&&{UNSPACED}][\p{{M}}\u30fc]*"
 WORD = rf"{LETTER}[{LETTER}\p{{M}}]*"
 # punctuation of other scripts; Latin text has that of Latin-1, General and Supplemental Punctuation
@@ -22,12 +24,13 @@ MARKS = r"(?V1)[\p{P}--[\u0000-\u00ff\u2000-\u206f\u2e00-\u2e7f]]"
 
 
 def rouge_l(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """Returns the mean Rouge-L F-measure to the first answers times 100, from the `rouge-score` package (no stemming).
+    """Returns the mean Rouge-L F-measure to the first answers times 100, from the `rouge-score`
+    package (no stemming).
 
-    Its own tokenizer keeps a-z and 0-9 and nothing else, so that a right answer in Greek or Chinese would score 0.
-    `RougeTokens` gives the same tokens for text in Latin letters (accents included: both drop them), and for other
-    scripts what is usual there: words, or single characters where words are not set apart. Arguments and errors are
-    `exact_match`'s.
+    Its own tokenizer keeps a-z and 0-9 and nothing else, so that a right answer in Greek or Chinese
+    would score 0. `RougeTokens` gives the same tokens for text in Latin letters (accents included:
+    both drop them), and for other scripts what is usual there: words, or single characters where
+    words are not set apart. Arguments and errors are `exact_match`'s.
     """
     from rouge_score.rouge_scorer import RougeScorer  # takes a second to import
 
@@ -37,7 +40,9 @@ def rouge_l(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> flo
 
 
 class RougeTokens:
-    """Makes the tokens that `rouge-score` counts: its default ones, and those of scripts that the default drops."""
+    """Makes the tokens that `rouge-score` counts: its default ones, and those of scripts that the
+    default drops.
+    """
 
     def tokenize(self, text: str) -> list[str]:
         """Returns the tokens of a text, in lower case."""
@@ -47,12 +52,16 @@ class RougeTokens:
 
 
 def f1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """Returns the mean F1 of the words that a text shares with an answer, the best over the answers, times 100.
+    """Returns the mean F1 of the words that a text shares with an answer, the best over the
+    answers, times 100.
 
-    As in SQuAD's evaluation (Rajpurkar et al., 2016; where nothing is left of a text, 2018), texts are `normalised`,
-    words count as often as they occur, and two empty texts give 1. Arguments and errors are `exact_match`'s.
+    As in SQuAD's evaluation (Rajpurkar et al., 2016; where nothing is left of a text, 2018), texts
+    are `normalised`, words count as often as they occur, and two empty texts give 1. Arguments and
+    errors are `exact_match`'s.
     """
-    return _percent([max(_f1(said, right) for right in rights) for said, rights in _pairs(predictions, answers)])
+    return _percent(
+        [max(_f1(said, right) for right in rights) for said, rights in _pairs(predictions, answers)]
+    )
 
 
 def exact_match(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
@@ -66,11 +75,14 @@ def exact_match(predictions: Sequence[str], answers: Sequence[Sequence[str]]) ->
         ValueError: the lengths differ, an answer is missing, or there is nothing to score.
     """
     pairs = _pairs(predictions, answers)
-    return _percent([any(normalised(said) == normalised(right) for right in rights) for said, rights in pairs])
+    return _percent(
+        [any(normalised(said) == normalised(right) for right in rights) for said, rights in pairs]
+    )
 
 
 def macro_f1(found: Sequence[int], right: Sequence[int]) -> float:
-    """Returns the mean of the classes' F1, in percent, over all classes that are right or were found at least once.
+    """Returns the mean of the classes' F1, in percent, over all classes that are right or were
+    found at least once.
 
     Args:
         found: the class that was found for each example.
@@ -88,9 +100,11 @@ def macro_f1(found: Sequence[int], right: Sequence[int]) -> float:
 
 
 def final_number(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """Returns how many texts end with the right number, in percent: GSM8K's exact match (Cobbe et al., 2021).
+    """Returns how many texts end with the right number, in percent: GSM8K's exact match (Cobbe et
+    al., 2021).
 
-    Arguments and errors are `exact_match`'s; an answer without a number (`last_number`) is an error, too.
+    Arguments and errors are `exact_match`'s; an answer without a number (`last_number`) is an
+    error, too.
     """
     right = []
     for said, rights in _pairs(predictions, answers):
@@ -102,12 +116,16 @@ def final_number(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -
 
 
 def normalised(text: str) -> str:
-    """Returns a text in lower case with single spaces, without punctuation and the articles a, an, the.
+    """Returns a text in lower case with single spaces, without punctuation and the articles a, an,
+    the.
 
-    This is SQuAD's rule, which knows ASCII's punctuation only, as does this one for Latin text. Other scripts' own
-    punctuation is removed too, and characters of scripts without spaces become words, so that an F1 means something.
+    This is SQuAD's rule, which knows ASCII's punctuation only, as does this one for Latin text.
+    Other scripts' own punctuation is removed too, and characters of scripts without spaces become
+    words, so that an F1 means something.
     """
-    text = re.sub(r"\b(a|an|the)\b", " ", "".join(c for c in text.lower() if c not in string.punctuation))
+    text = re.sub(
+        r"\b(a|an|the)\b", " ", "".join(c for c in text.lower() if c not in string.punctuation)
+    )
     if not text.isascii():
         import regex
 
@@ -115,18 +133,23 @@ def normalised(text: str) -> str:
     return " ".join(text.split())
 
 
-# A sign counts only where nothing stands before it: "10-5" ends with 5. Digits may be of any script.
+# A sign counts only where nothing stands before it: "10-5" ends with 5. Digits may be of any
+# script.
 NUMBER = re.compile(
     r"(?:(?<![\w)])[-\u2212][$\u20ac\u00a3]?)?"
     r"(?:(?:\d{1,3}(?:[,\u00a0\u2009\u202f]\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 )
-NO_DIGITS = re.compile("[,$\u00a0\u2009\u202f\u20ac\u00a3]")  # what stands between the digits of a number
+# what stands between the digits of a number
+NO_DIGITS = re.compile("[,$\u00a0\u2009\u202f\u20ac\u00a3]")
 
 
 def last_number(text: str) -> Decimal | None:
-    """Returns the number after the last "####"; without one, the text's last number; None without any.
+    """Returns the number after the last "####"; without one, the text's last number.
 
-    Thousands may be set apart by commas, no-break or thin spaces: 1,234 and 1234 are the same, as are 72 and 72.00.
+    None without any.
+
+    Thousands may be set apart by commas, no-break or thin spaces: 1,234 and 1234 are the same, as
+    are 72 and 72.00.
     """
     _, marked, tail = text.rpartition("####")
     found = NUMBER.search(tail) if marked else None
@@ -142,7 +165,9 @@ def _f1(said: str, right: str) -> float:
     return 2 * common / (len(said_words) + len(right_words))
 
 
-def _pairs(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> list[tuple[str, Sequence[str]]]:
+def _pairs(
+    predictions: Sequence[str], answers: Sequence[Sequence[str]]
+) -> list[tuple[str, Sequence[str]]]:
     if len(predictions) != len(answers) or not answers:
         raise ValueError(f"{len(predictions)} predictions for {len(answers)} references")
     if not all(answers):
@@ -155,7 +180,12 @@ def _percent(values: Sequence[float]) -> float:
 
 
 # metric's name -> score in percent of (generated texts, the right answers to each: at least one)
-SCORES: dict[str, Score] = {"rouge_l": rouge_l, "f1": f1, "exact_match": exact_match, "final_number": final_number}
+SCORES: dict[str, Score] = {
+    "rouge_l": rouge_l,
+    "f1": f1,
+    "exact_match": exact_match,
+    "final_number": final_number,
+}
 
 
 def _check(thing: Any) -> None:

@@ -1,11 +1,12 @@
 """Natural Instructions v2.8, from its original folder: every train task is a client.
 
     splits/default/train_tasks.txt, test_tasks.txt    a task's name per line
-    tasks/<name>.json                                 {"Definition": [text], "Instances": [{"input", "output": [text]}]}
+    tasks/<name>.json                                 {"Definition": [text], "Instances": [{"input",
+    "output": [text]}]}
 
-The defaults are those of FedKSeed (Qin et al., ICML 2024, Appendix G.1, and its code): first definition, first output,
-Alpaca's template, 20% of a train task's instances, of a test task's max(20, 2%). On the whole of v2.8 the papers count
-738 clients and 119 test tasks.
+The defaults are those of FedKSeed (Qin et al., ICML 2024, Appendix G.1, and its code): first
+definition, first output, Alpaca's template, 20% of a train task's instances, of a test task's
+max(20, 2%). On the whole of v2.8 the papers count 738 clients and 119 test tasks.
 """
 
 from collections import Counter
@@ -25,11 +26,12 @@ from fedseed.tasks.files import Record, data_folder, read_json, read_text
 from fedseed.tasks.prompts import alpaca_prompt
 
 HINT = (
-    "give the folder of Natural Instructions v2.8 (github.com/allenai/natural-instructions, tag v2.8), "
-    "which holds splits/default and tasks"
+    "give the folder of Natural Instructions v2.8 (github.com/allenai/natural-instructions, tag "
+    "v2.8), which holds splits/default and tasks"
 )
 FEWEST = 20  # instances of a train task, of those short enough; tasks with fewer are left out
-TEST_FRACTION, TEST_INSTANCES = 0.02, 20  # of a test task: so much is evaluated on, and so many at least
+# of a test task: so much is evaluated on, and so many at least
+TEST_FRACTION, TEST_INSTANCES = 0.02, 20
 WHICH_TASKS = (1 << 32) - 1  # separates the draw of clients from those of instances
 
 
@@ -38,17 +40,21 @@ class NaturalInstructionsTask(Task):
 
     Args:
         path: the folder with the original files.
-        clients: train tasks that become clients, drawn at random; None: all of them (738 in the papers).
-        max_input_chars: instances whose input has so many characters or more are left out, as in the published code.
+        clients: train tasks that become clients, drawn at random; None: all of them (738 in the
+            papers).
+        max_input_chars: instances whose input has so many characters or more are left out, as in
+            the published code.
         fraction: of a train task's instances, how much its client gets (at least one).
-        validation: share of each client's examples that it does not get, to choose settings on (one at least, unless it
-            is 0, as in the papers).
+        validation: share of each client's examples that it does not get, to choose settings on (one
+            at least, unless it is 0, as in the papers).
         evaluate_on: "test", or "validation" while choosing settings.
         seed: draws instances and clients; apart from the run's seed, so that runs share their data.
     """
 
     name: Literal["natural-instructions"] = "natural-instructions"
-    about: ClassVar[str] = "Natural Instructions v2.8 from its original folder, each train task a client"
+    about: ClassVar[str] = (
+        "Natural Instructions v2.8 from its original folder, each train task a client"
+    )
 
     path: str
     clients: PositiveInt | None = None
@@ -63,29 +69,47 @@ class NaturalInstructionsTask(Task):
         train, about_train = self._split(folder, "train", FEWEST, self.fraction, 1)
         test, about_test = self._split(folder, "test", 1, TEST_FRACTION, TEST_INSTANCES)
         if not train or not test:
-            raise RecipeError(f'task.path = "{self.path}": nothing is left of the data ({about_train}; {about_test})')
+            raise RecipeError(
+                f'task.path = "{self.path}": nothing is left of the data ({about_train}; '
+                f"{about_test})"
+            )
         notes = [about_train, about_test]
         if self.clients is not None:
             if self.clients > len(train):
-                raise RecipeError(f"task.clients = {self.clients}: there are {plural(len(train), 'train task')}")
+                raise RecipeError(
+                    f"task.clients = {self.clients}: there are {plural(len(train), 'train task')}"
+                )
             notes.append(f"{plural(self.clients, 'client')} of {plural(len(train), 'train task')}")
-            train = [train[i] for i in sample(self.seed, Domain.PARTITION, len(train), self.clients, WHICH_TASKS)]
+            train = [
+                train[i]
+                for i in sample(self.seed, Domain.PARTITION, len(train), self.clients, WHICH_TASKS)
+            ]
         if self.evaluate_on == "validation" and not self.validation:
-            raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
+            raise RecipeError(
+                'task.evaluate_on = "validation": task.validation = 0 keeps no example for it'
+            )
         clients, validation = [], []
         for name, examples in train:
             count = share_of(self.validation, len(examples))
             if count >= len(examples):
-                raise RecipeError(f"task.validation = {self.validation}: a client has no example left")
+                raise RecipeError(
+                    f"task.validation = {self.validation}: a client has no example left"
+                )
             validation += examples[:count]
             clients.append(ClientData(name, examples[count:], [name] * (len(examples) - count)))
-        shown = validation if self.evaluate_on == "validation" else [one for _, examples in test for one in examples]
+        shown = (
+            validation
+            if self.evaluate_on == "validation"
+            else [one for _, examples in test for one in examples]
+        )
         return TaskData(clients, {"": shown}, validation, tuple(notes))
 
     def _split(
         self, folder: Path, split: str, fewest: int, fraction: float, at_least: int
     ) -> tuple[list[tuple[str, list[Example]]], str]:
-        """Returns what is drawn of each task with `fewest` short instances, and a line about what was left out."""
+        """Returns what is drawn of each task with `fewest` short instances, and a line about what
+        was left out.
+        """
         path = folder / "splits" / "default" / f"{split}_tasks.txt"
         names = Counter(read_text(path, HINT).split())
         if not names:
@@ -96,7 +120,10 @@ class NaturalInstructionsTask(Task):
         tasks, total, long = [], 0, 0
         for name in names:
             task = read_json(folder / "tasks" / f"{name}.json", "splits/default lists this task")
-            instances = [(one.field("input", str), _first(one, "output")) for one in task.records("Instances")]
+            instances = [
+                (one.field("input", str), _first(one, "output"))
+                for one in task.records("Instances")
+            ]
             definition = _first(task, "Definition")
             short = [instance for instance in instances if len(instance[0]) < self.max_input_chars]
             total, long = total + len(instances), long + len(instances) - len(short)
@@ -105,12 +132,18 @@ class NaturalInstructionsTask(Task):
             count = min(len(short), max(at_least, int(fraction * len(short))))
             # by the task's name: what is drawn of a task does not depend on which others are listed
             drawn = sample(self.seed, Domain.PARTITION, len(short), count, crc32(name.encode()))
-            tasks.append((name, [Example(alpaca_prompt(definition, short[i][0]), short[i][1]) for i in drawn]))
+            tasks.append(
+                (
+                    name,
+                    [Example(alpaca_prompt(definition, short[i][0]), short[i][1]) for i in drawn],
+                )
+            )
         return tasks, (
             f"{split}: {len(names) - len(tasks)} of {len(names)} tasks left out "
             f"(fewer than {fewest} usable instances), {long:,} of {total:,} instances left out "
             f"(input of {self.max_input_chars:,} characters or more); {plural(len(tasks), 'task')} "
-            f"give{'s' if len(tasks) == 1 else ''} {plural(sum(len(drawn) for _, drawn in tasks), 'example')}"
+            f"give{'s' if len(tasks) == 1 else ''} "
+            f"{plural(sum(len(drawn) for _, drawn in tasks), 'example')}"
         )
 
 

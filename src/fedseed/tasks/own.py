@@ -1,6 +1,7 @@
 """The user's own data: a folder with a file or a folder per client, or one file and a partitioner.
 
-`forms` has what a row may look like, `files` how it is read; here rows are found, held out and dealt.
+`forms` has what a row may look like, `files` how it is read; here rows are found, held out and
+dealt.
 """
 
 import zlib
@@ -17,15 +18,34 @@ from fedseed.randomness.stream import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ChatStyle, Choice, ClientData, OwnData, TaskData, who_holds
 from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, picked, share_of
-from fedseed.tasks.files import ENDINGS, Record, each_row, hub_rows, is_hub_name, is_saved, read_text
-from fedseed.tasks.forms import LABELLED, TEXT, Reader, SourceLine, Style, Template, repeated, with_all_labels
+from fedseed.tasks.files import (
+    ENDINGS,
+    Record,
+    each_row,
+    hub_rows,
+    is_hub_name,
+    is_saved,
+    read_text,
+)
+from fedseed.tasks.forms import (
+    LABELLED,
+    TEXT,
+    Reader,
+    SourceLine,
+    Style,
+    Template,
+    repeated,
+    with_all_labels,
+)
 from fedseed.tasks.partition import IID, AnyPartition, ByField
 
 DEFAULT_CLIENTS = 5
 HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
-CLIENT_ENDINGS = tuple(ending for ending in ENDINGS if ending != ".json")  # .json is often something else's settings
+# .json is often something else's settings
+CLIENT_ENDINGS = tuple(ending for ending in ENDINGS if ending != ".json")
 HINT = (
-    "give a folder with a file (.jsonl, .csv, .tsv or .parquet) or a folder for each client, one such file, a saved "
+    "give a folder with a file (.jsonl, .csv, .tsv or .parquet) or a folder for each client, one "
+    "such file, a saved "
     'data set, or its name on the hub, such as "owner/name" (see docs/data.md)'
 )
 
@@ -42,22 +62,29 @@ class FilesTask(Task):
     """Settings of the "files" task.
 
     Args:
-        path: a folder with a file (.jsonl, .csv, .tsv, .parquet) or a folder for each client, which has its name; or
-            one such file, a data set saved by `datasets`, or one's name on the hub, dealt out. Left out
-            where each client names its own data over a network.
+        path: a folder with a file (.jsonl, .csv, .tsv, .parquet) or a folder for each client, which
+            has its name; or one such file, a data set saved by `datasets`, or one's name on the
+            hub, dealt out. Left out where each client names its own data over a network.
         split: of a data set with several parts: the one to take.
         config: of a data set on the hub with several configurations: the one to take.
         clients: of one file: data holders; None: 5, or as many as `partition.field` has values.
         partition: of one file: how it is dealt; default: at random.
-        label_field: of one file: the field that "dirichlet" deals by; None: "label" of texts to label.
-        labels: of texts to label: all labels, in the order of the options; None: those that are seen, sorted.
-        fields: what a form's fields are called in the data, such as { prompt = "question", completion = "answer" }.
-        template: what instructions are put into: "alpaca", or "short", which the small base was trained with; or
-            "chat": prompts and instructions are asked by a user, and chat_template says how that is written.
-        chat_template: how chats are written. None: by the tokenizer's own chat template, or plainly where it has none.
-            "own": by the tokenizer's. "plain": "User: ...", "Assistant: ...". Else a file with a Jinja template.
-        loss_on: which answers of a chat are learnt: "all" or the "last". None: all, but of the plain form the last.
-        evaluation: share of the examples that the run reports on: of each client's, or of the one file's.
+        label_field: of one file: the field that "dirichlet" deals by; None: "label" of texts to
+            label.
+        labels: of texts to label: all labels, in the order of the options; None: those that are
+            seen, sorted.
+        fields: what a form's fields are called in the data, such as { prompt = "question",
+            completion = "answer" }.
+        template: what instructions are put into: "alpaca", or "short", which the small base was
+            trained with; or "chat": prompts and instructions are asked by a user, and chat_template
+            says how that is written.
+        chat_template: how chats are written. None: by the tokenizer's own chat template, or plainly
+            where it has none. "own": by the tokenizer's. "plain": "User: ...", "Assistant: ...".
+            Else a file with a Jinja template.
+        loss_on: which answers of a chat are learnt: "all" or the "last". None: all, but of the
+            plain form the last.
+        evaluation: share of the examples that the run reports on: of each client's, or of the one
+            file's.
         evaluation_file: a file of the same form in place of `evaluation`.
         evaluation_split: a part of the same data set in place of `evaluation`.
         validation: share of the examples that no client gets, to choose settings on.
@@ -67,7 +94,9 @@ class FilesTask(Task):
     """
 
     name: Literal["files"] = "files"
-    about: ClassVar[str] = "your own data: a folder with a file or folder per client, or one file to deal out"
+    about: ClassVar[str] = (
+        "your own data: a folder with a file or folder per client, or one file to deal out"
+    )
     own_data: ClassVar[bool] = True
 
     path: str = ""
@@ -96,9 +125,16 @@ class FilesTask(Task):
         return replace(data, notes=(note, *data.notes)) if aside else data
 
     def client_names(self) -> list[str] | None:
-        """Returns the files' (or folders') names in a folder; of one file their numbers, or a field's values."""
+        """Returns the files' (or folders') names in a folder.
+
+        Of one file their numbers, or a field's values.
+        """
         names = [party.name for party in self._parties()[0]]
-        return names if names[0] else names_dealt(self.partition or IID(), self.clients, DEFAULT_CLIENTS)
+        return (
+            names
+            if names[0]
+            else names_dealt(self.partition or IID(), self.clients, DEFAULT_CLIENTS)
+        )
 
     def load_part(self, names: Collection[str], evaluate: bool) -> TaskData:
         parties = self._parties()[0]
@@ -120,12 +156,15 @@ class FilesTask(Task):
             number: its number among the clients, which draws what it holds out.
 
         Raises:
-            RecipeError: missing or malformed, with all bad lines named; or `labels` is not set and must be.
+            RecipeError: missing or malformed, with all bad lines named; or `labels` is not set and
+                must be.
         """
         other = Path(self.evaluation_file).expanduser().resolve() if self.evaluation_file else None
         places = [path for path in _sources(self._place()) if path.resolve() != other]
         if not places:
-            raise RecipeError(f'task.path = "{self.path}": the folder has no file with data; {HINT}')
+            raise RecipeError(
+                f'task.path = "{self.path}": the folder has no file with data; {HINT}'
+            )
         return self._load([Party(name, places, number)], partly=True)
 
     @property
@@ -133,11 +172,16 @@ class FilesTask(Task):
         return not self.path
 
     def names_here(self) -> list[str] | None:
-        """Returns the files' (or folders') names in a folder, if it lies here; one file is the same everywhere."""
+        """Returns the files' (or folders') names in a folder, if it lies here.
+
+        One file is the same everywhere.
+        """
         place = Path(self.path).expanduser()
         if self.path and place.is_dir() and not is_saved(place):
             return self.client_names()
-        return None if self.path and (place.suffix or place.exists() or is_hub_name(self.path)) else []
+        return (
+            None if self.path and (place.suffix or place.exists() or is_hub_name(self.path)) else []
+        )
 
     @property
     def shares_evaluation(self) -> bool:
@@ -158,7 +202,14 @@ class FilesTask(Task):
             changed["evaluation"] = own.evaluation
         # what it holds out depends on its name, not on who else takes part
         data = FilesTask.model_validate(changed).load_party(name, zlib.crc32(name.encode()) >> 1)
-        notes = [*data.notes, *([] if self.shares_evaluation else [f"{len(data.evaluation['']):,} held-out examples"])]
+        notes = [
+            *data.notes,
+            *(
+                []
+                if self.shares_evaluation
+                else [f"{len(data.evaluation['']):,} held-out examples"]
+            ),
+        ]
         return replace(data, notes=tuple(f"{name}: {note}" for note in notes))
 
     def _place(self) -> Path:
@@ -175,33 +226,48 @@ class FilesTask(Task):
             problem = f"{wanted}: there is no such file or folder; {HINT}"
         elif self.evaluation_split and place.exists() and not is_saved(place):
             problem = (
-                f'task.evaluation_split = "{self.evaluation_split}": {wanted} is no data set with parts; '
-                "give task.evaluation_file"
+                f'task.evaluation_split = "{self.evaluation_split}": {wanted} is no data set with '
+                "parts; give task.evaluation_file"
             )
         if problem:
             raise RecipeError(problem)
         return place
 
     def _parties(self) -> tuple[list[Party], list[str]]:
-        """Returns whose data lies where (one without a name: it is dealt), and what in the folder is nobody's."""
+        """Returns whose data lies where (one without a name: it is dealt), and what in the folder
+        is nobody's.
+        """
         place = self._place()
         if not place.is_dir() or is_saved(place):
             return [Party("", [place], 0)], []
         wanted = f'task.path = "{self.path}"'
         for name in ("clients", "partition", "label_field"):
             if getattr(self, name) is not None:
-                raise RecipeError(f"task.{name}: {wanted} is a folder, and each file in it is a client; leave it out")
+                raise RecipeError(
+                    f"task.{name}: {wanted} is a folder, and each file in it is a client; leave it "
+                    "out"
+                )
         clients, aside = _clients_in(place, self.evaluation_file)
         if not clients:
             found = ", ".join(sorted(file.name for file in place.iterdir())[:6]) or "nothing"
-            raise RecipeError(f"{wanted}: the folder has no file for a client (it has {found}); {HINT}")
+            raise RecipeError(
+                f"{wanted}: the folder has no file for a client (it has {found}); {HINT}"
+            )
         return [Party(name, places, i) for i, (name, places) in enumerate(clients.items())], aside
 
-    def _load(self, parties: Sequence[Party], with_evaluation_file: bool = True, partly: bool = False) -> TaskData:
-        """Reads parties' files; what has no name is dealt out. `partly`: without the files of all other clients."""
+    def _load(
+        self, parties: Sequence[Party], with_evaluation_file: bool = True, partly: bool = False
+    ) -> TaskData:
+        """Reads parties' files; what has no name is dealt out.
+
+        `partly`: without the files of all other clients.
+        """
         style = self._style()
         reader = Reader(style, self.fields)
-        lines = [[x for place in party.places for x in reader.read(self._rows(place, self.split))] for party in parties]
+        lines = [
+            [x for place in party.places for x in reader.read(self._rows(place, self.split))]
+            for party in parties
+        ]
         test: list[SourceLine] = []
         if self.evaluation_file and with_evaluation_file:
             test = reader.read(each_row(Path(self.evaluation_file).expanduser(), self.split))
@@ -212,7 +278,8 @@ class FilesTask(Task):
         if reader.form is LABELLED:
             if partly and self.labels is None:
                 raise RecipeError(
-                    "task.labels: not set; name all labels, because no client opens the others' files to find them"
+                    "task.labels: not set; name all labels, because no client opens the others' "
+                    "files to find them"
                 )
             *lines, test = with_all_labels([*lines, test], self.labels or ())
         share = 0.0 if self.evaluation_file or self.evaluation_split else self.evaluation
@@ -222,15 +289,22 @@ class FilesTask(Task):
         for party, part in zip(parties, lines, strict=True):
             spare = len(part) - 1  # of each share one at least, as far as they go round
             if spare < 0:
-                raise RecipeError(f"{', '.join(map(str, party.places))}: none of its examples has anything to answer")
-            order = permutation(self.seed, Domain.PARTITION, len(part), HELD_OUT + party.number).tolist()
+                raise RecipeError(
+                    f"{', '.join(map(str, party.places))}: none of its examples has anything to "
+                    "answer"
+                )
+            order = permutation(
+                self.seed, Domain.PARTITION, len(part), HELD_OUT + party.number
+            ).tolist()
             held = min(spare, share_of(share, len(part)))
             end = held + min(spare - held, share_of(self.validation, len(part)))
             mine = picked(part, order[end:])
             rest += mine
             test += picked(part, order[:held])
             validation += picked(part, order[held:end])
-            clients += [ClientData(party.name, [x.made for x in mine])] if party.name else self._deal(mine)
+            clients += (
+                [ClientData(party.name, [x.made for x in mine])] if party.name else self._deal(mine)
+            )
         kept, tested = ([line.made for line in part] for part in (validation, test))
         sizes = [len(client.examples) for client in clients]
         held_out = f", {len(kept):,} validation and {len(tested):,} held-out"
@@ -248,7 +322,8 @@ class FilesTask(Task):
             {"": kept if self.evaluate_on == "validation" else tested},
             kept,
             tuple(notes),
-            scores=() if reader.form is TEXT else TaskData.scores,  # nothing is asked that could be answered
+            # nothing is asked that could be answered
+            scores=() if reader.form is TEXT else TaskData.scores,
             chat_template=style.chat.template,
         )
 
@@ -257,16 +332,24 @@ class FilesTask(Task):
         wanted, template = self.chat_template, ""
         writing: Any = {None: "auto", "own": "own", "plain": "plain"}.get(wanted, "given")
         if wanted is not None and writing == "given":
-            hint = f'task.chat_template = "{wanted}": give "own", "plain" or a file with a Jinja template'
+            hint = (
+                f'task.chat_template = "{wanted}": give "own", "plain" or a file with a Jinja '
+                "template"
+            )
             template = read_text(Path(wanted).expanduser(), hint)
-        return Style(self.template, ChatStyle(writing, template, self.loss_on), tuple(self.labels or ()))
+        return Style(
+            self.template, ChatStyle(writing, template, self.loss_on), tuple(self.labels or ())
+        )
 
     def _rows(self, place: Path, split: str) -> Iterable[Record | RecipeError]:
         named = not place.exists() and is_hub_name(str(place))
         return hub_rows(str(place), split, self.config, HINT) if named else each_row(place, split)
 
     def _held_out(self, data: TaskData) -> TaskData:
-        """Returns the same data if there is something to evaluate on. Raises RecipeError otherwise."""
+        """Returns the same data if there is something to evaluate on.
+
+        Raises RecipeError otherwise.
+        """
         if not data.evaluation[""]:
             key = "validation" if self.evaluate_on == "validation" else "evaluation"
             raise RecipeError(
@@ -284,7 +367,8 @@ class FilesTask(Task):
             labels = [line.made.options[line.made.gold].strip() for line in lines]
         elif partition.kind == "dirichlet":
             raise RecipeError(
-                'task.partition.kind = "dirichlet": it deals by a label; name its field with task.label_field'
+                'task.partition.kind = "dirichlet": it deals by a label; name its field with '
+                "task.label_field"
             )
         else:
             labels = [""] * len(lines)
@@ -293,14 +377,23 @@ class FilesTask(Task):
 
 
 def _sources(place: Path) -> list[Path]:
-    """Returns the files and saved data sets of a folder that is one client's, in order; else the place itself."""
+    """Returns the files and saved data sets of a folder that is one client's, in order.
+
+    Else the place itself.
+    """
     if not place.is_dir() or is_saved(place):
         return [place]
-    return [file for file in sorted(place.iterdir()) if file.suffix in CLIENT_ENDINGS or is_saved(file)]
+    return [
+        file for file in sorted(place.iterdir()) if file.suffix in CLIENT_ENDINGS or is_saved(file)
+    ]
 
 
-def _clients_in(folder: Path, besides: str | Path | None) -> tuple[dict[str, list[Path]], list[str]]:
-    """Returns the files of a folder's clients, each a file or else each a folder, and what may be data of nobody."""
+def _clients_in(
+    folder: Path, besides: str | Path | None
+) -> tuple[dict[str, list[Path]], list[str]]:
+    """Returns the files of a folder's clients, each a file or else each a folder, and what may be
+    data of nobody.
+    """
     other = Path(besides).expanduser().resolve() if besides else None
     found = (entry for entry in sorted(folder.iterdir()) if not entry.name.startswith("."))
     entries = [entry for entry in found if entry.resolve() != other]
@@ -311,22 +404,38 @@ def _clients_in(folder: Path, besides: str | Path | None) -> tuple[dict[str, lis
     for entry in chosen:
         name = entry.stem if files else entry.name
         if name in clients:
-            raise RecipeError(f'{folder}: two files are for the client "{name}": {clients[name][0].name}, {entry.name}')
+            raise RecipeError(
+                f'{folder}: two files are for the client "{name}": {clients[name][0].name}, '
+                f"{entry.name}"
+            )
         clients[name] = _sources(entry)
-    aside = [entry.name for entry in entries if entry not in chosen and (entry.suffix == ".json" or entry in folders)]
+    aside = [
+        entry.name
+        for entry in entries
+        if entry not in chosen and (entry.suffix == ".json" or entry in folders)
+    ]
     return clients, aside
 
 
 def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) -> str:
-    """Returns what is a party's own: what is called like it in a folder of several, or all of it if it is `alone`."""
+    """Returns what is a party's own: what is called like it in a folder of several, or all of it if
+    it is `alone`.
+    """
     if not path:
         raise RecipeError(
-            f"{name}: where is its data? `fedseed join --data FILE` says it; in one process task.path, a folder with a "
-            "file for each client"
+            f"{name}: where is its data? `fedseed join --data FILE` says it; in one process "
+            "task.path, a folder with a file for each client"
         )
-    place, problem, clients = Path(path).expanduser(), "a folder with a file for each client is expected", {}
+    place, problem, clients = (
+        Path(path).expanduser(),
+        "a folder with a file for each client is expected",
+        {},
+    )
     if place.is_dir() and not is_saved(place):
-        problem, clients = "the folder has no file or folder of this name", _clients_in(place, besides)[0]
+        problem, clients = (
+            "the folder has no file or folder of this name",
+            _clients_in(place, besides)[0],
+        )
     if name in clients:
         return str(place / name if (place / name).is_dir() else clients[name][0])
     if not alone:
@@ -335,7 +444,9 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
 
 
 def _twins(parties: Sequence[Party], lines: Sequence[Sequence[SourceLine]]) -> list[str]:
-    """Returns a note for each client that holds what one before it holds: a file that was copied, most likely."""
+    """Returns a note for each client that holds what one before it holds: a file that was copied,
+    most likely.
+    """
     made = [[line.made for line in own] for own in lines]
     firsts = [parties[made.index(own)] for own in made]
     return [

@@ -1,10 +1,13 @@
-"""Partitions: which client holds which example. The same seed gives the same partition on any machine.
+"""Partitions: which client holds which example.
 
-Dirichlet: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification", 2019. Each label's examples are shared out by proportions drawn from Dirichlet(alpha, ..., alpha).
-Drawing the proportions and then dealing each example by them is the same as Polya's urn: the next example goes to
-client i with probability (alpha + what i has of this label) / (N alpha + what all have). The urn needs only whole
-numbers, so no library's gamma sampler and no rounding decides who holds what.
+The same seed gives the same partition on any machine.
+
+Dirichlet: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
+Visual Classification", 2019. Each label's examples are shared out by proportions drawn from
+Dirichlet(alpha, ..., alpha). Drawing the proportions and then dealing each example by them is the
+same as Polya's urn: the next example goes to client i with probability (alpha + what i has of this
+label) / (N alpha + what all have). The urn needs only whole numbers, so no library's gamma sampler
+and no rounding decides who holds what.
 """
 
 from collections.abc import Hashable, Sequence
@@ -50,11 +53,14 @@ class IID(_Partitioner):
 
 
 class Dirichlet(_Partitioner):
-    """Each label's examples shared out by proportions from Dirichlet(alpha); small alpha: few labels a client.
+    """Each label's examples shared out by proportions from Dirichlet(alpha).
+
+    Small alpha: few labels a client.
 
     Args:
         alpha: concentration; large values approach IID.
-        minimum: every client has at least so many examples; the whole partition is drawn anew until it is so.
+        minimum: every client has at least so many examples; the whole partition is drawn anew until
+            it is so.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
@@ -72,31 +78,37 @@ class Dirichlet(_Partitioner):
             dealt: Partition = [[] for _ in range(clients)]
             for number, indices in enumerate(groups):
                 stream = derive(seed, Domain.PARTITION, attempt, number)
-                for index, client in zip(indices, self._urn(len(indices), clients, stream), strict=True):
+                for index, client in zip(
+                    indices, self._urn(len(indices), clients, stream), strict=True
+                ):
                     dealt[client].append(index)
             smallest = min(len(mine) for mine in dealt)
             if smallest >= self.minimum:
                 return [sorted(mine) for mine in dealt]
             fewest = max(fewest, smallest)
         raise RecipeError(
-            f"task.partition.minimum = {self.minimum}: in {ATTEMPTS:,} draws with alpha = {self.alpha} for {clients} "
-            f"clients and {len(labels):,} examples of {len(groups)} labels, the smallest client never had more than "
-            f"{fewest}; raise alpha, or lower minimum or the number of clients"
+            f"task.partition.minimum = {self.minimum}: in {ATTEMPTS:,} draws with alpha = "
+            f"{self.alpha} for {clients} "
+            f"clients and {len(labels):,} examples of {len(groups)} labels, the smallest client "
+            f"never had more than {fewest}; raise alpha, or lower minimum or the number of clients"
         )
 
     def _urn(self, count: int, clients: int, stream: int) -> list[int]:
         """Returns who gets each of `count` examples of one label, in the order of the examples."""
-        p, q = Fraction(str(self.alpha)).as_integer_ratio()  # a client begins with p balls and gets q with each example
+        # a client begins with p balls and gets q with each example
+        p, q = Fraction(str(self.alpha)).as_integer_ratio()
         owners: list[int] = []
         for number, word in enumerate(uniform_integers(stream, Domain.PARTITION, count).tolist()):
-            # a draw is a ball: one of the N p first, or one that came with an earlier example and goes where that went
+            # a draw is a ball: one of the N p first, or one that came with an earlier example and
+            # goes where that went
             ball = word * (clients * p + number * q) >> 64
             owners.append(ball // p if ball < clients * p else owners[(ball - clients * p) // q])
         return owners
 
 
 class Quantity(_Partitioner):
-    """Labels as in the whole, sizes apart: the example goes to a client by one draw of Dirichlet(alpha) for all.
+    """Labels as in the whole, sizes apart: the example goes to a client by one draw of
+    Dirichlet(alpha) for all.
 
     Args:
         alpha: concentration of the sizes; small values: a few clients hold nearly everything.
@@ -109,16 +121,20 @@ class Quantity(_Partitioner):
 
     def deal(self, labels: Sequence[Hashable], clients: int, seed: int) -> Partition:
         order = permutation(seed, Domain.PARTITION, len(labels)).tolist()
-        sizes = Dirichlet(alpha=self.alpha, minimum=self.minimum).deal([0] * len(labels), clients, seed)
+        sizes = Dirichlet(alpha=self.alpha, minimum=self.minimum).deal(
+            [0] * len(labels), clients, seed
+        )
         return [sorted(order[i] for i in mine) for mine in sizes]
 
 
 class ByField(_Partitioner):
-    """A client for each value of a field: a language, a category, a task. The number of clients follows.
+    """A client for each value of a field: a language, a category, a task.
 
-    With fewer clients than values, values are merged: from the most frequent to the rarest each goes to the client with
-    the fewest examples so far. (FedMeZO's meta splitter deals eight categories to three clients; its paper does not say
-    which go together.)
+    The number of clients follows.
+
+    With fewer clients than values, values are merged: from the most frequent to the rarest each
+    goes to the client with the fewest examples so far. (FedMeZO's meta splitter deals eight
+    categories to three clients; its paper does not say which go together.)
 
     Args:
         field: the field's name in the data.
@@ -132,9 +148,10 @@ class ByField(_Partitioner):
         values = sorted({str(label) for label in labels})
         if clients is not None and clients > len(values):
             raise RecipeError(
-                f'task.clients = {clients}: task.partition.field = "{self.field}" has {len(values)} values '
-                f"({', '.join(values[:12])}{', ...' if len(values) > 12 else ''}), each for one client; "
-                "leave task.clients out, or take fewer"
+                f'task.clients = {clients}: task.partition.field = "{self.field}" has '
+                f"{len(values)} values "
+                f"({', '.join(values[:12])}{', ...' if len(values) > 12 else ''}), each for one "
+                "client; leave task.clients out, or take fewer"
             )
         dealt = [[i for i, label in enumerate(labels) if str(label) == value] for value in values]
         if clients is None or clients == len(values):
@@ -150,4 +167,7 @@ AnyPartition = Annotated[IID | Dirichlet | Quantity | ByField, Field(discriminat
 
 def _enough(examples: int, clients: PositiveInt, each: int) -> None:
     if clients * each > examples:
-        raise RecipeError(f"task.clients = {clients}: {examples:,} examples are not enough for at least {each} each")
+        raise RecipeError(
+            f"task.clients = {clients}: {examples:,} examples are not enough for at least {each} "
+            "each"
+        )

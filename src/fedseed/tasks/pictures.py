@@ -1,11 +1,13 @@
-"""Pictures: CIFAR-10 and CIFAR-100 from their original files, and scikit-learn's digits, the offline stand-in.
+"""Pictures: CIFAR-10 and CIFAR-100 from their original files, and scikit-learn's digits, the
+offline stand-in.
 
-Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009: 32 x 32 pixels in colour, in the binary
-version. A record is a byte for each label, then all red values row by row, green and blue. The python version is not
+Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009: 32 x 32 pixels in colour,
+in the binary version. A record is a byte for each label, then all red values row by row, green and
+blue. The python version is not
 read: a pickle runs what it names.
 
-Alpaydin, Kaynak: "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998: 8 x 8 pixels; the
-1,797 images that scikit-learn carries.
+Alpaydin, Kaynak: "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
+1998: 8 x 8 pixels; the 1,797 images that scikit-learn carries.
 """
 
 from abc import abstractmethod
@@ -27,7 +29,8 @@ SIDE = 32  # pixels of CIFAR's
 SHARE_SEED = 8  # of the images' order; fixed, so that the base's images are the same for everybody
 SIZE = 1797
 TEST = 400  # the first so many images of the order
-BASE = 500  # the last so many images of the order were for pre-training the base "digits": nobody else has them
+# the last so many images of the order were for pre-training the base "digits": nobody else has them
+BASE = 500
 
 
 class PictureTask(DealtTask):
@@ -47,20 +50,28 @@ class PictureTask(DealtTask):
 
     @abstractmethod
     def read(self) -> tuple[Sequence[Labelled], Sequence[Picture], tuple[str, ...]]:
-        """Returns the train part with what partitions go by, the test part, and names of classes. Raises as `load`."""
+        """Returns the train part with what partitions go by, the test part, and names of classes.
+
+        Raises as `load`.
+        """
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         train, test, classes = self.read()
         order = permutation(self.seed, Domain.PARTITION, len(train), 0).tolist()
         wanted = len(order) if self.examples is None else self.validation + self.examples
         if wanted > len(order) or self.validation >= wanted:
-            asked = f"task.examples = {self.examples or 'all'} and task.validation = {self.validation}"
+            asked = (
+                f"task.examples = {self.examples or 'all'} and task.validation = {self.validation}"
+            )
             raise RecipeError(f"{asked}: the train part has {len(order):,} pictures")
         held = picked(train, order[self.validation : wanted])
         validation = [train[i].example for i in order[: self.validation]]
-        evaluation = picked(test, permutation(self.seed, Domain.PARTITION, len(test), 1)[: self.evaluation])
+        evaluation = picked(
+            test, permutation(self.seed, Domain.PARTITION, len(test), 1)[: self.evaluation]
+        )
         about = (
-            f"{len(held):,} training and {len(validation):,} validation pictures of {len(order):,} in the train part, "
+            f"{len(held):,} training and {len(validation):,} validation pictures of {len(order):,} "
+            "in the train part, "
             f"{len(evaluation):,} test pictures of {len(test):,}, {len(classes)} classes"
         )
         return held, TaskData((), {"": evaluation}, validation, (about,), classes=classes)
@@ -85,15 +96,24 @@ class CIFAR(PictureTask):
         folder = data_folder(self.path, hint)
         folder = folder / self.archive if (folder / self.archive).is_dir() else folder
         if not (folder / self.test_file).is_file():
-            raise RecipeError(f'task.path = "{self.path}": the folder has no {self.test_file}; {hint}')
+            raise RecipeError(
+                f'task.path = "{self.path}": the folder has no {self.test_file}; {hint}'
+            )
         texts = {field: read_text(folder / file) for field, file in self.labels.items()}
-        names = {field: [line.strip() for line in text.split("\n") if line.strip()] for field, text in texts.items()}
+        names = {
+            field: [line.strip() for line in text.split("\n") if line.strip()]
+            for field, text in texts.items()
+        }
         by = next((field for field in self.fields if self.dealt_by(field)), "class")
-        train = [one for file in self.train_files for one in self._pictures(folder / file, names, by)]
+        train = [
+            one for file in self.train_files for one in self._pictures(folder / file, names, by)
+        ]
         test = [one.example for one in self._pictures(folder / self.test_file, names, by)]
         return train, test, tuple(names["class"])
 
-    def _pictures(self, path: Path, names: Mapping[str, Sequence[str]], by: str) -> Iterator[Labelled]:
+    def _pictures(
+        self, path: Path, names: Mapping[str, Sequence[str]], by: str
+    ) -> Iterator[Labelled]:
         """Yields the pictures of a file, each with the name of its label of the field `by`."""
         width = len(self.labels) + 3 * SIDE * SIDE
         try:
@@ -101,7 +121,9 @@ class CIFAR(PictureTask):
         except OSError as error:
             raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
         if not len(data) or len(data) % width:
-            raise RecipeError(f"{path}: {len(data):,} bytes are not whole records of {width:,}; get the file anew")
+            raise RecipeError(
+                f"{path}: {len(data):,} bytes are not whole records of {width:,}; get the file anew"
+            )
         for number, record in enumerate(data.reshape(-1, width), 1):
             labels = dict(zip(self.labels, record[: len(self.labels)].tolist(), strict=True))
             for field, label in labels.items():
@@ -124,7 +146,10 @@ class CIFAR10Task(CIFAR):
 
 
 class CIFAR100Task(CIFAR):
-    """Settings of the "cifar100" task: those of `CIFAR`; `partition.field` may also be "superclass" (20 clients)."""
+    """Settings of the "cifar100" task: those of `CIFAR`.
+
+    `partition.field` may also be "superclass" (20 clients).
+    """
 
     name: Literal["cifar100"] = "cifar100"
     about: ClassVar[str] = "CIFAR-100 (32 x 32 pixels, 100 classes) from its binary version"
@@ -132,11 +157,15 @@ class CIFAR100Task(CIFAR):
     archive: ClassVar[str] = "cifar-100-binary"
     train_files: ClassVar[Sequence[str]] = ("train.bin",)
     test_file: ClassVar[str] = "test.bin"
-    labels: ClassVar[Mapping[str, str]] = {"superclass": "coarse_label_names.txt", "class": "fine_label_names.txt"}
+    labels: ClassVar[Mapping[str, str]] = {
+        "superclass": "coarse_label_names.txt",
+        "class": "fine_label_names.txt",
+    }
 
 
 def digit_pictures(classes: Sequence[int], start: int = 0, stop: int = -BASE) -> list[Picture]:
-    """Returns scikit-learn's images of some digits, each labelled by its digit's place in `classes`.
+    """Returns scikit-learn's images of some digits, each labelled by its digit's place in
+    `classes`.
 
     All images are in a fixed random order; a pixel is from 0 (paper) to 255 (ink).
 
@@ -152,12 +181,15 @@ def digit_pictures(classes: Sequence[int], start: int = 0, stop: int = -BASE) ->
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise RecipeError(
-            f'task.name = "digits": it needs scikit-learn, which carries the images: {to_install("digits")}'
+            'task.name = "digits": it needs scikit-learn, which carries the images: '
+            f"{to_install('digits')}"
         ) from error
     sixteenths, labels = load_digits(return_X_y=True)
     pixels: NDArray[np.uint8] = ((sixteenths.reshape(-1, 8, 8, 1) * 255 + 8) // 16).astype(np.uint8)
     order = permutation(SHARE_SEED, Domain.PARTITION, SIZE)[slice(start, stop)].tolist()
-    return [Picture(pixels[i], classes.index(int(labels[i]))) for i in order if labels[i] in classes]
+    return [
+        Picture(pixels[i], classes.index(int(labels[i]))) for i in order if labels[i] in classes
+    ]
 
 
 class DigitsTask(PictureTask):
@@ -168,13 +200,20 @@ class DigitsTask(PictureTask):
     """
 
     name: Literal["digits"] = "digits"
-    about: ClassVar[str] = "scikit-learn's handwritten digits (8 x 8 pixels), for vision without a download"
+    about: ClassVar[str] = (
+        "scikit-learn's handwritten digits (8 x 8 pixels), for vision without a download"
+    )
     classes: list[int] = Field(default_factory=lambda: list(range(10)))
     validation: NonNegativeInt = 200
 
     def read(self) -> tuple[list[Labelled], list[Picture], tuple[str, ...]]:
         wanted = set(self.classes)
         if not 2 <= len(self.classes) == len(wanted) or not wanted <= set(range(10)):
-            raise RecipeError(f"task.classes = {self.classes}: two or more different digits from 0 to 9 are needed")
-        train = [Labelled(p, str(self.classes[p.label])) for p in digit_pictures(self.classes, TEST)]
+            raise RecipeError(
+                f"task.classes = {self.classes}: two or more different digits from 0 to 9 are "
+                "needed"
+            )
+        train = [
+            Labelled(p, str(self.classes[p.label])) for p in digit_pictures(self.classes, TEST)
+        ]
         return train, digit_pictures(self.classes, 0, TEST), tuple(map(str, self.classes))

@@ -1,6 +1,9 @@
-"""Rewards of generated answers: any function of (prompt, answer, example) that returns a number. Free of torch.
+"""Rewards of generated answers: any function of (prompt, answer, example) that returns a number.
 
-Methods that need no gradients are given minus the mean reward where others have a loss (`objectives.rewarded`).
+Free of torch.
+
+Methods that need no gradients are given minus the mean reward where others have a loss
+(`objectives.rewarded`).
 """
 
 import logging
@@ -19,7 +22,8 @@ from fedseed.text import shown
 
 logger = logging.getLogger(__name__)
 
-Reward = Callable[[str, str, Example], float]  # (prompt, generated answer, the example) -> the more, the better
+# (prompt, generated answer, the example) -> the more, the better
+Reward = Callable[[str, str, Example], float]
 SHOWN = 60  # characters of a text in an error
 
 
@@ -27,10 +31,12 @@ class RewardSettings(BaseModel):
     """What answers are rewarded for, in place of a loss; for methods that need no gradients.
 
     Args:
-        name: a metric of generated answers (`fedseed list metrics`), such as "exact_match", of one answer, from 0 to 1.
-        function: one of your own, as "rewards.py:score" (beside the recipe, if the path is relative) or
-            "my_package.rewards:score": called with a prompt, the answer generated after it, and the example, it returns
-            a number, the more the better. It is code, so whoever runs the recipe has to agree (`--trust-plugins`).
+        name: a metric of generated answers (`fedseed list metrics`), such as "exact_match", of one
+            answer, from 0 to 1.
+        function: one of your own, as "rewards.py:score" (beside the recipe, if the path is
+            relative) or "my_package.rewards:score": called with a prompt, the answer generated
+            after it, and the example, it returns a number, the more the better. It is code, so
+            whoever runs the recipe has to agree (`--trust-plugins`).
         max_new_tokens: of an answer. Answers are greedy: the likeliest token each time.
     """
 
@@ -45,26 +51,42 @@ class RewardSettings(BaseModel):
         if (self.name is None) == (self.function is None):
             return "reward: give name or function, one of them"
         if self.name is not None and metrics.REGISTRY.find(self.name) is None:
-            return f'reward.name = "{self.name}": {metrics.REGISTRY.unknown(self.name)}, or set reward.function'
+            return (
+                f'reward.name = "{self.name}": {metrics.REGISTRY.unknown(self.name)}, or set '
+                "reward.function"
+            )
         source, _, name = (self.function or "x:x").rpartition(":")
         if not source or not name.isidentifier():
-            return f'reward.function = "{self.function}": write a file or module and a function, as "rewards.py:score"'
+            return (
+                f'reward.function = "{self.function}": write a file or module and a function, '
+                'as "rewards.py:score"'
+            )
         return None
 
     def load(self) -> Reward:
-        """Returns the function. Raises RecipeError if its file can't be run, or has no such function."""
+        """Returns the function.
+
+        Raises RecipeError if its file can't be run, or has no such function.
+        """
         if self.name is not None:
             score = metrics.REGISTRY.get(self.name)
-            return lambda prompt, answer, example: score([answer], [example.answers or (example.response,)]) / 100
+            return lambda prompt, answer, example: (
+                score([answer], [example.answers or (example.response,)]) / 100
+            )
         source, _, name = str(self.function).rpartition(":")
         found = getattr(load_module(source, "reward.function:"), name, None)
         if not callable(found):
-            raise RecipeError(f'reward.function = "{self.function}": {source} has no function {name}')
+            raise RecipeError(
+                f'reward.function = "{self.function}": {source} has no function {name}'
+            )
         return found
 
 
 def placed(function: str, folder: Path | None) -> str:
-    """Returns the function with its file's absolute path; a relative one begins at `folder` (None: where we work)."""
+    """Returns the function with its file's absolute path.
+
+    A relative one begins at `folder` (None: where we work).
+    """
     source, _, name = function.rpartition(":")
     return f"{resolve(source, folder)}:{name}"
 
@@ -83,8 +105,13 @@ class Judge:
         self._warned = False
 
     def __call__(self, examples: Sequence[Example], answers: Sequence[str]) -> list[float]:
-        """Returns rewards; NaN (logged once) where one is not finite. Raises FedseedError if one is no number."""
-        return [self._number(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        """Returns rewards; NaN (logged once) where one is not finite.
+
+        Raises FedseedError if one is no number.
+        """
+        return [
+            self._number(example, answer) for example, answer in zip(examples, answers, strict=True)
+        ]
 
     def _number(self, example: Example, answer: str) -> float:
         try:
@@ -98,7 +125,10 @@ class Judge:
             raise self._error(what, example, answer) from error
         if not isfinite(number) and not self._warned:
             self._warned = True
-            logger.warning("%s", self._error(f"returned {number}: such an estimate is left out", example, answer))
+            logger.warning(
+                "%s",
+                self._error(f"returned {number}: such an estimate is left out", example, answer),
+            )
         return number if isfinite(number) else nan
 
     def _error(self, what: str, example: Example, answer: str) -> FedseedError:

@@ -1,18 +1,20 @@
 """MeZO's text tasks from their original files: eleven for language models, six with a mask.
 
-Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", 2023. SST-2, eight tasks of SuperGLUE (Wang et
-al., 2019), SQuAD v1.1 and DROP: 1,000 examples for training and 500 for validation from the train file, 1,000 for
-testing from the dev file, since labels of the test file are not public. SQuAD and DROP are trained by teacher forcing
-on the first answer; generated answers are scored by F1, best over all answers. A response ends with its line: MeZO
-trains on the line's end in place of an end-of-sequence token, and generates up to it.
+Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", 2023. SST-2, eight tasks of
+SuperGLUE (Wang et al., 2019), SQuAD v1.1 and DROP: 1,000 examples for training and 500 for
+validation from the train file, 1,000 for testing from the dev file, since labels of the test file
+are not public. SQuAD and DROP are trained by teacher forcing on the first answer; generated answers
+are scored by F1, best over all answers. A response ends with its line: MeZO trains on the line's
+end in place of an end-of-sequence token, and generates up to it.
 
-Its RoBERTa experiments take prompts and label words from LM-BFF (Gao, Fisch, Chen, "Making Pre-trained Language Models
-Better Few-shot Learners", 2021): k examples a class to train on and k to validate on, drawn by seed, and 1,000 to test
-on.
+Its RoBERTa experiments take prompts and label words from LM-BFF (Gao, Fisch, Chen, "Making
+Pre-trained Language Models Better Few-shot Learners", 2021): k examples a class to train on and k
+to validate on, drawn by seed, and 1,000 to test on.
 
-Prompts, classes, words and file names are in text_tasks.toml. Files are GLUE's and SNLI's tables, jsonl or nested JSON;
-the Stanford Sentiment Treebank's trees (a tree a line, whose root has the class); TREC's label files (in Latin-1:
-"DESC:manner How did ..."); or csv files without a header, as LM-BFF's: class, text.
+Prompts, classes, words and file names are in text_tasks.toml. Files are GLUE's and SNLI's tables,
+jsonl or nested JSON; the Stanford Sentiment Treebank's trees (a tree a line, whose root has the
+class); TREC's label files (in Latin-1: "DESC:manner How did ..."); or csv files without a header,
+as LM-BFF's: class, text.
 """
 
 import re
@@ -49,10 +51,12 @@ FORMS: dict[str, Callable[[str], str] | dict[str, str]] = {
 
 
 class DrawnTask(DealtTask):
-    """Settings that all tasks share which draw examples from a data set's files: those of `DealtTask`, and the files.
+    """Settings that all tasks share which draw examples from a data set's files: those of
+    `DealtTask`, and the files.
 
-    A data set adds its name, its files and what a row becomes; a family of data sets, how training and validation
-    examples are drawn. Partitions go by the class, unless a data set has something else.
+    A data set adds its name, its files and what a row becomes; a family of data sets, how training
+    and validation examples are drawn. Partitions go by the class, unless a data set has something
+    else.
 
     Args:
         path: a folder with the data set's files.
@@ -62,7 +66,8 @@ class DrawnTask(DealtTask):
     hint: ClassVar[str]  # what the folder is and where it comes from
     train_files: ClassVar[Sequence[str]]  # the first one that is there counts
     test_files: ClassVar[Files]  # the same for test examples, by prefix of the metrics' names
-    test_is: ClassVar[str] = "dev"  # what the test examples' file is called; official test files often have no labels
+    # what the test examples' file is called; official test files often have no labels
+    test_is: ClassVar[str] = "dev"
     rows: ClassVar[str] = ""  # where in an object of a file its rows lie (`_rows_in`)
     prompt: ClassVar[str] = ""
     classes: ClassVar[Sequence[str]] = ()  # as the files have them
@@ -75,7 +80,10 @@ class DrawnTask(DealtTask):
 
     @abstractmethod
     def example_of(self, row: Record) -> Labelled | None:
-        """Returns what a row becomes, with what partitions go by; None: it can't be used. Raises as `load`."""
+        """Returns what a row becomes, with what partitions go by; None: it can't be used.
+
+        Raises as `load`.
+        """
 
     @abstractmethod
     def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
@@ -97,11 +105,15 @@ class DrawnTask(DealtTask):
         train, missed = self._read(folder, self.train_files)
         order = [train[i] for i in permutation(self.seed, Domain.PARTITION, len(train), TRAIN)]
         held, validation, more = self.draw(order)
-        drawn_of = f"{len(held):,} training and {len(validation):,} validation examples of {len(train):,}"
+        drawn_of = (
+            f"{len(held):,} training and {len(validation):,} validation examples of {len(train):,}"
+        )
         tests, counts = {}, [f"{drawn_of} in the train file{more}"]
         for number, (prefix, names) in enumerate(self.test_files.items()):
             rows, too = self._read(folder, names)
-            drawn = permutation(self.seed, Domain.PARTITION, len(rows), TEST + number)[: self.evaluation]
+            drawn = permutation(self.seed, Domain.PARTITION, len(rows), TEST + number)[
+                : self.evaluation
+            ]
             tests[prefix] = [rows[i].example for i in drawn]
             kind = f"{prefix.rstrip('_')} test" if prefix else "test"
             counts.append(f"{len(drawn):,} {kind} examples of {len(rows):,}")
@@ -115,8 +127,13 @@ class DrawnTask(DealtTask):
         """Returns the examples of a file, and how many of its rows became none."""
         path = next((folder / name for name in names if (folder / name).is_file()), None)
         if path is None:
-            raise RecipeError(f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}')
-        read, inside = READERS.get(path.suffix, read_records), list(filter(None, self.rows.split(".")))
+            raise RecipeError(
+                f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}'
+            )
+        read, inside = (
+            READERS.get(path.suffix, read_records),
+            list(filter(None, self.rows.split("."))),
+        )
         made = [self.example_of(row) for whole in read(path) for row in _rows_in(whole, inside)]
         found = [one for one in made if one is not None]
         if not found:
@@ -125,30 +142,45 @@ class DrawnTask(DealtTask):
 
 
 def _rows_in(whole: Record, place: Sequence[str]) -> Iterator[Record]:
-    """Yields the objects that lie at a place in another (text_tasks.toml), with the fields of those they lie in."""
+    """Yields the objects that lie at a place in another (text_tasks.toml), with the fields of those
+    they lie in.
+    """
     if not place:
         yield whole
         return
     name, *rest = place
     if name == "*":  # all fields of an object of objects
-        found = [Record(one.where, {"key": key, **one.values}) for key in whole.values for one in [whole.record(key)]]
+        found = [
+            Record(one.where, {"key": key, **one.values})
+            for key in whole.values
+            for one in [whole.record(key)]
+        ]
     else:
-        more = [whole.record(name)] if isinstance(whole.values.get(name), dict) else whole.records(name)
+        more = (
+            [whole.record(name)]
+            if isinstance(whole.values.get(name), dict)
+            else whole.records(name)
+        )
         found = [Record(one.where, {**whole.values, **one.values}) for one in more]
     for one in found:
         yield from _rows_in(one, rest)
 
 
 def _class_of(row: Record, classes: Sequence[str], field: str) -> int:
-    """Returns the number of a row's class, from a name, or from a number as copies in other formats have it."""
-    value = row.field(field, (str, int, bool) if "true" in classes else (str, int))  # JSON's true may be a name
+    """Returns the number of a row's class, from a name, or from a number as copies in other formats
+    have it.
+    """
+    # JSON's true may be a name
+    value = row.field(field, (str, int, bool) if "true" in classes else (str, int))
     text = str(value).lower() if isinstance(value, bool) else str(value).strip()
     if text in classes:
         return classes.index(text)
     if text.isdecimal() and int(text) < len(classes):
         return int(text)
     names = list(dict.fromkeys([*classes, *map(str, range(len(classes)))]))
-    raise RecipeError(f'{row.where}: "{field}" = {value!r}: {", ".join(names[:-1])} or {names[-1]} is expected')
+    raise RecipeError(
+        f'{row.where}: "{field}" = {value!r}: {", ".join(names[:-1])} or {names[-1]} is expected'
+    )
 
 
 def _filled(prompt: str, row: Record) -> str:
@@ -161,14 +193,20 @@ def _filled(prompt: str, row: Record) -> str:
         if callable(form):
             return form(text)
         if text not in form:
-            raise RecipeError(f'{inside.where}: "{name}" = {text!r}: {" or ".join(form)} is expected')
+            raise RecipeError(
+                f'{inside.where}: "{name}" = {text!r}: {" or ".join(form)} is expected'
+            )
         return form[text]
 
     return re.sub(r"{([\w.]+)(?::(\w+))?}", found, prompt)
 
 
-def _prompted(table: str, base: type[DrawnTask], **others: type[DrawnTask]) -> tuple[type[DrawnTask], ...]:
-    """Returns the tasks of a table of text_tasks.toml, in its order: subclasses of `base`, or of the one they name."""
+def _prompted(
+    table: str, base: type[DrawnTask], **others: type[DrawnTask]
+) -> tuple[type[DrawnTask], ...]:
+    """Returns the tasks of a table of text_tasks.toml, in its order: subclasses of `base`, or of
+    the one they name.
+    """
     text = resources.files(__package__).joinpath("text_tasks.toml").read_text(encoding="utf-8")
     made: list[Any] = []
     for name, said in tomllib.loads(text)[table].items():
@@ -176,7 +214,9 @@ def _prompted(table: str, base: type[DrawnTask], **others: type[DrawnTask]) -> t
         fields: dict[str, Any] = {size: (PositiveInt, count) for size, count in sizes.items()}
         fields["name"] = (Literal[name], name)
         about = f'Settings of the "{name}" task: those of `{kind.__name__}`.'
-        task = create_model(f"{name}Task", __base__=kind, __doc__=about, __module__=__name__, **fields)
+        task = create_model(
+            f"{name}Task", __base__=kind, __doc__=about, __module__=__name__, **fields
+        )
         for key, value in said.items():
             setattr(task, key, tuple(value) if isinstance(value, list) else value)
         made.append(task)
@@ -193,9 +233,11 @@ class MeZOTask(DrawnTask):
 
     train_files: ClassVar[Sequence[str]] = ("train.jsonl",)
     test_files: ClassVar[Files] = {"": ("val.jsonl", "validation.jsonl", "dev.jsonl")}
-    options: ClassVar[Sequence[str]] = ()  # what may be answered; fields may stand in it, as in a prompt
+    # what may be answered; fields may stand in it, as in a prompt
+    options: ClassVar[Sequence[str]] = ()
     teacher_forcing: ClassVar[bool] = False
-    gold: ClassVar[Sequence[int]] = ()  # the right option by class, where their order is another one
+    # the right option by class, where their order is another one
+    gold: ClassVar[Sequence[int]] = ()
     text: ClassVar[str] = ""  # what a classifier is given in place of the prompt
 
     examples: PositiveInt = 1000
@@ -211,8 +253,14 @@ class MeZOTask(DrawnTask):
         return rows[: self.examples], rows[self.examples : wanted], ""
 
     def example_of(self, row: Record) -> Labelled | None:
-        """Partitions go by the right option; where every example has its own options, by its number."""
-        prompt, options = _filled(self.prompt, row), tuple(_filled(option, row) for option in self.options)
+        """Partitions go by the right option.
+
+        Where every example has its own options, by its number.
+        """
+        prompt, options = (
+            _filled(self.prompt, row),
+            tuple(_filled(option, row) for option in self.options),
+        )
         number = _class_of(row, self.classes, self.label)
         gold = self.gold[number] if self.gold else number
         made = Choice(prompt, options, gold, (), self.teacher_forcing, _filled(self.text, row))
@@ -220,9 +268,13 @@ class MeZOTask(DrawnTask):
 
 
 class AnswerTask(MeZOTask):
-    """Settings of the tasks whose answers are generated: those of `MeZOTask`. Partitions go by what `by` names."""
+    """Settings of the tasks whose answers are generated: those of `MeZOTask`.
 
-    answers: ClassVar[Sequence[str]]  # the fields with answers; those after the first may be left out
+    Partitions go by what `by` names.
+    """
+
+    # the fields with answers; those after the first may be left out
+    answers: ClassVar[Sequence[str]]
     by: ClassVar[str]
 
     def example_of(self, row: Record) -> Labelled | None:
@@ -236,8 +288,13 @@ class AnswerTask(MeZOTask):
 
 
 def _answers(row: Record, name: str) -> Iterator[str]:
-    """Yields the answers of a field, an object or a list of them, as text; "" for one of DROP's that has none."""
-    for answer in row.records(name) if isinstance(row.values.get(name), list) else [row.record(name)]:
+    """Yields the answers of a field, an object or a list of them, as text.
+
+    "" for one of DROP's that has none.
+    """
+    for answer in (
+        row.records(name) if isinstance(row.values.get(name), list) else [row.record(name)]
+    ):
         said = answer.values
         if "text" in said:
             yield answer.field("text", str)
@@ -251,16 +308,23 @@ def _answers(row: Record, name: str) -> Iterator[str]:
 
 
 class EntityTask(MeZOTask):
-    """Settings of the "record" task: those of `MeZOTask`. Any entity that is an answer counts as right."""
+    """Settings of the "record" task: those of `MeZOTask`.
+
+    Any entity that is an answer counts as right.
+    """
 
     def example_of(self, row: Record) -> Labelled | None:
         passage = row.record("passage")
         text = passage.field("text", str)
         entities = []
         for entity in passage.records("entities"):
-            start, end = entity.field("start", int), entity.field("end", int)  # the end is the last character
+            # the end is the last character
+            start, end = entity.field("start", int), entity.field("end", int)
             if not 0 <= start <= end < len(text):
-                raise RecipeError(f"{entity.where}: {start} to {end} is no part of the text of {len(text)} characters")
+                raise RecipeError(
+                    f"{entity.where}: {start} to {end} is no part of the text of {len(text)} "
+                    "characters"
+                )
             entities.append(text[start : end + 1])
         names = tuple(dict.fromkeys(entities))  # each once, in the order of the text
         query = row.field("query", str)
@@ -270,15 +334,18 @@ class EntityTask(MeZOTask):
             return None
         options = tuple(" " + query.replace("@placeholder", name) for name in names)
         prompt = text.replace("@highlight\n", "- ") + "\n-"
-        return Labelled(Choice(prompt, options, right[0], right, teacher_forcing=True), str(right[0]))
+        return Labelled(
+            Choice(prompt, options, right[0], right, teacher_forcing=True), str(right[0])
+        )
 
 
 class ClozeTask(DrawnTask):
-    """Settings of the few-shot tasks: those of `DrawnTask` and how many examples of each class there are.
+    """Settings of the few-shot tasks: those of `DrawnTask` and how many examples of each class
+    there are.
 
     Args:
-        k: training examples of each class, all clients together, and as many to choose settings on. A class with fewer
-            rows gives what it has, to training first.
+        k: training examples of each class, all clients together, and as many to choose settings on.
+            A class with fewer rows gives what it has, to training first.
     """
 
     words: ClassVar[Sequence[str]]  # by class, each with the space before it
@@ -295,7 +362,9 @@ class ClozeTask(DrawnTask):
         return Labelled(Cloze(text, tuple(self.words), gold), self.words[gold].strip())
 
     def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
-        """Returns the first k of each class for training and the next k for validation, in the order they are in."""
+        """Returns the first k of each class for training and the next k for validation, in the
+        order they are in.
+        """
         seen: Counter[int] = Counter()
         drawn: tuple[list[Labelled], list[Labelled]] = [], []
         for row in rows:
@@ -305,8 +374,15 @@ class ClozeTask(DrawnTask):
                 seen[gold] += 1
         for label, word in enumerate(self.words):
             if not seen[label]:
-                raise RecipeError(f'task.path = "{self.path}": no row of the train file has class {label} ({word[1:]})')
-        few = [f"{word[1:]} {seen[label]:,}" for label, word in enumerate(self.words) if seen[label] < 2 * self.k]
+                raise RecipeError(
+                    f'task.path = "{self.path}": no row of the train file has class {label} '
+                    f"({word[1:]})"
+                )
+        few = [
+            f"{word[1:]} {seen[label]:,}"
+            for label, word in enumerate(self.words)
+            if seen[label] < 2 * self.k
+        ]
         return *drawn, f" (fewer than 2 x {self.k} rows: {', '.join(few)})" if few else ""
 
 
@@ -323,7 +399,9 @@ def _trees(path: Path) -> Iterator[Record]:
         leaves = re.findall(r"\(\d ([^()]+)\)", line)
         if not re.match(r"\(\d ", line) or not leaves or line.count("(") != line.count(")"):
             raise RecipeError(f"{where}: a tree is expected, such as (3 (2 It) (4 works))")
-        yield Record(where, {"label": line[1], "text": " ".join(brackets.get(leaf, leaf) for leaf in leaves)})
+        yield Record(
+            where, {"label": line[1], "text": " ".join(brackets.get(leaf, leaf) for leaf in leaves)}
+        )
 
 
 def _labelled(path: Path) -> Iterator[Record]:
@@ -332,7 +410,10 @@ def _labelled(path: Path) -> Iterator[Record]:
         label, space, text = line.partition(" ")
         coarse, colon, _ = label.partition(":")
         if not space or not colon:
-            raise RecipeError(f"{where}: class, colon, finer class and a question are expected, as HUM:ind Who ...")
+            raise RecipeError(
+                f"{where}: class, colon, finer class and a question are expected, as HUM:ind Who "
+                "..."
+            )
         yield Record(where, {"label": coarse, "text": text})
 
 

@@ -1,14 +1,14 @@
 """Reviews in a closed world of words: offline classification that the base "words" can nearly do.
 
-Asked as MeZO asks (the review, a few words, then a word for each class), the base is right half of the time, though it
-knows the answers: what is to be learnt is how it is asked. Reviews have nouns of four topics, qualities that please or
-displease, and what is said of them:
+Asked as MeZO asks (the review, a few words, then a word for each class), the base is right half of
+the time, though it knows the answers: what is to be learnt is how it is asked. Reviews have nouns
+of four topics, qualities that please or displease, and what is said of them:
 
     soup very tasty , waiter rude and spoon round .
 
-A review's feeling is the sign of what its qualities add up to: +1 for one that pleases, -1 for one that does not, 0 for
-one that does neither; "very" doubles it, "not" turns it round. Its topic is that of most of its nouns. Both are known
-when a review is written, so nobody has to label anything.
+A review's feeling is the sign of what its qualities add up to: +1 for one that pleases, -1 for one
+that does not, 0 for one that does neither; "very" doubles it, "not" turns it round. Its topic is
+that of most of its nouns. Both are known when a review is written, so nobody has to label anything.
 """
 
 import random
@@ -25,7 +25,9 @@ from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import NextWord, TaskData
 from fedseed.tasks.dealt import DealtTask, Labelled
 
-_WORDS = tomllib.loads(resources.files(__package__).joinpath("review_words.toml").read_text(encoding="utf-8"))
+_WORDS = tomllib.loads(
+    resources.files(__package__).joinpath("review_words.toml").read_text(encoding="utf-8")
+)
 TOPICS: Mapping[str, Sequence[str]] = _WORDS["topics"]
 GOOD, BAD, PLAIN = _WORDS["good"], _WORDS["bad"], _WORDS["plain"]
 JOINTS = (",", "and", "but")
@@ -42,7 +44,9 @@ class Review:
 
 
 def write_review(rng: random.Random) -> Review:
-    """Returns a review of three clauses about two or three nouns of one topic, whose qualities lean to one side."""
+    """Returns a review of three clauses about two or three nouns of one topic, whose qualities lean
+    to one side.
+    """
     names = list(TOPICS)
     while True:
         topic, wanted = rng.randrange(len(TOPICS)), rng.random() < 0.5
@@ -52,8 +56,14 @@ def write_review(rng: random.Random) -> Review:
             nouns[rng.randrange(3)] = rng.choice(TOPICS[other])
         words, values = zip(*(_quality(rng, wanted) for _ in nouns), strict=True)
         if sum(values) and (sum(values) > 0) == wanted:
-            first, second, third = (f"{noun} {word}" for noun, word in zip(nouns, words, strict=True))
-            return Review(f"{first} {rng.choice(JOINTS)} {second} {rng.choice(JOINTS)} {third} .", topic, wanted)
+            first, second, third = (
+                f"{noun} {word}" for noun, word in zip(nouns, words, strict=True)
+            )
+            return Review(
+                f"{first} {rng.choice(JOINTS)} {second} {rng.choice(JOINTS)} {third} .",
+                topic,
+                wanted,
+            )
 
 
 def _quality(rng: random.Random, wanted: bool) -> tuple[str, int]:
@@ -70,7 +80,10 @@ def _quality(rng: random.Random, wanted: bool) -> tuple[str, int]:
 
 
 def reviews(seed: int | str, count: int) -> list[Review]:
-    """Returns so many reviews with different texts; a longer list of the same seed begins with a shorter one."""
+    """Returns so many reviews with different texts.
+
+    A longer list of the same seed begins with a shorter one.
+    """
     rng = random.Random(f"fedseed-reviews/{seed}")
     found: dict[str, Review] = {}
     while len(found) < count:
@@ -92,21 +105,27 @@ class ReviewFamily:
 
     def example(self, review: Review) -> NextWord:
         """Returns a review with a question about it."""
-        return NextWord(review.text + self.prompt, self.options, self.gold(review), text=review.text)
+        return NextWord(
+            review.text + self.prompt, self.options, self.gold(review), text=review.text
+        )
 
 
 FAMILIES: dict[FamilyName, ReviewFamily] = {
     "feeling": ReviewFamily(" it was", (" terrible", " great"), lambda review: int(review.good)),
-    "topic": ReviewFamily(" in the", tuple(f" {topic}" for topic in TOPICS), lambda review: review.topic),
+    "topic": ReviewFamily(
+        " in the", tuple(f" {topic}" for topic in TOPICS), lambda review: review.topic
+    ),
 }
 
 
 class WordsTask(DealtTask):
-    """Settings of the "words" task: those of `DealtTask`, and what is asked. A partition's labels are the right words.
+    """Settings of the "words" task: those of `DealtTask`, and what is asked.
+
+    A partition's labels are the right words.
 
     Args:
-        families: what is asked: "feeling" (two words), "topic" (four). Each review is asked about once. A partition by
-            field = "family" gives one to each client, field = "label" a word.
+        families: what is asked: "feeling" (two words), "topic" (four). Each review is asked about
+            once. A partition by field = "family" gives one to each client, field = "label" a word.
         examples: training examples of all clients together.
         validation: further ones, to choose settings on.
         evaluation: examples that the run reports on, of all families and of each.
@@ -114,7 +133,9 @@ class WordsTask(DealtTask):
     """
 
     name: Literal["words"] = "words"
-    about: ClassVar[str] = 'reviews in a closed world of words: the base "words" half knows the answers, offline'
+    about: ClassVar[str] = (
+        'reviews in a closed world of words: the base "words" half knows the answers, offline'
+    )
     fields: ClassVar[tuple[str, ...]] = ("label", "family")
 
     families: list[FamilyName] = Field(["feeling", "topic"], min_length=1)
@@ -135,15 +156,27 @@ class WordsTask(DealtTask):
         sizes = self.evaluation, self.validation, self.examples
         rows = [
             (name, FAMILIES[name].example(review))  # asked about in turn
-            for name, review in zip(cycle(self.families), reviews(self.seed, sum(sizes)), strict=False)
+            for name, review in zip(
+                cycle(self.families), reviews(self.seed, sum(sizes)), strict=False
+            )
         ]
-        test, validation, train = rows[: sizes[0]], rows[sizes[0] : sizes[0] + sizes[1]], rows[sizes[0] + sizes[1] :]
-        notes = [f"{len(train):,} training, {len(validation):,} validation and {len(test):,} test reviews"]
+        test, validation, train = (
+            rows[: sizes[0]],
+            rows[sizes[0] : sizes[0] + sizes[1]],
+            rows[sizes[0] + sizes[1] :],
+        )
+        notes = [
+            f"{len(train):,} training, {len(validation):,} validation and {len(test):,} test "
+            "reviews"
+        ]
         if self.scrambled:
             train = self._scrambled(train)
             notes.append("training answers are scrambled: a control")
         by_family = self.dealt_by("family")
-        labelled = [Labelled(one, name if by_family else one.options[one.gold].strip()) for name, one in train]
+        labelled = [
+            Labelled(one, name if by_family else one.options[one.gold].strip())
+            for name, one in train
+        ]
         tests = self.validation_sets([one for _, one in test])
         return labelled, TaskData((), tests, [one for _, one in validation], tuple(notes))
 
@@ -154,11 +187,17 @@ class WordsTask(DealtTask):
             sets[f"{name}_"] = [one for one in validation if one.options == FAMILIES[name].options]
         return {prefix: found for prefix, found in sets.items() if found}
 
-    def _scrambled(self, rows: Sequence[tuple[FamilyName, NextWord]]) -> list[tuple[FamilyName, NextWord]]:
-        """Returns the same reviews and the same answers, but whose is whose is drawn within each family."""
+    def _scrambled(
+        self, rows: Sequence[tuple[FamilyName, NextWord]]
+    ) -> list[tuple[FamilyName, NextWord]]:
+        """Returns the same reviews and the same answers, but whose is whose is drawn within each
+        family.
+        """
         changed = list(rows)
         for number, family in enumerate(self.families):
             places = [place for place, (name, _) in enumerate(rows) if name == family]
-            for place, other in zip(places, permutation(self.seed, Domain.PARTITION, len(places), number), strict=True):
+            for place, other in zip(
+                places, permutation(self.seed, Domain.PARTITION, len(places), number), strict=True
+            ):
                 changed[place] = family, replace(rows[place][1], gold=rows[places[other]][1].gold)
         return changed

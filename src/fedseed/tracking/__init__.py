@@ -1,4 +1,7 @@
-"""Sends a run's metrics elsewhere while it runs. A new tracker is a file here, which is found by itself, and a test."""
+"""Sends a run's metrics elsewhere while it runs.
+
+A new tracker is a file here, which is found by itself, and a test.
+"""
 
 from fedseed.registry import Registry, check_class, classes_in, name_of
 from fedseed.tracking.base import Start, Tracker, Trackers

@@ -1,7 +1,8 @@
 """Defines what a tracker is, and tells the trackers of a run what happens in it.
 
-A tracker is told what metrics.jsonl is told, line by line. It is a guest: one that fails is named once and left out,
-and the run goes on. Its functions are called in the order in which they stand here.
+A tracker is told what metrics.jsonl is told, line by line. It is a guest: one that fails is named
+once and left out, and the run goes on. Its functions are called in the order in which they stand
+here.
 """
 
 import tomllib
@@ -33,8 +34,8 @@ class Start:
         clients: the clients' names.
         folder: the run's folder; None: the run writes nothing.
         recipe: the complete recipe as TOML; None: the run has none.
-        earlier: lines of metrics that an interrupted run has written before: nothing of them comes again, and what a
-            tracker holds beyond the last one will come again.
+        earlier: lines of metrics that an interrupted run has written before: nothing of them comes
+            again, and what a tracker holds beyond the last one will come again.
     """
 
     method: str
@@ -59,10 +60,12 @@ class Start:
 
 
 class Tracker(BaseModel, ABC):
-    """Settings of one tracker, and what it does. Subclasses stand in a file each, their names in `[[tracking]]`.
+    """Settings of one tracker, and what it does.
 
-    Settings are frozen; what a tracker holds while it runs (files, connections) are pydantic's private attributes:
-    `_file: Any = PrivateAttr(None)`. Each run works with a copy of its own.
+    Subclasses stand in a file each, their names in `[[tracking]]`.
+
+    Settings are frozen; what a tracker holds while it runs (files, connections) are pydantic's
+    private attributes: `_file: Any = PrivateAttr(None)`. Each run works with a copy of its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -79,7 +82,9 @@ class Tracker(BaseModel, ABC):
         """
         if self.package is not None and find_spec(self.package) is None:
             how = to_install(self.name)
-            raise RecipeError(f'tracking.name = "{self.name}" needs the package {self.package}: {how}')
+            raise RecipeError(
+                f'tracking.name = "{self.name}" needs the package {self.package}: {how}'
+            )
 
     def start(self, run: Start) -> None:
         """Begin, or go on with a run, of which some lines may be known already."""
@@ -89,7 +94,9 @@ class Tracker(BaseModel, ABC):
         """Take a line of metrics, as metrics.jsonl has it, once it is on disk."""
 
     def artefacts(self, files: Sequence[Path]) -> None:
-        """Take a finished run's recipe, orbit or weights, summary, pictures and report, if it has a folder."""
+        """Take a finished run's recipe, orbit or weights, summary, pictures and report, if it has a
+        folder.
+        """
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """End the run; takes what summary.json holds."""
@@ -106,7 +113,9 @@ class Trackers:
         warn: says that one has failed.
     """
 
-    def __init__(self, trackers: Sequence[Tracker] = (), warn: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, trackers: Sequence[Tracker] = (), warn: Callable[[str], None] = lambda text: None
+    ) -> None:
         self._trackers = [tracker.model_copy(deep=True) for tracker in trackers]
         self._warn = warn
 
@@ -122,7 +131,9 @@ class Trackers:
                 getattr(tracker, what)(*content)
             except Exception as error:  # a tracker's trouble is no reason to lose a run
                 self._trackers.remove(tracker)
-                self._warn(f'tracking.name = "{tracker.name}" is left out from here on: {one_line(error)}')
+                self._warn(
+                    f'tracking.name = "{tracker.name}" is left out from here on: {one_line(error)}'
+                )
                 with suppress(Exception):
                     tracker.close()
 
@@ -133,11 +144,17 @@ class Trackers:
 
 
 def scalars(line: MetricsLine) -> dict[str, float]:
-    """Returns a line's numbers by name: tables are flattened ("seconds.local"), of lists their length counts."""
-    numbers = {key: len(value) if isinstance(value, list) else value for key, value in flat(line).items()}
+    """Returns a line's numbers by name: tables are flattened ("seconds.local"), of lists their
+    length counts.
+    """
+    numbers = {
+        key: len(value) if isinstance(value, list) else value for key, value in flat(line).items()
+    }
     return {key: value for key, value in numbers.items() if isinstance(value, int | float)}
 
 
 def slashed(values: Mapping[str, Any], head: str = "") -> dict[str, Any]:
-    """Returns numbers by names with slashes, by which curves are grouped: "seconds.local" as "seconds/local"."""
+    """Returns numbers by names with slashes, by which curves are grouped: "seconds.local" as
+    "seconds/local".
+    """
     return {head + name.replace(".", "/"): value for name, value in values.items()}

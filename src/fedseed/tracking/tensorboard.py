@@ -1,6 +1,9 @@
-"""Writes curves for TensorBoard (`tensorboard --logdir runs`). The package is imported only when a run uses it.
+"""Writes curves for TensorBoard (`tensorboard --logdir runs`).
 
-Event files are written with TensorBoard's own writer, so that a coordinator without torch has curves, too.
+The package is imported only when a run uses it.
+
+Event files are written with TensorBoard's own writer, so that a coordinator without torch has
+curves, too.
 """
 
 import time
@@ -29,7 +32,9 @@ class TensorBoard(Tracker):
     _writer: Any = PrivateAttr(None)
 
     def start(self, run: Start) -> None:
-        """Opens the event file; of an interrupted run it writes all anew, in place of what earlier files have.
+        """Opens the event file.
+
+        Of an interrupted run it writes all anew, in place of what earlier files have.
 
         Nobody knows which of them has a line that was written just before the run was interrupted.
         """
@@ -37,9 +42,14 @@ class TensorBoard(Tracker):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if run.folder is None and not Path(self.folder).is_absolute():
-            raise FedseedError("the run has no folder (out): give tracking.folder as an absolute path")
-        self._writer = EventFileWriter(str(Path(self.folder) if run.folder is None else run.folder / self.folder))
-        start = SessionLog(status=SessionLog.START)  # readers drop what they have of this step and later ones
+            raise FedseedError(
+                "the run has no folder (out): give tracking.folder as an absolute path"
+            )
+        self._writer = EventFileWriter(
+            str(Path(self.folder) if run.folder is None else run.folder / self.folder)
+        )
+        # readers drop what they have of this step and later ones
+        start = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=0, session_log=start))
         for line in run.earlier:
             self.metrics(line)
@@ -51,7 +61,9 @@ class TensorBoard(Tracker):
 
         numbers = slashed(scalars({**line, "round": None}))
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=line["round"], summary=Summary(value=values)))
+        self._writer.add_event(
+            Event(wall_time=time.time(), step=line["round"], summary=Summary(value=values))
+        )
         self._writer.flush()
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
 """Weights & Biases: a run of its own, online, or offline (WANDB_MODE=offline, then `wandb sync`).
 
-A run that is resumed goes on in the same run there, whose id is kept in tracking.json in the run's folder. No round is
-sent twice and none is missing: what is there already, W&B says. Offline a session leaves a folder under the run's
-folder, and nobody can be asked what an earlier session, which may have been killed, has brought to the disk. So a
-session that goes on tells everything once more and takes the earlier folder's place: `wandb sync` makes one run of it.
+A run that is resumed goes on in the same run there, whose id is kept in tracking.json in the run's
+folder. No round is sent twice and none is missing: what is there already, W&B says. Offline a
+session leaves a folder under the run's folder, and nobody can be asked what an earlier session,
+which may have been killed, has brought to the disk. So a session that goes on tells everything once
+more and takes the earlier folder's place: `wandb sync` makes one run of it.
 """
 
 import json
@@ -26,11 +27,13 @@ LARGEST = 100_000_000  # bytes of the largest file that is sent: whole weights m
 
 
 class WandB(Tracker):
-    """Curves over rounds, the recipe as configuration, the summary, and the run's files as an artefact.
+    """Curves over rounds, the recipe as configuration, the summary, and the run's files as an
+    artefact.
 
     Args:
         project: what runs stand under there.
-        upload: whether the run's files (recipe, orbit or weights, pictures, report) are sent when it is over.
+        upload: whether the run's files (recipe, orbit or weights, pictures, report) are sent when
+            it is over.
         mode: "online", "offline" or "disabled"; by default WANDB_MODE, or online.
     """
 
@@ -46,11 +49,17 @@ class WandB(Tracker):
     _told: int = PrivateAttr(-1)  # the last round that is there
 
     def start(self, run: Start) -> None:
-        """Open the run there, with an id of our own choice, and send of earlier lines what is missing."""
+        """Open the run there, with an id of our own choice, and send of earlier lines what is
+        missing.
+        """
         import wandb
 
         file = None if run.folder is None else run.folder / FILE
-        kept = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
+        kept = (
+            json.loads(file.read_text(encoding="utf-8"))
+            if file is not None and file.exists()
+            else {}
+        )
         key = f"{self.name}:{self.project}"
         known = kept.get(key, {}).get("id")
         identity = known or uuid4().hex[:8]
@@ -66,9 +75,11 @@ class WandB(Tracker):
             settings=wandb.Settings(console="off"),  # what the terminal shows stays here
         )
         if self._run.settings.mode == "offline":
-            session = Path(self._run.dir).parent  # earlier sessions have left folders of the same run beside it
+            # earlier sessions have left folders of the same run beside it
+            session = Path(self._run.dir).parent
             for folder in session.parent.glob(f"offline-run-*-{identity}*"):
-                if folder != session and folder.name.split("-")[3] == identity:  # ...-ID, and -1 in the same second
+                # ...-ID, and -1 in the same second
+                if folder != session and folder.name.split("-")[3] == identity:
                     shutil.rmtree(folder)
         self._told = self._run.step - 1 if self._run.resumed else -1
         if file is not None and known is None:
@@ -83,7 +94,10 @@ class WandB(Tracker):
             self._run.log(slashed(scalars({**line, "round": None})), step=self._told)
 
     def artefacts(self, files: Sequence[Path]) -> None:
-        """Send one artefact with all files that are not too large; the same files again make no new version."""
+        """Send one artefact with all files that are not too large.
+
+        The same files again make no new version.
+        """
         import wandb
 
         small = [file for file in files if file.stat().st_size <= LARGEST]

@@ -1,4 +1,6 @@
-"""Does a client's work in a round: it draws batches, measures losses, trains, and counts what that costs."""
+"""Does a client's work in a round: it draws batches, measures losses, trains, and counts what that
+costs.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,15 +31,21 @@ from fedseed.weights.projection import Projection, change_norms, count_moved, pr
 from fedseed.weights.row_losses import row_losses
 from fedseed.weights.space import ParameterSpace
 
-MANY_BYTES = 64 << 20  # with as many bytes of weights or more, the memory of gradients is given back after a client
+# with as many bytes of weights or more, the memory of gradients is given back after a client
+MANY_BYTES = 64 << 20
 
 
 @torch.no_grad()
 def part_losses(
-    space: ParameterSpace, objective: Objective, batches: Sequence[Sequence[Any]], basis: Basis, along: Sequence[int],
+    space: ParameterSpace,
+    objective: Objective,
+    batches: Sequence[Sequence[Any]],
+    basis: Basis,
+    along: Sequence[int],
     scale: float,
-) -> list[list[float]]:  # fmt: skip
-    """Returns mean losses over the terms of the parts of some batches, in one forward pass if that is possible.
+) -> list[list[float]]:
+    """Returns mean losses over the terms of the parts of some batches, in one forward pass if that
+    is possible.
 
     Args:
         space: the weights.
@@ -52,30 +60,44 @@ def part_losses(
     """
     n = len(along)
     sizes = [len(batch) // n for batch in batches]  # of a batch's parts
-    parts = [b[at : at + size] for b, size in zip(batches, sizes, strict=True) if b for at in range(0, len(b), size)]
+    parts = [
+        b[at : at + size]
+        for b, size in zip(batches, sizes, strict=True)
+        if b
+        for at in range(0, len(b), size)
+    ]
     items = [item for part in parts for item in part]
     losses = partial(objective.losses, space.model)
     space.model.eval()
     if scale == 0.0:
         found = losses(items)
     elif n == 1:  # all rows share it
-        with space.perturbed(basis, along[0], scale, often=getattr(objective, "calls_often", False)):
+        with space.perturbed(
+            basis, along[0], scale, often=getattr(objective, "calls_often", False)
+        ):
             found = losses(items)
     else:
         directions = [along[number % n] for number, part in enumerate(parts) for _ in part]
-        counts, own = [len(sequences_of(item)) for item in items], getattr(objective, "together", None)
+        counts, own = (
+            [len(sequences_of(item)) for item in items],
+            getattr(objective, "together", None),
+        )
         together = None if own is None else partial(own, space.model, items)
         found = row_losses(space, losses, items, basis, directions, scale, counts, together)
     each = iter(space.vector.each(found.tolist())[0])  # of several processes the first one's count
-    means = iter([sum(next(each) for _ in part) / sum(map(objective.weight, part)) for part in parts])
+    means = iter(
+        [sum(next(each) for _ in part) / sum(map(objective.weight, part)) for part in parts]
+    )
     return [[next(means) for _ in range(n)] if batch else [0.0] * n for batch in batches]
 
 
 @dataclass
 class ClientCost:
-    """What a client's work cost: seconds by phase, passes counted per micro-batch, mean loss of each step.
+    """What a client's work cost: seconds by phase, passes counted per micro-batch, mean loss of
+    each step.
 
-    Where 16-bit weights round small steps away, also how many of them have moved, of how many; in the first round only.
+    Where 16-bit weights round small steps away, also how many of them have moved, of how many; in
+    the first round only.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -97,13 +119,15 @@ class LocalClient(Client):
     seed: int  # the run's
     round: int
     number: int  # the client's
-    memory: Memory = field(default_factory=Memory)  # what clients keep from round to round; by default nothing is there
+    # what clients keep from round to round; by default nothing is there
+    memory: Memory = field(default_factory=Memory)
     cost: ClientCost = field(default_factory=ClientCost)  # of its work so far
     # the weights of the round's beginning, once training has begun
     _start: Sequence[torch.Tensor] = field(default=(), init=False)
     # the weights in float32, where the model has only their rounding
     _finer: Sequence[torch.Tensor] | None = field(default=None, init=False)
-    # functions that bring the model back, the last one first; there are none while nothing has changed it
+    # functions that bring the model back, the last one first; there are none while nothing has
+    # changed it
     _undo: list[Callable[[], None]] = field(default_factory=list, init=False)
 
     @contextmanager
@@ -126,7 +150,9 @@ class LocalClient(Client):
 
     @cached_property
     def _rounder(self) -> Rounder:
-        return Rounder(self.space.vector, derive(self.seed, Domain.ROUNDING, self.round, self.number))
+        return Rounder(
+            self.space.vector, derive(self.seed, Domain.ROUNDING, self.round, self.number)
+        )
 
     def apply(self, change: Change) -> None:
         if not self._undo:
@@ -135,7 +161,8 @@ class LocalClient(Client):
         self._finer = None  # what comes next starts from the weights
 
     def weights(self) -> bytes:
-        # after steps on float32 copies these, rounded stochastically, so that their mean over clients is right
+        # after steps on float32 copies these, rounded stochastically, so that their mean over
+        # clients is right
         if self._finer is not None:
             self._rounder.send(self._finer)
         return self.space.dense()
@@ -163,12 +190,16 @@ class LocalClient(Client):
         self._give_back()
 
     def _give_back(self) -> None:
-        """Frees what gradients and activations have left behind, before an answer or another client needs room."""
+        """Frees what gradients and activations have left behind, before an answer or another client
+        needs room.
+        """
         if self.cost.backward_passes and self.space.layout.dense_bytes >= MANY_BYTES:
             give_back()
 
     def _remember(self, copy: bool) -> None:
-        """Makes sure that what follows can be undone: by a copy of the weights, or else as the space itself can."""
+        """Makes sure that what follows can be undone: by a copy of the weights, or else as the
+        space itself can.
+        """
         if self._start:
             return  # of the round's beginning there is a copy already
         way_back = None if copy else self.space.way_back()
@@ -178,7 +209,9 @@ class LocalClient(Client):
         self._undo += [self._buffers_as_they_are(), way_back]
 
     def _buffers_as_they_are(self) -> Callable[[], None]:
-        """Returns a function that brings the model's buffers back: batch norm's statistics stay with the client."""
+        """Returns a function that brings the model's buffers back: batch norm's statistics stay
+        with the client.
+        """
         kept = [b.clone() for b in self.space.model.buffers()]
 
         @torch.no_grad()
@@ -192,25 +225,45 @@ class LocalClient(Client):
         if not self.items:
             raise NonFiniteError("no usable example")
         seed, n = derive(self.seed, Domain.DATA_ORDER, self.round, self.number), len(self.items)
-        order = (self.items[i] for epoch in count() for i in permutation(seed, Domain.DATA_ORDER, n, epoch))
+        order = (
+            self.items[i]
+            for epoch in count()
+            for i in permutation(seed, Domain.DATA_ORDER, n, epoch)
+        )
         return (list(islice(order, size)) for _ in count())
 
     def estimates(
-        self, method: Any, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
+        self,
+        method: Any,
+        basis: Basis,
+        along: Sequence[int],
+        items: Sequence[Any],
+        one_sided: bool = False,
     ) -> list[Any]:
         return list(method.measured(self, basis, along, items, one_sided))
 
     @torch.no_grad()
-    def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
+    def example_losses(
+        self, basis: Basis, k: int, scale: float, items: Sequence[Any]
+    ) -> list[float]:
         if not items:
             return []
         often, model = getattr(self.objective, "calls_often", False), self.space.model.eval()
         self.cost.forward_passes += 1
-        with self.space.perturbed(basis, k, scale, often=often) if scale else nullcontext(), self._clock("local"):
-            losses: list[float] = self.space.vector.each(self.objective.losses(model, items).tolist())[0]
-        return [loss / self.objective.weight(item) for loss, item in zip(losses, items, strict=True)]
+        with (
+            self.space.perturbed(basis, k, scale, often=often) if scale else nullcontext(),
+            self._clock("local"),
+        ):
+            losses: list[float] = self.space.vector.each(
+                self.objective.losses(model, items).tolist()
+            )[0]
+        return [
+            loss / self.objective.weight(item) for loss, item in zip(losses, items, strict=True)
+        ]
 
-    def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
+    def population_losses(
+        self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]
+    ) -> list[float]:
         self.cost.forward_passes += 1
         with self._clock("local"):
             (found,) = part_losses(self.space, self.objective, [items], basis, along, scale)
@@ -222,10 +275,13 @@ class LocalClient(Client):
         self.cost.losses = [loss for loss in self.cost.losses if isfinite(loss)]
 
     def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
-        # casts of weights are not kept from one use to the next: the weights may have been moved in between
+        # casts of weights are not kept from one use to the next: the weights may have been moved in
+        # between
         if dtype is None:
             return nullcontext()
-        return torch.autocast(self.space.devices[0].type, getattr(torch, dtype), cache_enabled=False)
+        return torch.autocast(
+            self.space.devices[0].type, getattr(torch, dtype), cache_enabled=False
+        )
 
     def first_order(self, training: LocalTraining) -> None:
         self._remember(copy=True)
@@ -258,7 +314,10 @@ class LocalClient(Client):
         self._end(steps)
 
     def _end(self, steps: Steps) -> None:
-        """Counts in the first round how many weights have moved, if they can lose small steps; frees memory."""
+        """Counts in the first round how many weights have moved, if they can lose small steps.
+
+        Frees memory.
+        """
         if not steps.keeps and self.round == 1:
             with self.phase("local"):
                 parts = self.space.vector.each(count_moved(self.space.parameters, self._start))
@@ -280,12 +339,16 @@ class LocalClient(Client):
         self.cost.losses.append(loss)
         return gradient, sum(map(self.objective.weight, items))
 
-    def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
-        # the change is eta times the sum of the gradients, and projection is linear: each gradient is projected,
-        # applied and freed as backward produces it; neither all gradients nor the change are ever in memory
+    def project_gradients(
+        self, training: LocalTraining, basis: Basis, counts: Sequence[int]
+    ) -> list[Floats]:
+        # the change is eta times the sum of the gradients, and projection is linear: each gradient
+        # is projected, applied and freed as backward produces it; neither all gradients nor the
+        # change are ever in memory
         self._remember(copy=True)
         projection = Projection(self.space.vector, basis, counts)
-        # a gradient is gone before the next has come: a loss scale can't be changed for what overflows
+        # a gradient is gone before the next has come: a loss scale can't be changed for what
+        # overflows
         steps = steps_of(training, self.space.vector, self._rounder, self._finer, adapts=False)
         self._finer = steps.finer
         rate, spent = training.learning_rate, 0.0
@@ -301,7 +364,10 @@ class LocalClient(Client):
         # weight decay moves all rows of an embedding, so they are taken whole then
         with gradients_taken(self.space.parameters, take, by_rows=not training.weight_decay):
             self._train(
-                training, lambda items: self._accumulate_gradient(items, [items], steps.scale, training.autocast)
+                training,
+                lambda items: self._accumulate_gradient(
+                    items, [items], steps.scale, training.autocast
+                ),
             )
         self.cost.seconds["local"] -= spent
         self.cost.seconds["projection"] = self.cost.seconds.get("projection", 0.0) + spent
@@ -323,16 +389,26 @@ class LocalClient(Client):
 
     @contextmanager
     def _training(self) -> Iterator[None]:
-        """Puts the model in training mode; dropout draws from torch's generator, seeded by (run, round, client)."""
+        """Puts the model in training mode.
+
+        Dropout draws from torch's generator, seeded by (run, round, client).
+        """
         with self.phase("local"), torch.random.fork_rng(gpus(self.space.devices)):
             torch.manual_seed(derive(self.seed, Domain.DROPOUT, self.round, self.number) >> 1)
             self.space.model.train()
             yield
 
     def _accumulate_gradient(
-        self, items: Sequence[Any], parts: Iterable[Sequence[Any]], share: float, autocast: Autocast | None = None
+        self,
+        items: Sequence[Any],
+        parts: Iterable[Sequence[Any]],
+        share: float,
+        autocast: Autocast | None = None,
     ) -> float:
-        """Adds `share` times the mean loss' gradient over all terms of `items`, part by part; returns the loss."""
+        """Adds `share` times the mean loss' gradient over all terms of `items`, part by part.
+
+        Returns the loss.
+        """
         terms, total = sum(map(self.objective.weight, items)), 0.0
         for part in parts:
             with self.autocast(autocast):

@@ -1,7 +1,10 @@
-"""What clients keep from round to round, such as what a compressor has left out: a vector for each client.
+"""What clients keep from round to round, such as what a compressor has left out: a vector for each
+client.
 
-A round may be computed again: the process was killed before the round counted, or another worker computes it. So what a
-client kept in the last rounds is there by round: a round finds what was kept before it, whatever came later.
+A round may be computed again: the process was killed before the round counted, or another worker
+computes it. So what a
+client kept in the last rounds is there by round: a round finds what was kept before it, whatever
+came later.
 """
 
 import shutil
@@ -17,15 +20,16 @@ from fedseed.durable import replacing
 from fedseed.errors import FedseedError
 from fedseed.weights.change import Floats
 
-VERSIONS = 3  # of each client's: a round that is computed ahead, the one before it, and what that began with
+# of each client's: a round that is computed ahead, the one before it, and what that began with
+VERSIONS = 3
 
 
 class Memory:
     """Vectors of clients in a folder.
 
     Args:
-        folder: where files are, one for each client and round; it is made when it is first needed. None: a temporary
-            folder, which goes with this object.
+        folder: where files are, one for each client and round; it is made when it is first needed.
+            None: a temporary folder, which goes with this object.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -53,17 +57,24 @@ class Memory:
         except OSError as error:
             raise FedseedError(f"{path}: can't be read: {error.strerror or error}") from error
         if not data or zlib.crc32(memoryview(data)[4:]) != int.from_bytes(data[:4], "little"):
-            raise FedseedError(f"{path}: damaged: what the client had yet to send is lost, and the run can't go on")
+            raise FedseedError(
+                f"{path}: damaged: what the client had yet to send is lost, and the run can't go on"
+            )
         return np.frombuffer(data, dtype="<f4", offset=4).astype(np.float32)
 
     def keep(self, client: int, round: int, vector: Floats) -> None:
-        """Keeps a client's vector of a round, on disk before this returns; what is older than needed is forgotten.
+        """Keeps a client's vector of a round, on disk before this returns.
+
+        What is older than needed is forgotten.
 
         The vector, float32, may change afterwards. Raises StorageError if it can't be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         data = vector.astype("<f4", copy=False).data.cast("B")
-        with replacing(self.folder / f"client-{client}.{round}.f4") as temporary, open(temporary, "wb") as file:
+        with (
+            replacing(self.folder / f"client-{client}.{round}.f4") as temporary,
+            open(temporary, "wb") as file,
+        ):
             file.write(zlib.crc32(data).to_bytes(4, "little"))
             file.write(data)
         kept = self._kept(client)

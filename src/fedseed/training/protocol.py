@@ -1,4 +1,7 @@
-"""Says what a method may ask of a client in training; `fedseed.training.client.LocalClient` does it."""
+"""Says what a method may ask of a client in training.
+
+`fedseed.training.client.LocalClient` does it.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -13,30 +16,51 @@ from fedseed.weights.change import Change, Floats
 
 
 class Client(Protocol):
-    """Stands for one client in one round. Whatever happens to the weights is undone when the round is over."""
+    """Stands for one client in one round.
+
+    Whatever happens to the weights is undone when the round is over.
+    """
 
     number: int
     round: int
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yields endless batches of the client's examples, each pass over them in an order of its own.
+        """Yields endless batches of the client's examples, each pass over them in an order of its
+        own.
 
-        (seed, round, client) decide it, no global generator does. Raises NonFiniteError if the client has no examples;
-        so do all that draw batches.
+        (seed, round, client) decide it, no global generator does. Raises NonFiniteError if the
+        client has no examples; so do all that draw batches.
         """
 
     def estimates(
-        self, method: Any, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
+        self,
+        method: Any,
+        basis: Basis,
+        along: Sequence[int],
+        items: Sequence[Any],
+        one_sided: bool = False,
     ) -> list[Any]:
-        """Returns the estimates along some directions, as the method measures them (`ZerothOrder.measured`)."""
+        """Returns the estimates along some directions, as the method measures them
+        (`ZerothOrder.measured`).
+        """
 
-    def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
-        """Returns the mean loss over each item's own terms at w + scale * direction(k); scale may be 0."""
+    def example_losses(
+        self, basis: Basis, k: int, scale: float, items: Sequence[Any]
+    ) -> list[float]:
+        """Returns the mean loss over each item's own terms at w + scale * direction(k).
 
-    def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
-        """Returns the mean losses over all terms of n equal parts of `items`; one forward pass over all of them.
+        Scale may be 0.
+        """
 
-        Part j is evaluated at w + scale * direction(along[j]); n is the length of `along`, and scale may be 0.
+    def population_losses(
+        self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]
+    ) -> list[float]:
+        """Returns the mean losses over all terms of n equal parts of `items`.
+
+        One forward pass over all of them.
+
+        Part j is evaluated at w + scale * direction(along[j]); n is the length of `along`, and
+        scale may be 0.
         """
 
     def apply(self, change: Change) -> None:
@@ -46,19 +70,24 @@ class Client(Protocol):
         """Counts a local step that was not usable, and notes why."""
 
     def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
-        """Lets forward passes inside the block compute in a 16-bit dtype where torch's autocast does; None: not."""
+        """Lets forward passes inside the block compute in a 16-bit dtype where torch's autocast
+        does; None: not.
+        """
 
     def first_order(self, training: LocalTraining) -> None:
         """Trains the weights in place. Raises NonFiniteError if a loss is not finite."""
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
-        """Returns the gradient of a batch's mean loss as bytes, and how many terms that loss is the mean of.
+        """Returns the gradient of a batch's mean loss as bytes, and how many terms that loss is the
+        mean of.
 
-        The batch is of so many examples, None: of all that the client has; `micro_batch` of them go through the model
-        at a time. Raises NonFiniteError if the loss is not finite.
+        The batch is of so many examples, None: of all that the client has; `micro_batch` of them go
+        through the model at a time. Raises NonFiniteError if the loss is not finite.
         """
 
-    def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
+    def project_gradients(
+        self, training: LocalTraining, basis: Basis, counts: Sequence[int]
+    ) -> list[Floats]:
         """Trains with plain SGD, and returns V^T (w_start - w_end), summed up gradient by gradient.
 
         Raises NonFiniteError if a loss is not finite.
@@ -74,13 +103,21 @@ class Client(Protocol):
         """Returns w_start - w_now as one vector of length d, which the caller may change."""
 
     def weights(self) -> bytes:
-        """Returns all trainable tensors as they are, in order, in their own dtypes (rounded to them if need be)."""
+        """Returns all trainable tensors as they are, in order, in their own dtypes (rounded to them
+        if need be).
+        """
 
     def recall(self) -> Floats | None:
-        """Returns what it kept when it last took part in a round before this one, length d; None: nothing yet."""
+        """Returns what it kept when it last took part in a round before this one, length d.
+
+        None: nothing yet.
+        """
 
     def keep(self, vector: Floats) -> None:
-        """Keeps a vector of length d for later rounds; the same round again keeps another in its place."""
+        """Keeps a vector of length d for later rounds.
+
+        The same round again keeps another in its place.
+        """
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Counts the time that is spent inside the block under this name."""

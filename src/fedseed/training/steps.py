@@ -1,8 +1,8 @@
 """Where the steps of a client's optimiser act, so that 16-bit weights do not lose them.
 
-In float16 small gradients underflow: the loss is multiplied by a scale before backward passes, and the gradient divided
-by it in float32 (Micikevicius et al., "Mixed Precision Training", ICLR 2018, Section 3.2). A gradient that overflows
-changes nothing.
+In float16 small gradients underflow: the loss is multiplied by a scale before backward passes, and
+the gradient divided by it in float32 (Micikevicius et al., "Mixed Precision Training", ICLR 2018,
+Section 3.2). A gradient that overflows changes nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +19,15 @@ from fedseed.weights import moving
 from fedseed.weights.moving import PIECE
 from fedseed.weights.vector import Vector, flat, write_back
 
-CACHED = 1 << 20  # elements that a CPU rounds at a time; averages of fewer would lie in holes that passes need again
+# elements that a CPU rounds at a time; averages of fewer would lie in holes that passes need again
+CACHED = 1 << 20
 FIRST_SCALE = 65536.0  # of the loss, where it adapts
 _SENDING = 0  # the words that weights are sent with; those of steps are counted from 1
 
 
 class Rounder:
-    """Rounds a client's weights stochastically: each tensor's n-th update has random words of its own.
+    """Rounds a client's weights stochastically: each tensor's n-th update has random words of its
+    own.
 
     Args:
         vector: the tensors.
@@ -76,16 +78,22 @@ class Steps:
         adapts: whether the scale may be lowered after an overflow.
     """
 
-    keeps = False  # whether 16-bit weights keep small steps; gradients are then looked at, also where the scale is 1
-    finer: Sequence[torch.Tensor] | None = None  # the weights in float32, where the model has only their rounding
+    # whether 16-bit weights keep small steps; gradients are then looked at, also where the scale is
+    # 1
+    keeps = False
+    # the weights in float32, where the model has only their rounding
+    finer: Sequence[torch.Tensor] | None = None
 
-    def __init__(self, training: LocalTraining, vector: Vector, scale: float = 1.0, adapts: bool = False) -> None:
+    def __init__(
+        self, training: LocalTraining, vector: Vector, scale: float = 1.0, adapts: bool = False
+    ) -> None:
         self.training = training
         self.vector = vector
         self.scale = scale
         self.adapts = adapts
         self.weights: Sequence[torch.Tensor] = vector.parameters  # what the optimiser steps on
-        self._optimizer: torch.optim.Optimizer | None = None  # some make their averages at once: when it is needed
+        # some make their averages at once: when it is needed
+        self._optimizer: torch.optim.Optimizer | None = None
 
     def lower_scale(self) -> bool:
         """Halves the loss' scale after an overflow; returns whether it could."""
@@ -108,11 +116,19 @@ class Steps:
             w.grad = None
 
     def step(self) -> bool:
-        """Lets the optimiser take a step; returns False, with nothing changed, if the gradient is not finite."""
+        """Lets the optimiser take a step.
+
+        Returns False, with nothing changed, if the gradient is not finite.
+        """
         factor = 1.0
         parted = self.training.clip is not None and self.vector.processes > 1
         if self.keeps or self.adapts or self.scale != 1.0 or parted:
-            norm = hypot(*self.vector.each(norm_of([w.grad for w in self.weights if w.grad is not None]))) / self.scale
+            norm = (
+                hypot(
+                    *self.vector.each(norm_of([w.grad for w in self.weights if w.grad is not None]))
+                )
+                / self.scale
+            )
             if not isfinite(norm):
                 return False
             factor = min(1.0, (self.training.clip or inf) / (norm + 1e-6)) / self.scale
@@ -134,15 +150,23 @@ class Steps:
     def optimizer(self, weights: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
         """Returns torch's optimiser of some weights."""
         training = self.training
-        options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
+        options: dict[str, Any] = {
+            "lr": training.learning_rate,
+            "weight_decay": training.weight_decay,
+        }
         if training.optimizer in ("sgd", "rmsprop"):
             options["momentum"] = training.momentum
         with torch.device("cpu"):
-            made: torch.optim.Optimizer = getattr(torch.optim, OPTIMIZERS[training.optimizer])(weights, **options)
+            made: torch.optim.Optimizer = getattr(torch.optim, OPTIMIZERS[training.optimizer])(
+                weights, **options
+            )
         return made
 
     def plain(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns a gradient, or a row of one, without the scale and with weight decay; in float32 where steps are."""
+        """Returns a gradient, or a row of one, without the scale and with weight decay.
+
+        In float32 where steps are.
+        """
         decay = self.training.weight_decay
         gradient = gradient.float() if self.keeps or self.scale != 1.0 else gradient
         gradient = gradient if self.scale == 1.0 else gradient / self.scale
@@ -163,7 +187,12 @@ class MasterSteps(Steps):
     keeps = True
 
     def __init__(
-        self, training: LocalTraining, vector: Vector, scale: float, adapts: bool, finer: Sequence[torch.Tensor] | None
+        self,
+        training: LocalTraining,
+        vector: Vector,
+        scale: float,
+        adapts: bool,
+        finer: Sequence[torch.Tensor] | None,
     ) -> None:
         super().__init__(training, vector, scale, adapts)
         self.finer = self.weights = [
@@ -174,7 +203,11 @@ class MasterSteps(Steps):
     @contextmanager
     def gathering(self) -> Iterator[None]:
         """Adds gradients up in float32; a 16-bit one is freed as soon as it has arrived."""
-        pairs = [(p, copy) for p, copy in zip(self.vector.parameters, self.weights, strict=True) if copy is not p]
+        pairs = [
+            (p, copy)
+            for p, copy in zip(self.vector.parameters, self.weights, strict=True)
+            if copy is not p
+        ]
 
         def arrived(number: int, gradient: torch.Tensor, _: int | None) -> None:
             copy = pairs[number][1]
@@ -200,14 +233,19 @@ class MasterSteps(Steps):
 
 
 class StochasticSteps(Steps):
-    """Steps on a piece of the weights at a time, in float32, rounded stochastically by the rounder."""
+    """Steps on a piece of the weights at a time, in float32, rounded stochastically by the
+    rounder.
+    """
 
     keeps = True
 
-    def __init__(self, training: LocalTraining, vector: Vector, scale: float, adapts: bool, rounder: Rounder) -> None:
+    def __init__(
+        self, training: LocalTraining, vector: Vector, scale: float, adapts: bool, rounder: Rounder
+    ) -> None:
         super().__init__(training, vector, scale, adapts)
         self._rounder = rounder
-        self._optimizers: dict[tuple[int, int], torch.optim.Optimizer] = {}  # by tensor and first element
+        # by tensor and first element
+        self._optimizers: dict[tuple[int, int], torch.optim.Optimizer] = {}
 
     @torch.no_grad()
     def _take(self, factor: float) -> None:
@@ -216,9 +254,17 @@ class StochasticSteps(Steps):
                 self._change(index, partial(self._step_of, index, flat(p.grad), factor))
 
     def _step_of(
-        self, index: int, gradients: torch.Tensor, factor: float, lo: int, hi: int, piece: torch.Tensor
+        self,
+        index: int,
+        gradients: torch.Tensor,
+        factor: float,
+        lo: int,
+        hi: int,
+        piece: torch.Tensor,
     ) -> torch.Tensor:
-        """Returns a piece after a step of its optimiser, whose averages are kept, the piece itself not."""
+        """Returns a piece after a step of its optimiser, whose averages are kept, the piece itself
+        not.
+        """
         if (index, lo) not in self._optimizers:
             self._optimizers[index, lo] = self.optimizer([torch.nn.Parameter(piece)])
         (holder,) = self._optimizers[index, lo].param_groups[0]["params"]
@@ -230,20 +276,30 @@ class StochasticSteps(Steps):
         return piece
 
     def _change(
-        self, index: int, act: Callable[[int, int, torch.Tensor], torch.Tensor], row: int | None = None
+        self,
+        index: int,
+        act: Callable[[int, int, torch.Tensor], torch.Tensor],
+        row: int | None = None,
     ) -> None:
-        """Lets `act` make new values of each piece lo..hi of a tensor or a row, from its values in float32."""
+        """Lets `act` make new values of each piece lo..hi of a tensor or a row, from its values in
+        float32.
+        """
         p = _part(self.vector.parameters[index], row)
         elements, start = flat(p), p.numel() * (row or 0)
         self._rounder.begin(index)
         step = CACHED if p.is_cpu else PIECE
         for lo in range(0, len(elements), step):
             hi = min(lo + step, len(elements))
-            self._rounder.put(index, elements[lo:hi], start + lo, act(lo, hi, self._copy(elements[lo:hi], 0)))
+            self._rounder.put(
+                index, elements[lo:hi], start + lo, act(lo, hi, self._copy(elements[lo:hi], 0))
+            )
         write_back(p, elements)
 
     def _copy(self, piece: torch.Tensor, place: int) -> torch.Tensor:
-        """Returns a piece in float32; a CPU's lies in one of two places, used again, as new memory is slow to come."""
+        """Returns a piece in float32.
+
+        A CPU's lies in one of two places, used again, as new memory is slow to come.
+        """
         if not piece.is_cpu:
             return piece.to(torch.float32, copy=True)
         room = self.vector.scratch(2 * CACHED)
@@ -251,11 +307,19 @@ class StochasticSteps(Steps):
 
     def move(self, index: int, gradient: torch.Tensor, row: int | None = None) -> None:
         change = flat(gradient)
-        self._change(index, lambda lo, hi, piece: piece.add_(change[lo:hi], alpha=-self.training.learning_rate), row)
+        self._change(
+            index,
+            lambda lo, hi, piece: piece.add_(change[lo:hi], alpha=-self.training.learning_rate),
+            row,
+        )
 
 
 def steps_of(
-    training: LocalTraining, vector: Vector, rounder: Rounder, finer: Sequence[torch.Tensor] | None, adapts: bool
+    training: LocalTraining,
+    vector: Vector,
+    rounder: Rounder,
+    finer: Sequence[torch.Tensor] | None,
+    adapts: bool,
 ) -> Steps:
     """Returns the steps that the settings ask for.
 
@@ -270,7 +334,13 @@ def steps_of(
     kept = training.small_steps != "nearest" and dtypes != {torch.float32}
     float16 = training.autocast == "float16" or (kept and torch.float16 in dtypes)
     adapts = training.loss_scale == "auto" and float16 and adapts
-    scale = FIRST_SCALE if adapts else 1.0 if isinstance(training.loss_scale, str) else training.loss_scale
+    scale = (
+        FIRST_SCALE
+        if adapts
+        else 1.0
+        if isinstance(training.loss_scale, str)
+        else training.loss_scale
+    )
     if not kept:
         return Steps(training, vector, scale, adapts)
     if training.small_steps == "master":
@@ -279,11 +349,15 @@ def steps_of(
 
 
 def norm_of(gradients: Sequence[torch.Tensor]) -> float:
-    """Returns the Euclidean norm of all of them, summed up in float32; not finite if a value is not."""
+    """Returns the Euclidean norm of all of them, summed up in float32.
+
+    Not finite if a value is not.
+    """
     most = min(PIECE, max((g.numel() for g in gradients), default=0))
 
     @cache
-    def room(device: torch.device) -> torch.Tensor:  # used again for each piece, as a CPU's new memory is slow to come
+    # used again for each piece, as a CPU's new memory is slow to come
+    def room(device: torch.device) -> torch.Tensor:
         return torch.empty(most, device=device)
 
     def norm(piece: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Hands gradients over as backward makes them, so that none is kept in memory: for Ferret's streaming projection.
+"""Hands gradients over as backward makes them, so that none is kept in memory: for Ferret's
+streaming projection.
 
-An embedding would still be expensive: the gradient of its whole matrix, nearly all of it zero, and where it is tied to
-the output layer the sum of two such. So looked-up rows are handed over as rows.
+An embedding would still be expensive: the gradient of its whole matrix, nearly all of it zero, and
+where it is tied to the output layer the sum of two such. So looked-up rows are handed over as rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +21,16 @@ Take = Callable[[int, torch.Tensor, int | None], None]
 
 
 @contextmanager
-def gradients_taken(parameters: Sequence[torch.Tensor], take: Take, by_rows: bool = False) -> Iterator[None]:
+def gradients_taken(
+    parameters: Sequence[torch.Tensor], take: Take, by_rows: bool = False
+) -> Iterator[None]:
     """Makes backward hand each gradient over, while active, instead of keeping it.
 
     Args:
         parameters: whose gradients.
         take: called with each parameter's gradient once for each backward pass.
-        by_rows: of each embedding that looks up few rows, call it with the gradient of each row in place of the whole;
-            what the matrix gets elsewhere still comes as a whole.
+        by_rows: of each embedding that looks up few rows, call it with the gradient of each row in
+            place of the whole; what the matrix gets elsewhere still comes as a whole.
     """
 
     def whole(index: int, p: torch.Tensor) -> None:
@@ -57,14 +60,19 @@ class _LookedUpRows(TorchFunctionMode):
         self._take = take
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls `func`, or looks rows up itself; torch calls this in place of `func`, with the mode off inside."""
+        """Calls `func`, or looks rows up itself.
+
+        Torch calls this in place of `func`, with the mode off inside.
+        """
         look_up = func is functional.embedding and torch.is_grad_enabled()
         return (self._look_up if look_up else func)(*args, **(kwargs or {}))
 
     def _look_up(
         self, input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None, **how: Any
     ) -> torch.Tensor:
-        special = how.get("max_norm") is not None or how.get("scale_grad_by_freq") or how.get("sparse")
+        special = (
+            how.get("max_norm") is not None or how.get("scale_grad_by_freq") or how.get("sparse")
+        )
         if id(weight) not in self._index or special or input.numel() > FEW:
             return functional.embedding(input, weight, padding_idx, **how)
         index, (unique, which) = self._index[id(weight)], torch.unique(input, return_inverse=True)

@@ -1,4 +1,6 @@
-"""Lets clients of one process share forward passes that each could make alone: a simulation's short cut."""
+"""Lets clients of one process share forward passes that each could make alone: a simulation's short
+cut.
+"""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,29 +17,38 @@ Look = tuple[Basis, tuple[int, ...], float]
 class Seen(NamedTuple):
     """What one forward pass over all clients' batches found."""
 
-    losses: Sequence[Sequence[float]]  # the mean losses of each client's parts, in order; 0 for one without examples
+    # the mean losses of each client's parts, in order; 0 for one without examples
+    losses: Sequence[Sequence[float]]
     seconds: float  # what it took
 
 
 class SharedLosses:
-    """Clients that all look at the same perturbed weights: one forward pass over all their batches serves them all.
+    """Clients that all look at the same perturbed weights: one forward pass over all their batches
+    serves them all.
 
-    A simulation's short cut. A client's loss is the mean over its own examples of the batch of all, so votes and
-    projections are what the client alone would find, up to the float noise of another batch size. With a population,
-    part j of every client's batch is at the weights of direction j, all parts of all clients in one pass.
+    A simulation's short cut. A client's loss is the mean over its own examples of the batch of all,
+    so votes and projections are what the client alone would find, up to the float noise of another
+    batch size. With a population, part j of every client's batch is at the weights of direction j,
+    all parts of all clients in one pass.
 
-    Several processes may share the passes: each makes those of its part and leaves the others out (`found` then has
-    losses, and nothing else here means anything), and one of them goes through the round with all that was `known`.
+    Several processes may share the passes: each makes those of its part and leaves the others out
+    (`found` then has losses, and nothing else here means anything), and one of them goes through
+    the round with all that was `known`.
 
     Args:
         clients: the clients of one round, none of which trains in place.
         known: passes that were made elsewhere.
-        part: make only passes whose number, in the order in which they are first asked for, is this modulo `parts`.
+        part: make only passes whose number, in the order in which they are first asked for, is this
+            modulo `parts`.
         parts: how many processes share the passes.
     """
 
     def __init__(
-        self, clients: Sequence[LocalClient], known: Mapping[Look, Seen] | None = None, part: int = 0, parts: int = 1
+        self,
+        clients: Sequence[LocalClient],
+        known: Mapping[Look, Seen] | None = None,
+        part: int = 0,
+        parts: int = 1,
     ) -> None:
         self.members = [SharingLosses(client, self, index) for index, client in enumerate(clients)]
         self.found: dict[Look, Seen] = {}  # by the passes made here
@@ -51,20 +62,28 @@ class SharedLosses:
         """Returns the batch of member `number`; draws all members' batches at the first call."""
         if not self._drawn:
             self._size = size
-            self._drawn = [next(LocalClient.batches(m, size)) if m.items else [] for m in self.members]
+            self._drawn = [
+                next(LocalClient.batches(m, size)) if m.items else [] for m in self.members
+            ]
         if size != self._size:
             raise ValueError("clients that share losses draw one batch of one size a round")
         if not self._drawn[number]:
             raise NonFiniteError("no usable example")
         return self._drawn[number]
 
-    def losses(self, number: int, basis: Basis, along: Sequence[int], scale: float) -> Sequence[float]:
-        """Returns the losses of the parts of member `number`'s batch, part j at w + scale * direction(along[j])."""
+    def losses(
+        self, number: int, basis: Basis, along: Sequence[int], scale: float
+    ) -> Sequence[float]:
+        """Returns the losses of the parts of member `number`'s batch, part j at w + scale *
+        direction(along[j]).
+        """
         look = basis, tuple(along), scale
         if look not in self._losses:
             part, parts = self._part
             mine = len(self._losses) % parts == part  # else another process makes it
-            self._losses[look] = self._pass(look) if mine else [[0.0] * len(along)] * len(self.members)
+            self._losses[look] = (
+                self._pass(look) if mine else [[0.0] * len(along)] * len(self.members)
+            )
         return self._losses[look][number]
 
     def _pass(self, look: Look) -> Sequence[Sequence[float]]:
@@ -83,14 +102,25 @@ class SharingLosses(LocalClient):
     """A client of `SharedLosses`, as a method sees it: its losses come from the shared pass."""
 
     def __init__(self, own: LocalClient, together: SharedLosses, index: int) -> None:
-        super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number, own.memory, own.cost)
+        super().__init__(
+            own.space,
+            own.objective,
+            own.items,
+            own.seed,
+            own.round,
+            own.number,
+            own.memory,
+            own.cost,
+        )
         self._together = together
         self._index = index
 
     def batches(self, size: int) -> Iterator[list[Any]]:
         yield self._together.draw(self._index, size)
 
-    def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
+    def population_losses(
+        self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]
+    ) -> list[float]:
         found = list(self._together.losses(self._index, basis, along, scale))
         self.cost.losses += found if scale else []
         return found

@@ -1,7 +1,7 @@
 """What carries bytes between the coordinator and its clients, and knows nothing of rounds.
 
-A transport goes by the scheme of its URLs. A new one is a file here with a class that says its `schemes`, and a line in
-the contract's test.
+A transport goes by the scheme of its URLs. A new one is a file here with a class that says its
+`schemes`, and a line in the contract's test.
 """
 
 from urllib.parse import urlsplit
@@ -26,5 +26,12 @@ def transport(access: Access, run: str) -> Transport:
         if urlsplit(access.url).scheme in kind.schemes:
             made: Transport = kind(access, run)
             return made
-    known = (f"{scheme}://..." for kind in kinds for scheme in kind.schemes if scheme not in ("nats", "tls"))
-    raise RecipeError(f"{access.url}: {' or '.join(['write nats://HOST:PORT or tls://HOST:PORT', *known])}")
+    known = (
+        f"{scheme}://..."
+        for kind in kinds
+        for scheme in kind.schemes
+        if scheme not in ("nats", "tls")
+    )
+    raise RecipeError(
+        f"{access.url}: {' or '.join(['write nats://HOST:PORT or tls://HOST:PORT', *known])}"
+    )

@@ -1,14 +1,16 @@
-"""What carries a federation's bytes: one interface, which knows no rounds, no methods, no members and no torch.
+"""What carries a federation's bytes: one interface, which knows no rounds, no methods, no members
+and no torch.
 
     messages     the coordinator's `broadcast`, a client's `send`; nothing keeps them
     questions    a client's `ask`, anybody's `status`: the coordinator answers
-    a log        entries in order, numbered from 1, durable. Only the coordinator appends, and only if nobody else has
+    a log        entries in order, numbered from 1, durable. Only the coordinator appends, and only
+    if nobody else has
                  since (`LogWriter`); anybody follows it, from any entry on
     blobs        what is too large for a message: put by its owner, read by the other side
 
-Messages may be lost when a connection is interrupted; an entry or blob that was stored is not. The transport says who
-sent a message, and has made sure of it. Errors are fedseed's own, whatever library is underneath.
-tests/transport/test_contract.py is what every implementation must pass.
+Messages may be lost when a connection is interrupted; an entry or blob that was stored is not. The
+transport says who sent a message, and has made sure of it. Errors are fedseed's own, whatever
+library is underneath. tests/transport/test_contract.py is what every implementation must pass.
 """
 
 import asyncio
@@ -25,7 +27,8 @@ from fedseed.errors import NetworkError, RecipeError
 RETRY_SECONDS = 0.1
 _RUN = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
 
-Receive = Callable[[str, str, bytes], Awaitable[bytes | None]]  # sender, what, data -> the answer to a question
+# sender, what, data -> the answer to a question
+Receive = Callable[[str, str, bytes], Awaitable[bytes | None]]
 Rejected = Callable[[str, str], None]  # who, and what the transport did not let through
 Take = Callable[[int, bytes], None]  # an entry's number and bytes
 Stop = Callable[[], Awaitable[None]]  # ends what was begun; may be called again
@@ -38,7 +41,9 @@ def check_run(name: str) -> str:
         RecipeError: it has other characters than letters, digits, - and _.
     """
     if not _RUN.fullmatch(name):
-        raise RecipeError(f"run name {name!r}: letters, digits, _ and single - in between (choose one with --run)")
+        raise RecipeError(
+            f"run name {name!r}: letters, digits, _ and single - in between (choose one with --run)"
+        )
     return name
 
 
@@ -55,7 +60,8 @@ class Access:
 class Events:
     """Whom an end tells what happens to its connection."""
 
-    refused: Callable[[str], None] = lambda why: None  # the other side does not let this end do something
+    # the other side does not let this end do something
+    refused: Callable[[str], None] = lambda why: None
     again: Callable[[], None] = lambda: None  # an interruption is over
     noted: Callable[[str], None] = lambda what: None  # what a person should know; each is said once
     failed: Callable[[NetworkError], None] = lambda error: None  # what is not waited for any longer
@@ -87,8 +93,8 @@ class LogOlderError(NetworkError):
 
     def __init__(self, run: str) -> None:
         super().__init__(
-            f"the server has come back with an older log of run {run}: start `fedseed serve` again with the same "
-            "--out, it goes on from what log and files have"
+            f"the server has come back with an older log of run {run}: start `fedseed serve` again "
+            "with the same --out, it goes on from what log and files have"
         )
 
 
@@ -100,7 +106,10 @@ class TakenOverError(NetworkError):
 
 
 class Fenced(Exception):  # noqa: N818
-    """The log has an entry of this number already; its bytes are given, None where they are not known."""
+    """The log has an entry of this number already.
+
+    Its bytes are given, None where they are not known.
+    """
 
 
 @dataclass
@@ -111,7 +120,9 @@ class LogWriter(ABC):
     last: int  # the number of the last entry
 
     async def append(self, entry: bytes, patience: float = 3600) -> None:
-        """Append an entry; it is stored when this returns, once, whatever happened to the connection.
+        """Append an entry.
+
+        It is stored when this returns, once, whatever happened to the connection.
 
         Args:
             entry: its bytes.
@@ -129,7 +140,9 @@ class LogWriter(ABC):
                 break
             except Interrupted as error:
                 if time.monotonic() > give_up:
-                    raise NetworkError(f"the log of run {self.run} can't be written: {error}") from error
+                    raise NetworkError(
+                        f"the log of run {self.run} can't be written: {error}"
+                    ) from error
                 await asyncio.sleep(RETRY_SECONDS)
             except Fenced as error:
                 if error.args[0] == entry:  # it arrived, its receipt did not
@@ -157,7 +170,8 @@ class End(ABC):
 
     largest: int  # bytes of a message that need not become a blob
     lasting: ClassVar[bool] = True  # whether the log outlives the coordinator
-    unproven: str | None = None  # why it is not proven here who sends a message, in a line; None: it is
+    # why it is not proven here who sends a message, in a line; None: it is
+    unproven: str | None = None
 
     @abstractmethod
     async def status(self, seconds: float) -> bytes | None:
@@ -169,12 +183,15 @@ class End(ABC):
 
     @abstractmethod
     async def follow(self, after: int, take: Take) -> Stop:
-        """Hand out every entry after a number once, in order, whatever happens to the connection, until it is stopped.
+        """Hand out every entry after a number once, in order, whatever happens to the connection,
+        until it is stopped.
 
-        Where a server comes back with an older log, or another, all of it is handed out again, from the first on.
+        Where a server comes back with an older log, or another, all of it is handed out again, from
+        the first on.
 
-        What others than the coordinator have written there is passed over, where that can be told; `Events.noted` is
-        told. It is also told when the log was lost; `Events.failed`, when it has not come back for very long.
+        What others than the coordinator have written there is passed over, where that can be told;
+        `Events.noted` is told. It is also told when the log was lost; `Events.failed`, when it has
+        not come back for very long.
         """
 
     @abstractmethod
@@ -204,7 +221,10 @@ class End(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Send what is on its way, and let go of the connection: nothing more is handed out. May be called again."""
+        """Send what is on its way, and let go of the connection: nothing more is handed out.
+
+        May be called again.
+        """
 
 
 class ClientEnd(End):
@@ -212,7 +232,10 @@ class ClientEnd(End):
 
     @abstractmethod
     async def listen(self, take: Callable[[bytes], None]) -> None:
-        """Begin to take what the coordinator broadcasts; when this returns, everything that follows comes."""
+        """Begin to take what the coordinator broadcasts.
+
+        When this returns, everything that follows comes.
+        """
 
     @abstractmethod
     async def send(self, client: str, what: str, data: bytes) -> None:
@@ -226,15 +249,20 @@ class ClientEnd(End):
 class CoordinatorEnd(End):
     """The coordinator's end."""
 
-    keys: Mapping[str, frozenset[bytes]] | None = None  # public keys that speak for each client, if known
-    resend_seconds: ClassVar[float] = 2.0  # after which what is not answered is sent again, because it may be lost
+    # public keys that speak for each client, if known
+    keys: Mapping[str, frozenset[bytes]] | None = None
+    # after which what is not answered is sent again, because it may be lost
+    resend_seconds: ClassVar[float] = 2.0
 
     @abstractmethod
-    async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
+    async def listen(
+        self, receive: Receive, status: Callable[[], bytes], rejected: Rejected
+    ) -> None:
         """Begin to take what clients send, one after the other in each client's order.
 
         Args:
-            receive: called with sender, kind and data of every message; its result answers an `ask`.
+            receive: called with sender, kind and data of every message; its result answers an
+                `ask`.
             status: the answer to a question for the status.
             rejected: told what the transport itself did not let through, and of whom.
         """
@@ -259,7 +287,10 @@ class CoordinatorEnd(End):
 
     @abstractmethod
     async def allow(self, owner: str | None, most: int | None) -> None:
-        """Let an owner store blobs of so many bytes together (None: any number); again changes nothing."""
+        """Let an owner store blobs of so many bytes together (None: any number).
+
+        Again changes nothing.
+        """
 
     @abstractmethod
     async def delete(self) -> None:
@@ -270,12 +301,17 @@ class CoordinatorEnd(End):
         return time.monotonic()
 
     def present(self, name: str) -> bool | None:
-        """Returns whether a client's process is connected, where the transport knows; None: only signs of life tell."""
+        """Returns whether a client's process is connected, where the transport knows.
+
+        None: only signs of life tell.
+        """
         return None
 
 
 class Transport(ABC):
-    """A way to reach a run. Every method connects, and raises RecipeError or NetworkError where it can't.
+    """A way to reach a run.
+
+    Every method connects, and raises RecipeError or NetworkError where it can't.
 
     One with `schemes` is made with an `Access` and the run's name.
     """
@@ -298,7 +334,8 @@ class Transport(ABC):
 async def end_task(task: "asyncio.Task[Any]") -> None:
     """Cancel a task until it is over.
 
-    Before Python 3.12 `wait_for` swallows a cancellation now and then, and nats-py's `publish` does while it flushes.
+    Before Python 3.12 `wait_for` swallows a cancellation now and then, and nats-py's `publish` does
+    while it flushes.
     """
     while not task.done():
         task.cancel()

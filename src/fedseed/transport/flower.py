@@ -1,8 +1,10 @@
-"""A transport over Flower's Grid: a hub in the ServerApp (`fedseed.transport.memory`), and exchanges with nodes.
+"""A transport over Flower's Grid: a hub in the ServerApp (`fedseed.transport.memory`), and
+exchanges with nodes.
 
-Coordinators are at the hub. There a client stands in for each node: what it hears is sent to the node with the next
-exchange, and what the node answers is sent at the hub (`fedseed.transport.flower_wire`). Flower knows which nodes are
-there, so nothing has to be sent twice, and no signs of life are needed.
+Coordinators are at the hub. There a client stands in for each node: what it hears is sent to the
+node with the next exchange, and what the node answers is sent at the hub
+(`fedseed.transport.flower_wire`). Flower knows which nodes are there, so nothing has to be sent
+twice, and no signs of life are needed.
 """
 
 import asyncio
@@ -19,12 +21,14 @@ from fedseed.transport import flower_wire as wire
 from fedseed.transport.base import QUIET, Events, Receive, Rejected, Working
 from fedseed.transport.memory import MemoryClient, MemoryCoordinator, MemoryTransport, Shared
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5  # seconds between looks for replies, which double from one to the other
+# seconds between looks for replies, which double from one to the other
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
 AGAIN_SECONDS = 10.0  # until a node that has failed is asked again
 MOST_FAILED = 3  # times in a row that every node has failed, which ends the run
 MOST_RESTLESS = 8  # exchanges in a row that a node itself asks for; one that is new takes three
 ANSWER_SECONDS = 5.0  # for the coordinator's answer to a node's question
-SPARE_SECONDS = 60.0  # for which Flower keeps a message beyond the time that its answer is waited for
+# for which Flower keeps a message beyond the time that its answer is waited for
+SPARE_SECONDS = 60.0
 MOST_TOLD = 1000  # most broadcasts that wait for a node
 MOST_CLIENTS = 100_000  # that all nodes speak for
 
@@ -36,12 +40,17 @@ class _Node:
     number: int  # Flower's
     proxy: MemoryClient | None = None  # stands for it at the hub; None: it has not said who it is
     have: int = 0  # the last log entry that it holds
-    blobs: dict[str, int] = field(default_factory=dict)  # the coordinator's blobs that it holds, by name and size
-    told: deque[bytes] = field(default_factory=lambda: deque(maxlen=MOST_TOLD))  # what it is to hear
+    # the coordinator's blobs that it holds, by name and size
+    blobs: dict[str, int] = field(default_factory=dict)
+    # what it is to hear
+    told: deque[bytes] = field(default_factory=lambda: deque(maxlen=MOST_TOLD))
     urgent: bool = True  # it needs an exchange soon: at first, as it has not been asked who it is
-    answers: dict[str, bytes] = field(default_factory=dict)  # to its questions, by their numbers, with client and kind
-    asking: set["asyncio.Task[None]"] = field(default_factory=set)  # its questions that have no answer yet
-    exchange: tuple[str, list[bytes]] | None = None  # the message whose reply is waited for, with what it told
+    # to its questions, by their numbers, with client and kind
+    answers: dict[str, bytes] = field(default_factory=dict)
+    # its questions that have no answer yet
+    asking: set["asyncio.Task[None]"] = field(default_factory=set)
+    # the message whose reply is waited for, with what it told
+    exchange: tuple[str, list[bytes]] | None = None
     since: float = 0.0  # when that was sent
     exchanges: int = 0  # how many there were
     failed: int = 0  # how often in a row
@@ -51,7 +60,8 @@ class _Node:
 
 
 class FlowerTransport(MemoryTransport, Working):
-    """The way to one run, for its ServerApp: exchanges with Flower's nodes, as long as a coordinator listens.
+    """The way to one run, for its ServerApp: exchanges with Flower's nodes, as long as a
+    coordinator listens.
 
     Args:
         grid: Flower's Grid.
@@ -89,7 +99,10 @@ class FlowerTransport(MemoryTransport, Working):
         return node is not None and not node.failed
 
     def hurry(self, to: Collection[str] | None) -> None:
-        """Makes these clients (None: all) hear a broadcast soon; others hear it when there is more to say."""
+        """Makes these clients (None: all) hear a broadcast soon.
+
+        Others hear it when there is more to say.
+        """
         for node in self._nodes.values():
             if to is None or any(self._node_of.get(name) == node.number for name in to):
                 node.urgent = True
@@ -111,7 +124,10 @@ class FlowerTransport(MemoryTransport, Working):
             await asyncio.sleep(pause)
 
     async def _round(self) -> bool:
-        """Sees who is there, takes replies that have come, begins exchanges; returns whether anything happened."""
+        """Sees who is there, takes replies that have come, begins exchanges.
+
+        Returns whether anything happened.
+        """
         there = set(await asyncio.to_thread(self._grid.get_node_ids))
         for number in there - self._nodes.keys():
             self._nodes[number] = _Node(number)
@@ -123,10 +139,17 @@ class FlowerTransport(MemoryTransport, Working):
         nodes = list(self._nodes.values())
         if nodes and all(node.failed >= MOST_FAILED for node in nodes):
             for end in self._listeners:
-                end.fail(f"every node has failed {MOST_FAILED} times; the first says: {nodes[0].why}")
+                end.fail(
+                    f"every node has failed {MOST_FAILED} times; the first says: {nodes[0].why}"
+                )
         begun = False
         for node in nodes:
-            if node.exchange is None and not node.asking and node.urgent and time.monotonic() >= node.again:
+            if (
+                node.exchange is None
+                and not node.asking
+                and node.urgent
+                and time.monotonic() >= node.again
+            ):
                 await self._send(node)
                 begun = True
         return bool(replies) or begun
@@ -147,20 +170,38 @@ class FlowerTransport(MemoryTransport, Working):
             node.have = min(node.have, len(log or ()))
             entries = [] if log is None else log[node.have :]
             name = None if node.proxy is None else node.proxy.owner
-            most, mine = shared.limits.get(name, 0) if name else 0, shared.blobs.get(name, {}) if name else {}
+            most, mine = (
+                shared.limits.get(name, 0) if name else 0,
+                shared.blobs.get(name, {}) if name else {},
+            )
             kept = {key: len(blob) for key, blob in mine.items()}
         lacking = [key for key, blob in blobs.items() if node.blobs.get(key) != len(blob)]
         told = list(node.told)  # more may be broadcast while this is sent
         node.told.clear()
         body = {
-            "number": node.exchanges, "since": node.have, "entries": entries, "end": -1 if log is None else len(log),
-            "over": shared.over, "told": told, "names": json.dumps({k: len(b) for k, b in blobs.items()}),
-            "lacking": lacking, "blobs": [blobs[key] for key in lacking], "limit": -1 if most is None else most,
-            "kept": json.dumps(kept), "asked": list(node.answers), "answers": list(node.answers.values()),
-        }  # fmt: skip
-        message = Message(wire.content(body), node.number, "query", ttl=self._patience + SPARE_SECONDS)
+            "number": node.exchanges,
+            "since": node.have,
+            "entries": entries,
+            "end": -1 if log is None else len(log),
+            "over": shared.over,
+            "told": told,
+            "names": json.dumps({k: len(b) for k, b in blobs.items()}),
+            "lacking": lacking,
+            "blobs": [blobs[key] for key in lacking],
+            "limit": -1 if most is None else most,
+            "kept": json.dumps(kept),
+            "asked": list(node.answers),
+            "answers": list(node.answers.values()),
+        }
+        message = Message(
+            wire.content(body), node.number, "query", ttl=self._patience + SPARE_SECONDS
+        )
         node.exchanges, node.urgent, node.since = node.exchanges + 1, False, time.monotonic()
-        sent = [identity for identity in await asyncio.to_thread(self._grid.push_messages, [message]) if identity]
+        sent = [
+            identity
+            for identity in await asyncio.to_thread(self._grid.push_messages, [message])
+            if identity
+        ]
         if sent:
             node.exchange = str(sent[0]), told
             node.blobs = {key: len(blob) for key, blob in blobs.items()}
@@ -169,7 +210,9 @@ class FlowerTransport(MemoryTransport, Working):
 
     async def _replies(self) -> list[tuple[_Node, Any]]:
         """Returns replies that have come; None for a node whose time is over."""
-        waited = {node.exchange[0]: node for node in self._nodes.values() if node.exchange is not None}
+        waited = {
+            node.exchange[0]: node for node in self._nodes.values() if node.exchange is not None
+        }
         if not waited:
             return []
         found: list[tuple[_Node, Any]] = []
@@ -206,11 +249,17 @@ class FlowerTransport(MemoryTransport, Working):
             node.urgent, node.blobs = True, {}
             self._tell_again(node, told)
 
-    async def _say(self, node: _Node, reply: wire.Reply, said: list[tuple[wire.Said, bytes]]) -> None:
-        """Does at the hub what a node's reply asks: stores and drops blobs, sends messages and questions."""
+    async def _say(
+        self, node: _Node, reply: wire.Reply, said: list[tuple[wire.Said, bytes]]
+    ) -> None:
+        """Does at the hub what a node's reply asks: stores and drops blobs, sends messages and
+        questions.
+        """
         if node.proxy is None:
             if (other := self._speaks(node, reply.client)) is not None:
-                raise MessageError(f"it goes by the name of {reply.client}, for which node {other} speaks already")
+                raise MessageError(
+                    f"it goes by the name of {reply.client}, for which node {other} speaks already"
+                )
             node.proxy = MemoryClient(self._shared, reply.client, QUIET)
             await node.proxy.listen(node.told.append)
         for name, data in zip(reply.stored, reply.contents, strict=True):
@@ -219,17 +268,24 @@ class FlowerTransport(MemoryTransport, Working):
             self._shared.drop(node.proxy.owner, name)
         for one, data in said:
             if (other := self._speaks(node, one.client)) is not None:
-                self._reject(one.client, f"node {node.number} speaks for it, as node {other} does already")
+                self._reject(
+                    one.client, f"node {node.number} speaks for it, as node {other} does already"
+                )
             elif one.question is None:
                 await node.proxy.send(one.client, one.what, data)
             else:
-                task = asyncio.create_task(self._answer(node, one.client, one.what, data, one.question))
+                task = asyncio.create_task(
+                    self._answer(node, one.client, one.what, data, one.question)
+                )
                 node.asking.add(task)
                 task.add_done_callback(node.asking.discard)
         node.urgent = node.urgent or reply.waits
 
     def _speaks(self, node: _Node, client: str) -> int | None:
-        """Lets a node speak for a client; returns the node that does so already, if another one does."""
+        """Lets a node speak for a client.
+
+        Returns the node that does so already, if another one does.
+        """
         owner = self._node_of.get(client)
         if owner is not None and owner != node.number and owner in self._nodes:
             return owner
@@ -238,7 +294,9 @@ class FlowerTransport(MemoryTransport, Working):
         self._node_of[client] = node.number
         return None
 
-    async def _answer(self, node: _Node, client: str, what: str, data: bytes, question: str) -> None:
+    async def _answer(
+        self, node: _Node, client: str, what: str, data: bytes, question: str
+    ) -> None:
         assert node.proxy is not None
         answer = await node.proxy.ask(client, what, data, ANSWER_SECONDS)
         if answer is not None:
@@ -251,7 +309,10 @@ class FlowerTransport(MemoryTransport, Working):
         node.told.extend([*told, *new])
 
     def _fail(self, node: _Node, why: str, told: Sequence[bytes]) -> None:
-        """Notes that a node has not answered as it should; asked again later, it hears what it has missed."""
+        """Notes that a node has not answered as it should.
+
+        Asked again later, it hears what it has missed.
+        """
         node.failed, node.restless = node.failed + 1, 0
         self._tell_again(node, told)
         node.urgent, node.again = True, time.monotonic() + AGAIN_SECONDS
@@ -262,7 +323,10 @@ class FlowerTransport(MemoryTransport, Working):
 
 
 class FlowerCoordinator(MemoryCoordinator):
-    """The coordinator's end, which is at the hub; while it listens, there are exchanges with the nodes."""
+    """The coordinator's end, which is at the hub.
+
+    While it listens, there are exchanges with the nodes.
+    """
 
     lasting = False
     resend_seconds = float("inf")  # Flower delivers, or says that it can't
@@ -275,7 +339,9 @@ class FlowerCoordinator(MemoryCoordinator):
         """Reports that the nodes can't be reached any more."""
         self._events.failed(NetworkError(why))
 
-    async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
+    async def listen(
+        self, receive: Receive, status: Callable[[], bytes], rejected: Rejected
+    ) -> None:
         await super().listen(receive, status, rejected)
         self._nodes.begin(self, rejected)
 

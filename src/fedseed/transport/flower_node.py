@@ -1,7 +1,9 @@
-"""A client's end in a Flower node: it says and hears only what an exchange carries (`fedseed.transport.flower_wire`).
+"""A client's end in a Flower node: it says and hears only what an exchange carries
+(`fedseed.transport.flower_wire`).
 
-It has a copy of the log and of the coordinator's blobs, which Flower's state of the node keeps from one process to the
-next. So whoever follows the log or fetches a blob finds it here, and need not wait for another exchange.
+It has a copy of the log and of the coordinator's blobs, which Flower's state of the node keeps from
+one process to the next. So whoever follows the log or fetches a blob finds it here, and need not
+wait for another exchange.
 """
 
 import itertools
@@ -30,7 +32,8 @@ class NodeEnd(Beside, ClientEnd):
         self._hear: Callable[[bytes], None] | None = None
         self._kept: dict[str, int] = {}  # sizes of this end's own blobs, by name
         self._limit: int | None = 0  # bytes of them; None: any number
-        self._answers: dict[str, bytes] = {}  # to questions that were asked before, by client and kind
+        # to questions that were asked before, by client and kind
+        self._answers: dict[str, bytes] = {}
         self._waits = False  # whether an answer is still to come
         self._number: int | None = None  # of the last exchange
         self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count())
@@ -40,19 +43,34 @@ class NodeEnd(Beside, ClientEnd):
         self._out: Table = {"said": [], "data": [], "stored": [], "contents": [], "dropped": []}
 
     def take(self, body: Mapping[str, Any]) -> bool:
-        """Take what the ServerApp sends; False: the node lacks log entries or blobs that it thinks are here."""
-        log, since, mine = self._shared.log or [], int(body["since"]), self._shared.blobs.get(None, {})
+        """Take what the ServerApp sends.
+
+        False: the node lacks log entries or blobs that it thinks are here.
+        """
+        log, since, mine = (
+            self._shared.log or [],
+            int(body["since"]),
+            self._shared.blobs.get(None, {}),
+        )
         blobs = {**mine, **dict(zip(body.get("lacking", []), body.get("blobs", []), strict=True))}
         names = json.loads(body["names"])
-        if len(log) < since or any(len(blobs.get(name, b"")) != size for name, size in names.items()):
+        if len(log) < since or any(
+            len(blobs.get(name, b"")) != size for name, size in names.items()
+        ):
             return False
         if self._number is not None and int(body["number"]) != self._number + 1:
             self._events.again()
         self._number = int(body["number"])
         log = log[:since] + [bytes(entry) for entry in body.get("entries", [])]
-        self._shared.log, self._shared.over = None if int(body["end"]) < 0 else log, bool(body["over"])
+        self._shared.log, self._shared.over = (
+            None if int(body["end"]) < 0 else log,
+            bool(body["over"]),
+        )
         self._shared.blobs = {None: {name: bytes(blobs[name]) for name in names}}
-        self._limit, self._kept = None if body["limit"] < 0 else int(body["limit"]), json.loads(body["kept"])
+        self._limit, self._kept = (
+            None if body["limit"] < 0 else int(body["limit"]),
+            json.loads(body["kept"]),
+        )
         for question, data in zip(body.get("asked", []), body.get("answers", []), strict=True):
             self._answered(question, bytes(data))
         self.hand_out()
@@ -68,7 +86,13 @@ class NodeEnd(Beside, ClientEnd):
             heard: whether use could be made of what was told; otherwise it is told again.
         """
         have = len(self._shared.log or ())
-        found = {"have": have, "heard": heard, "waits": self._waits, "client": self.client, **self._out}
+        found = {
+            "have": have,
+            "heard": heard,
+            "waits": self._waits,
+            "client": self.client,
+            **self._out,
+        }
         self._waits = False
         self._clear()
         return found
@@ -76,7 +100,11 @@ class NodeEnd(Beside, ClientEnd):
     def state(self) -> Table:
         """Returns what a later process of this node needs."""
         blobs = self._shared.blobs.get(None, {})
-        return {"log": list(self._shared.log or ()), "names": list(blobs), "blobs": list(blobs.values())}
+        return {
+            "log": list(self._shared.log or ()),
+            "names": list(blobs),
+            "blobs": list(blobs.values()),
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take up what an earlier process had, unless this one has more."""
@@ -112,7 +140,10 @@ class NodeEnd(Beside, ClientEnd):
         self._out["data"].append(bytes(data))
 
     async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
-        """Send a question; the answer comes with a later exchange, and is returned when the same is asked again."""
+        """Send a question.
+
+        The answer comes with a later exchange, and is returned when the same is asked again.
+        """
         self._question(client, what, data)
         answer = self._answers.pop(f"{what} {client}", None)
         self._waits = self._waits or answer is None

@@ -1,13 +1,17 @@
-"""What travels between a Flower ServerApp and its nodes: one `ConfigRecord` a message, which holds a table.
+"""What travels between a Flower ServerApp and its nodes: one `ConfigRecord` a message, which holds
+a table.
 
-A node speaks only when it is asked. So each message is half of an exchange: the ServerApp sends what the node lacks,
-the node answers with all that it has to say.
+A node speaks only when it is asked. So each message is half of an exchange: the ServerApp sends
+what the node lacks, the node answers with all that it has to say.
 
     down  number     of the exchange with this node: one that is missing was lost
-          since, entries, end, over     log entries after number `since`; the log's last number (-1: no log); is it over
+          since, entries, end, over     log entries after number `since`; the log's last number (-1:
+          no log); is it over
           told       what was broadcast
-          names, lacking, blobs         sizes of the coordinator's blobs by name (JSON), and those that the node lacks
-          limit, kept                   bytes that the node may store (-1: any number), and what it stores, by name
+          names, lacking, blobs         sizes of the coordinator's blobs by name (JSON), and those
+          that the node lacks
+          limit, kept                   bytes that the node may store (-1: any number), and what it
+          stores, by name
           asked, answers                the node's questions that have been answered
     up    have       the number of the last log entry that the node holds
           heard      whether it could make use of what it was told
@@ -63,7 +67,9 @@ class Reply(BaseModel):
     heard: bool
     waits: bool
     client: Name
-    said: Annotated[list[Annotated[str, Field(max_length=2_000)]], Field(max_length=MOST_SAID), FailFast()] = []
+    said: Annotated[
+        list[Annotated[str, Field(max_length=2_000)]], Field(max_length=MOST_SAID), FailFast()
+    ] = []
     data: Annotated[list[Data], Field(max_length=MOST_SAID), FailFast()] = []
     stored: list[Name] = []
     contents: list[bytes] = []
@@ -77,7 +83,8 @@ class Reply(BaseModel):
             message: Flower's.
 
         Raises:
-            MessageError: a field is missing, unknown, of another type or too large; or the node has a problem.
+            MessageError: a field is missing, unknown, of another type or too large; or the node has
+                a problem.
         """
         found = table(message)
         if "problem" in found:
@@ -95,7 +102,10 @@ class Reply(BaseModel):
 
 
 def record(table: Mapping[str, Any]) -> Any:
-    """Returns a table as Flower's ConfigRecord; empty lists, which Flower can't type, are left out."""
+    """Returns a table as Flower's ConfigRecord.
+
+    Empty lists, which Flower can't type, are left out.
+    """
     from flwr.app import ConfigRecord
 
     return ConfigRecord({key: value for key, value in table.items() if value != []})
@@ -116,5 +126,7 @@ def table(message: Any) -> Table:
     """
     record = message.content.config_records.get(RECORD)
     if record is None:
-        raise MessageError("a message without fedseed's record: ServerApp and ClientApp are not of one app")
+        raise MessageError(
+            "a message without fedseed's record: ServerApp and ClientApp are not of one app"
+        )
     return dict(record)

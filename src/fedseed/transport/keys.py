@@ -1,8 +1,9 @@
-"""Keys for a federation: NKEYs, a certificate of its own authority, and the nats-server configuration that uses them.
+"""Keys for a federation: NKEYs, a certificate of its own authority, and the nats-server
+configuration that uses them.
 
-A client's key may publish under fedseed.RUN.up.CLIENT only (and write its own object store), read the run's log, the
-coordinator's object store and what goes to everybody, and gets replies in an inbox of its own. The key files
-say whose signatures to expect (signatures.py).
+A client's key may publish under fedseed.RUN.up.CLIENT only (and write its own object store), read
+the run's log, the coordinator's object store and what goes to everybody, and gets replies in an
+inbox of its own. The key files say whose signatures to expect (signatures.py).
 """
 
 import ipaddress
@@ -32,17 +33,26 @@ _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
 def make(
-    run: str, out: Path, clients: Sequence[str], hosts: Sequence[str], port: int, days: int = 365,
-    recipe: str = "recipe.toml", own_data: bool = False,
-) -> list[str]:  # fmt: skip
-    """Writes keys, certificates and configuration into a new folder; returns what to do with them, line by line.
+    run: str,
+    out: Path,
+    clients: Sequence[str],
+    hosts: Sequence[str],
+    port: int,
+    days: int = 365,
+    recipe: str = "recipe.toml",
+    own_data: bool = False,
+) -> list[str]:
+    """Writes keys, certificates and configuration into a new folder.
+
+    Returns what to do with them, line by line.
 
     The lines are for a shell: comments, and the commands that each party types.
 
     Args:
         run: the run's name.
         out: the folder.
-        clients: names; "NAME=A,B" makes one key, called NAME, for a process that hosts clients A and B.
+        clients: names; "NAME=A,B" makes one key, called NAME, for a process that hosts clients A
+            and B.
         hosts: names and addresses of the server, for its certificate.
         port: the server's port.
         days: for how many the certificates are valid.
@@ -51,7 +61,8 @@ def make(
 
     Raises:
         FedseedError: the folder exists.
-        RecipeError: the run's or a client's name is not valid, or is used twice; a host or the port is not valid.
+        RecipeError: the run's or a client's name is not valid, or is used twice; a host or the port
+            is not valid.
     """
     check_run(run)
     hosted = _hosted(clients)
@@ -60,14 +71,21 @@ def make(
             raise RecipeError(f"--host {shown(host)}: a server's name or address is expected")
     if not 0 < port < 1 << 16:
         raise RecipeError(f"--port {port}: from 1 to 65535")
-    if any(c in '"\\' or not c.isprintable() for c in str(out.resolve())):  # it stands in the configuration, in quotes
-        raise RecipeError(f"--out {shown(out)}: a folder without quotes, backslashes and line breaks in its path")
+    # it stands in the configuration, in quotes
+    if any(c in '"\\' or not c.isprintable() for c in str(out.resolve())):
+        raise RecipeError(
+            f"--out {shown(out)}: a folder without quotes, backslashes and line breaks in its path"
+        )
     if out.exists():
         raise FedseedError(f"{out} is there already: keys are not overwritten")
     out.mkdir(parents=True, mode=0o700)
-    seeds = {name: nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER).decode()
-             for name in ("coordinator", "watcher", *hosted)}  # fmt: skip
-    public = {name: nkeys.from_seed(seed.encode()).public_key.decode() for name, seed in seeds.items()}
+    seeds = {
+        name: nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER).decode()
+        for name in ("coordinator", "watcher", *hosted)
+    }
+    public = {
+        name: nkeys.from_seed(seed.encode()).public_key.decode() for name, seed in seeds.items()
+    }
     signers = [(client, public[name]) for name, part in hosted.items() for client in part]
     known = {name: key_file(seed, public["coordinator"]) for name, seed in seeds.items()}
     known["coordinator"] = key_file(seeds["coordinator"], None, signers)
@@ -79,28 +97,59 @@ def make(
         text = f'host: "{hosts[0]}"\n{text}'
     _write_secret(out / "nats-server.conf", text.encode())
     reach = ["--run", run, "--nats", f"tls://{hosts[0]}:{port}"]
-    lines = ["# the server", _command("nats-server", "-c", out / "nats-server.conf"), "# the coordinator"]
-    lines.append(_command("fedseed", "serve", recipe, *reach, "--key", out / "coordinator.nk", "--ca", out / "ca.pem"))
+    lines = [
+        "# the server",
+        _command("nats-server", "-c", out / "nats-server.conf"),
+        "# the coordinator",
+    ]
+    lines.append(
+        _command(
+            "fedseed",
+            "serve",
+            recipe,
+            *reach,
+            "--key",
+            out / "coordinator.nk",
+            "--ca",
+            out / "ca.pem",
+        )
+    )
     for name, clients_of in hosted.items():
         mine = [word for client in clients_of for word in ("--client", client)]
         data = ["--data", f"{name}.jsonl" if clients_of == [name] else name] if own_data else []
         beside = f", and its data ({data[1]}, say)" if data else ""
         lines.append(f"# {name}, in a folder with {Path(recipe).name}, {name}.nk, ca.pem{beside}")
         lines.append(
-            _command("fedseed", "join", Path(recipe).name, *reach, "--key", f"{name}.nk", "--ca", "ca.pem", *mine,
-                     *data, "--out", f"model-{name}")
-        )  # fmt: skip
+            _command(
+                "fedseed",
+                "join",
+                Path(recipe).name,
+                *reach,
+                "--key",
+                f"{name}.nk",
+                "--ca",
+                "ca.pem",
+                *mine,
+                *data,
+                "--out",
+                f"model-{name}",
+            )
+        )
     lines.append("# anybody who has watcher.nk and ca.pem")
     watcher = ("--key", out / "watcher.nk", "--ca", out / "ca.pem", "--watch")
     lines.append(_command("fedseed", "status", run, *reach[2:], *watcher))
     lines.append(
-        f"# Give each client {Path(recipe).name}, its .nk file and ca.pem, over a safe way; the other files stay here."
+        f"# Give each client {Path(recipe).name}, its .nk file and ca.pem, over a safe way; the "
+        "other files stay here."
     )
     return lines
 
 
 def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the clients that each key may speak for, by its name. Raises RecipeError: a name is wrong, or taken."""
+    """Returns the clients that each key may speak for, by its name.
+
+    Raises RecipeError: a name is wrong, or taken.
+    """
     hosted: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
     for text in clients:
@@ -113,7 +162,9 @@ def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
             raise RecipeError(f"--client {shown(text)}: another name is needed")
         for client in hosts:
             if client in owner:
-                raise RecipeError(f"--client {shown(text)}: {client} has the key {owner[client]}.nk already")
+                raise RecipeError(
+                    f"--client {shown(text)}: {client} has the key {owner[client]}.nk already"
+                )
             owner[client] = name
         hosted[name] = hosts
     return hosted
@@ -134,10 +185,13 @@ def permissions(subjects: Subjects, clients: Sequence[str]) -> tuple[list[str], 
 
     Args:
         subjects: the run's subjects.
-        clients: the clients; replies and the object store go by the name of the first in the recipe's order, so that
-            each of them is allowed.
+        clients: the clients; replies and the object store go by the name of the first in the
+            recipe's order, so that each of them is allowed.
     """
-    publish = [f"$JS.API.STREAM.MSG.GET.{stream}" for stream in (subjects.stream, f"OBJ_{subjects.bucket()}")]
+    publish = [
+        f"$JS.API.STREAM.MSG.GET.{stream}"
+        for stream in (subjects.stream, f"OBJ_{subjects.bucket()}")
+    ]
     subscribe = [subjects.down, subjects.entries]
     for client in clients:
         own = subjects.bucket(client)
@@ -148,7 +202,11 @@ def permissions(subjects: Subjects, clients: Sequence[str]) -> tuple[list[str], 
 
 
 def configuration(
-    subjects: Subjects, public: dict[str, str], hosted: dict[str, list[str]], port: int, folder: Path
+    subjects: Subjects,
+    public: dict[str, str],
+    hosted: dict[str, list[str]],
+    port: int,
+    folder: Path,
 ) -> str:
     """Returns the configuration of a nats-server.
 
@@ -160,17 +218,23 @@ def configuration(
         folder: the folder with the certificates; store and log go there too.
     """
     root, info = subjects.root, f"$JS.API.STREAM.INFO.{subjects.stream}"
-    stores = [f"$O.{subjects.bucket(owner)}.>" for owner in (None, *(c for listed in hosted.values() for c in listed))]
+    stores = [
+        f"$O.{subjects.bucket(owner)}.>"
+        for owner in (None, *(c for listed in hosted.values() for c in listed))
+    ]
     replies = {name: f"{subjects.inbox(name)}.>" for name in ("coordinator", "watcher")}
     allowed = {  # what each may publish and subscribe to
-        "coordinator": ([f"{root}.>", *stores, "$JS.API.>", "$JS.FC.>"],
-                        [f"{root}.up.>", subjects.status, replies["coordinator"]]),
+        "coordinator": (
+            [f"{root}.>", *stores, "$JS.API.>", "$JS.FC.>"],
+            [f"{root}.up.>", subjects.status, replies["coordinator"]],
+        ),
         "watcher": ([subjects.status, info], [replies["watcher"]]),
         **{name: permissions(subjects, clients) for name, clients in hosted.items()},
-    }  # fmt: skip
+    }
     users = [
         f"    # {name}\n    {{ nkey: {public[name]}\n      permissions: {{\n"
-        f"        publish: {json.dumps(publish)}\n        subscribe: {json.dumps(subscribe)} }} }}\n"
+        f"        publish: {json.dumps(publish)}\n        subscribe: {json.dumps(subscribe)} }} "
+        f"}}\n"
         for name, (publish, subscribe) in allowed.items()
     ]
     return (
@@ -180,33 +244,49 @@ def configuration(
         "write_deadline: 10s\n"
         f'log_file: "{folder / "nats-server.log"}"\n'
         f'jetstream {{ store_dir: "{folder / "store"}" }}\n'
-        f'tls {{\n  cert_file: "{folder / "server.pem"}"\n  key_file: "{folder / "server.key"}"\n  timeout: 5\n}}\n'
+        f'tls {{\n  cert_file: "{folder / "server.pem"}"\n  key_file: "{folder / "server.key"}"\n  '
+        f"timeout: 5\n}}\n"
         "authorization {\n  users: [\n" + "".join(users) + "  ]\n}\n"
     )
 
 
 def _certificates(out: Path, hosts: Sequence[str], days: int) -> None:
-    """Writes an authority's certificate, and the server's, signed by it. The authority's key is not kept."""
+    """Writes an authority's certificate, and the server's, signed by it.
+
+    The authority's key is not kept.
+    """
     start = datetime.now(UTC) - timedelta(minutes=5)
     end = start + timedelta(days=days)
 
-    authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority, server = (
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
 
     def certificate(
         subject: str, key: ec.EllipticCurvePrivateKey, *extensions: tuple[x509.ExtensionType, bool]
     ) -> x509.Certificate:
-        common = (text[:64] for text in ("fedseed authority", subject))  # a common name holds no more
-        issuer, owner = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in common)
+        # a common name holds no more
+        common = (text[:64] for text in ("fedseed authority", subject))
+        issuer, owner = (
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in common
+        )
         made = x509.CertificateBuilder(issuer, owner, key.public_key())
-        made = made.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(end)
+        made = (
+            made.serial_number(x509.random_serial_number())
+            .not_valid_before(start)
+            .not_valid_after(end)
+        )
         for extension, critical in extensions:
             made = made.add_extension(extension, critical)
         return made.sign(authority, hashes.SHA256())
 
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     basic = x509.BasicConstraints(ca=True, path_length=0)
-    root = certificate("fedseed authority", authority, (basic, True), (usage, True), (identifier, False))
+    root = certificate(
+        "fedseed authority", authority, (basic, True), (usage, True), (identifier, False)
+    )
     alternatives: list[x509.GeneralName] = []
     for host in hosts:
         try:
@@ -214,13 +294,18 @@ def _certificates(out: Path, hosts: Sequence[str], days: int) -> None:
         except ValueError:
             alternatives.append(x509.DNSName(host))
     leaf = certificate(
-        hosts[0], server,
-        (x509.SubjectAlternativeName(alternatives), False), (x509.BasicConstraints(ca=False, path_length=None), True),
+        hosts[0],
+        server,
+        (x509.SubjectAlternativeName(alternatives), False),
+        (x509.BasicConstraints(ca=False, path_length=None), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), False),
-    )  # fmt: skip
+    )
     pem = serialization.Encoding.PEM
     (out / "ca.pem").write_bytes(root.public_bytes(pem))
     (out / "server.pem").write_bytes(leaf.public_bytes(pem))
     no_password = serialization.NoEncryption()
-    _write_secret(out / "server.key", server.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password))
+    _write_secret(
+        out / "server.key",
+        server.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password),
+    )

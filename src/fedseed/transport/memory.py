@@ -1,4 +1,5 @@
-"""A transport inside one process: ends that meet at a `Hub`, each in a thread and event loop of its own if need be.
+"""A transport inside one process: ends that meet at a `Hub`, each in a thread and event loop of its
+own if need be.
 
 It does what a network does: bytes are copied, and writers fenced.
 """
@@ -38,9 +39,13 @@ class Shared:
         """Store a copy of a blob, within its owner's limit. Raises NetworkError."""
         with self.lock:
             if owner not in self.limits:
-                raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: {owner} may store nothing")
+                raise NetworkError(
+                    f"{len(data):,} bytes can't be stored as {name}: {owner} may store nothing"
+                )
             mine = self.blobs.setdefault(owner, {})
-            check_room(name, data, self.limits[owner], {key: len(blob) for key, blob in mine.items()})
+            check_room(
+                name, data, self.limits[owner], {key: len(blob) for key, blob in mine.items()}
+            )
             mine[name] = _copy(data)
 
     def drop(self, owner: str | None, name: str) -> None:
@@ -55,10 +60,15 @@ class Shared:
 
 
 def check_room(name: str, data: bytes, most: int | None, kept: Mapping[str, int]) -> None:
-    """Raises NetworkError if a blob does not fit beside those of other names; None: any number of bytes may be kept."""
+    """Raises NetworkError if a blob does not fit beside those of other names.
+
+    None: any number of bytes may be kept.
+    """
     others = sum(size for other, size in kept.items() if other != name)
     if most is not None and others + len(data) > most:
-        raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: at most {most:,} bytes are kept")
+        raise NetworkError(
+            f"{len(data):,} bytes can't be stored as {name}: at most {most:,} bytes are kept"
+        )
 
 
 class Hub:
@@ -95,7 +105,8 @@ class Beside(base.End):
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._following: dict[object, tuple[int, base.Take]] = {}  # who reads the log: the last entry it has had
+        # who reads the log: the last entry it has had
+        self._following: dict[object, tuple[int, base.Take]] = {}
         self._closed = False
 
     def _open(self) -> None:
@@ -103,7 +114,10 @@ class Beside(base.End):
             raise NetworkError(f"the connection to run {self._shared.run} is closed")
 
     async def _reach(self) -> Shared:
-        """Returns what is kept, once it is sure to be the newest. Raises NetworkError if the end is closed."""
+        """Returns what is kept, once it is sure to be the newest.
+
+        Raises NetworkError if the end is closed.
+        """
         self._open()
         return self._shared
 
@@ -168,15 +182,24 @@ class MemoryEnd(Beside):
             shared.ends.append(self)
 
     def _call(self, act: Callable[[], object]) -> None:
-        """Do something in this end's event loop, from whatever thread, unless it is closed by then."""
+        """Do something in this end's event loop, from whatever thread, unless it is closed by
+        then.
+        """
         with suppress(RuntimeError):  # its loop is closed: nobody is there any more
             self._loop.call_soon_threadsafe(lambda: None if self._closed else act())
 
     async def status(self, seconds: float) -> bytes | None:
-        return await self._answer([one.tell_status for one in self._shared.listeners(MemoryCoordinator)], seconds)
+        return await self._answer(
+            [one.tell_status for one in self._shared.listeners(MemoryCoordinator)], seconds
+        )
 
-    async def _answer(self, asked: Sequence[Callable[[Reply], None]], seconds: float) -> bytes | None:
-        """Ask with a way to answer; the first answer, or None: at once where nobody is there who could give one."""
+    async def _answer(
+        self, asked: Sequence[Callable[[Reply], None]], seconds: float
+    ) -> bytes | None:
+        """Ask with a way to answer.
+
+        The first answer, or None: at once where nobody is there who could give one.
+        """
         if not asked or self._closed:
             return None
         answer: asyncio.Future[bytes] = self._loop.create_future()
@@ -217,7 +240,10 @@ class MemoryClient(MemoryEnd, base.ClientEnd):
     def _asked(self, client: str, what: str, data: bytes) -> list[Callable[[Reply | None], None]]:
         """Returns what tells each coordinator."""
         copied = _copy(data)
-        return [partial(one.tell, client, what, copied) for one in self._shared.listeners(MemoryCoordinator)]
+        return [
+            partial(one.tell, client, what, copied)
+            for one in self._shared.listeners(MemoryCoordinator)
+        ]
 
     async def send(self, client: str, what: str, data: bytes) -> None:
         self._open()
@@ -231,7 +257,9 @@ class MemoryClient(MemoryEnd, base.ClientEnd):
 class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd, base.Working):
     """The coordinator's end."""
 
-    async def listen(self, receive: base.Receive, status: Callable[[], bytes], rejected: base.Rejected) -> None:
+    async def listen(
+        self, receive: base.Receive, status: Callable[[], bytes], rejected: base.Rejected
+    ) -> None:
         self._mail: asyncio.Queue[tuple[str, str, bytes, Reply | None]] = asyncio.Queue()
         self._status = status
         self.work(self._read_mail(receive))

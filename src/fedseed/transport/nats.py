@@ -20,7 +20,14 @@ from fedseed.errors import FedseedError, NetworkError
 from fedseed.transport import base
 from fedseed.transport.nats_connection import REQUEST_SECONDS, RETRY_SECONDS, Guarded, connect
 from fedseed.transport.nats_hearing import Hearing, Pulse, Questions
-from fedseed.transport.nats_log import LOST_SECONDS, OVER, LogFollower, NatsLogWriter, is_missing, stored
+from fedseed.transport.nats_log import (
+    LOST_SECONDS,
+    OVER,
+    LogFollower,
+    NatsLogWriter,
+    is_missing,
+    stored,
+)
 from fedseed.transport.nats_objects import ObjectsEnd
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of
@@ -48,7 +55,8 @@ class NatsEnd(ObjectsEnd):
 
     largest = 256 * 1024  # a server takes 1 MiB by default
     asks_as: ClassVar[str] = "watcher"  # for the status
-    silences: ClassVar[int] = 2  # of the server, a second apart, before there is no coordinator: one may come back
+    # of the server, a second apart, before there is no coordinator: one may come back
+    silences: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +64,11 @@ class NatsEnd(ObjectsEnd):
         self._head = 0, b""  # the last entry that was read, and the head of the log's chain there
         self._told: set[str] = set()
         if self.signatures.coordinator is None:
-            why = "the key file does not name the coordinator's key" if self.signatures.own is not None else "no key"
+            why = (
+                "the key file does not name the coordinator's key"
+                if self.signatures.own is not None
+                else "no key"
+            )
             self.unproven = f"{why}: it is not proven that what comes is the coordinator's ({MORE})"
 
     async def status(self, seconds: float) -> bytes | None:
@@ -65,7 +77,9 @@ class NatsEnd(ObjectsEnd):
 
         async def take(message: Msg) -> None:
             if not found.done():
-                if (message.headers or {}).get("Status") == NOBODY_LISTENS and message.subject == inbox:
+                if (message.headers or {}).get(
+                    "Status"
+                ) == NOBODY_LISTENS and message.subject == inbox:
                     if next(silences) == self.silences:
                         found.set_result(None)
                 elif self.signatures.of_coordinator(message.subject, message.data, message.headers):
@@ -79,7 +93,9 @@ class NatsEnd(ObjectsEnd):
                     listening.append(await self.connection.subscribe(subject, cb=take))
                 headers = self.signatures.headers(self.subjects.status, question)
                 while not found.done():
-                    await self.connection.publish(self.subjects.status, question, reply=inbox, headers=headers)
+                    await self.connection.publish(
+                        self.subjects.status, question, reply=inbox, headers=headers
+                    )
                     await asyncio.wait({found}, timeout=AGAIN_SECONDS)
                 return await found
         except (nats.errors.Error, TimeoutError, OSError):
@@ -91,19 +107,23 @@ class NatsEnd(ObjectsEnd):
 
     async def log(self) -> base.Log | None:
         try:
-            info = await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(self.subjects.stream)
+            info = await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(
+                self.subjects.stream
+            )
             return base.Log(int(info.state.last_seq), info.config.description == OVER)
         except NotFoundError:
             return None
         except (TimeoutError, nats.errors.Error) as error:
             raise NetworkError(
-                f"the server does not answer about run {self.subjects.run}: has it JetStream, and may this key ask? "
-                f"({error})"
+                f"the server does not answer about run {self.subjects.run}: has it JetStream, and "
+                f"may this key ask? ({error})"
             ) from error
 
     async def follow(self, after: int, take: base.Take) -> base.Stop:
         chain = Chain(self.signatures, self.subjects.log)
-        follower = LogFollower(self.connection, self.subjects, chain, after, take, self._foreign, self._log_lost)
+        follower = LogFollower(
+            self.connection, self.subjects, chain, after, take, self._foreign, self._log_lost
+        )
         self._followers.append(follower)
         return follower.stop
 
@@ -136,11 +156,15 @@ class NatsEnd(ObjectsEnd):
         lost = base.LogLostError(self.subjects.run)
         if for_good:
             self.events.failed(
-                NetworkError(f"{lost}, and nobody has put it there again: start `fedseed serve`, then this again")
+                NetworkError(
+                    f"{lost}, and nobody has put it there again: start `fedseed serve`, then this "
+                    "again"
+                )
             )
         else:
             self.events.noted(
-                f"{lost}: waiting until it is put there again by `fedseed serve`, at most {LOST_SECONDS:.0f} s"
+                f"{lost}: waiting until it is put there again by `fedseed serve`, at most "
+                f"{LOST_SECONDS:.0f} s"
             )
 
     def _note(self, text: str) -> None:
@@ -157,7 +181,8 @@ class NatsEnd(ObjectsEnd):
 
     async def _publish(self, subject: str, data: bytes, connection: Guarded | None = None) -> None:
         headers = self.signatures.headers(subject, data)
-        lost = nats.errors.OutboundBufferLimitError  # in an interruption that lasts: what is not kept
+        # in an interruption that lasts: what is not kept
+        lost = nats.errors.OutboundBufferLimitError
         with explained(f"nothing can be sent to run {self.subjects.run}"), suppress(lost):
             await (connection or self.connection).publish(subject, data, headers=headers)
 
@@ -165,7 +190,8 @@ class NatsEnd(ObjectsEnd):
 async def settled(connection: Guarded) -> None:
     """Returns when the server has what was subscribed to and said before.
 
-    nats-py writes the ping of a flush ahead of what still waits to be written; a second flush is behind all of it.
+    nats-py writes the ping of a flush ahead of what still waits to be written; a second flush is
+    behind all of it.
     """
     with explained("the server does not answer"):
         for _ in range(2):
@@ -181,7 +207,9 @@ class NatsClient(NatsEnd, base.ClientEnd):
             if self.signatures.of_coordinator(message.subject, message.data, message.headers):
                 take(message.data)
             else:
-                self._note("somebody else than the coordinator writes to everybody: that is passed over")
+                self._note(
+                    "somebody else than the coordinator writes to everybody: that is passed over"
+                )
 
         await self.connection.subscribe(self.subjects.down, cb=deliver)
         await settled(self.connection)  # what is broadcast from here on comes
@@ -196,22 +224,30 @@ class NatsClient(NatsEnd, base.ClientEnd):
             answer = await self.connection.request(subject, data, timeout=seconds, headers=headers)
         except (nats.errors.Error, TimeoutError, OSError):
             return None
-        return answer.data if self.signatures.of_coordinator(answer.subject, answer.data, answer.headers) else None
+        return (
+            answer.data
+            if self.signatures.of_coordinator(answer.subject, answer.data, answer.headers)
+            else None
+        )
 
 
 class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
     """The coordinator's end.
 
-    Args: those of `NatsEnd`, but for connection and owner, and
-        lines: three connections to the server: for the log, objects, and what goes to everybody; for what clients send;
-            for questions about the status.
+    Args: those of `NatsEnd`, but for connection and owner, and lines: three connections to the
+        server: for the log, objects, and what goes to everybody; for what clients send; for
+        questions about the status.
     """
 
     asks_as = "coordinator"
     silences = 1
 
     def __init__(
-        self, lines: Sequence[Guarded], subjects: Subjects, signatures: Signatures, events: base.Events
+        self,
+        lines: Sequence[Guarded],
+        subjects: Subjects,
+        signatures: Signatures,
+        events: base.Events,
     ) -> None:
         own, self._clients, self._askers = lines
         super().__init__(own, subjects, None, signatures, events)
@@ -222,16 +258,31 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
         self._questions: Questions | None = None
         self.unproven, self.keys = None, None
         if signatures.clients is not None:
-            self.keys = {name: frozenset(map(bytes, keys)) for name, keys in signatures.clients.items()}
+            self.keys = {
+                name: frozenset(map(bytes, keys)) for name, keys in signatures.clients.items()
+            }
         else:
-            why = "the key file does not name the clients' keys" if signatures.own is not None else "no key"
-            self.unproven = f"{why}: it is not proven who sends a message, and what stands in the log ({MORE})"
+            why = (
+                "the key file does not name the clients' keys"
+                if signatures.own is not None
+                else "no key"
+            )
+            self.unproven = (
+                f"{why}: it is not proven who sends a message, and what stands in the log ({MORE})"
+            )
 
     def now(self) -> float:
         return self._pulse.now()
 
-    async def listen(self, receive: base.Receive, status: Callable[[], bytes], rejected: base.Rejected) -> None:
-        self._rejected, clients, askers, subjects = rejected, self._clients, self._askers, self.subjects
+    async def listen(
+        self, receive: base.Receive, status: Callable[[], bytes], rejected: base.Rejected
+    ) -> None:
+        self._rejected, clients, askers, subjects = (
+            rejected,
+            self._clients,
+            self._askers,
+            self.subjects,
+        )
         self._questions = Questions(askers, subjects, status, partial(self._answer, askers))
         answer = partial(self._answer, self.connection)
         self._hearing = Hearing(clients, subjects, self.signatures, receive, answer, rejected)
@@ -241,7 +292,9 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
             await settled(connection)
 
     async def _answer(self, connection: Guarded, subject: str, data: bytes) -> None:
-        """Send an answer once the server has taken those before: ten thousand go as fast as it reads."""
+        """Send an answer once the server has taken those before: ten thousand go as fast as it
+        reads.
+        """
         while connection.pending_data_size > UNSENT_BYTES and connection.is_connected:
             await asyncio.sleep(0.001)
         await self._publish(subject, data, connection)
@@ -258,11 +311,19 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
 
     async def writer(self, last: int | None, copies: int = 1) -> "NatsLogWriter":
         if last is None:
-            last, settings = 0, api.StreamConfig(
-                name=self.subjects.stream, subjects=[self.subjects.log], storage=api.StorageType.FILE,
-                num_replicas=copies, allow_direct=False, deny_delete=True, deny_purge=True,
-                republish=api.RePublish(src=self.subjects.log, dest=self.subjects.entries),
-            )  # fmt: skip
+            last, settings = (
+                0,
+                api.StreamConfig(
+                    name=self.subjects.stream,
+                    subjects=[self.subjects.log],
+                    storage=api.StorageType.FILE,
+                    num_replicas=copies,
+                    allow_direct=False,
+                    deny_delete=True,
+                    deny_purge=True,
+                    republish=api.RePublish(src=self.subjects.log, dest=self.subjects.entries),
+                ),
+            )
             with explained(f"the log of run {self.subjects.run} can't be made"):
                 await self.connection.jetstream(timeout=REQUEST_SECONDS).add_stream(settings)
 
@@ -271,7 +332,9 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
             if self._head[0] != last:
                 await self.entries(last)
             chain.head = self._head[1]
-        return NatsLogWriter(self.subjects.run, last, self.connection, self.subjects, chain, self._foreign)
+        return NatsLogWriter(
+            self.subjects.run, last, self.connection, self.subjects, chain, self._foreign
+        )
 
     def _foreign(self) -> None:
         self._rejected("somebody", "a message in the log that is not the coordinator's")
@@ -281,9 +344,9 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
             await super().put(name, data)
         except NetworkError as error:
             with suppress(base.Interrupted):
-                if isinstance(error.__cause__, (NoStreamResponseError, NotFoundError)) and await is_missing(
-                    self.connection, self.subjects.stream
-                ):
+                if isinstance(
+                    error.__cause__, (NoStreamResponseError, NotFoundError)
+                ) and await is_missing(self.connection, self.subjects.stream):
                     raise base.LogLostError(self.subjects.run) from error
             raise
 
@@ -293,7 +356,9 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
             try:
                 await self._stream.object_store(bucket)
             except NotFoundError:
-                settings = api.ObjectStoreConfig(bucket=bucket, max_bytes=-1 if most is None else most)
+                settings = api.ObjectStoreConfig(
+                    bucket=bucket, max_bytes=-1 if most is None else most
+                )
                 await self._stream.create_object_store(bucket, settings)
 
     async def delete(self) -> None:
@@ -340,12 +405,18 @@ class NatsTransport(base.Transport):
             for connection in lines:
                 await connection.close()
             raise
-        return NatsCoordinator(lines, self._subjects, Signatures.read(at.key, coordinating=True), events)
+        return NatsCoordinator(
+            lines, self._subjects, Signatures.read(at.key, coordinating=True), events
+        )
 
     async def client(self, name: str, events: base.Events = base.QUIET) -> NatsClient:
         connection = await connect(self._access, self._subjects, name, events)
-        return NatsClient(connection, self._subjects, name, Signatures.read(self._access.key), events)
+        return NatsClient(
+            connection, self._subjects, name, Signatures.read(self._access.key), events
+        )
 
     async def watcher(self) -> NatsEnd:
         connection = await connect(self._access, self._subjects, "watcher")
-        return NatsEnd(connection, self._subjects, None, Signatures.read(self._access.key), base.QUIET)
+        return NatsEnd(
+            connection, self._subjects, None, Signatures.read(self._access.key), base.QUIET
+        )

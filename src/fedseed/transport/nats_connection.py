@@ -24,29 +24,37 @@ T = TypeVar("T")
 CONNECT_SECONDS = 5
 REQUEST_SECONDS = 5.0
 RETRY_SECONDS = 0.2
-MOST_SUBJECTS = (4 << 10) - 32  # bytes of a subject and a reply subject: a server ends connections with longer lines
-MOST_HEADERS = 4 << 10  # bytes of a message's headers: a signature, a place and the server's own take a few hundred
+# bytes of a subject and a reply subject: a server ends connections with longer lines
+MOST_SUBJECTS = (4 << 10) - 32
+# bytes of a message's headers: a signature, a place and the server's own take a few hundred
+MOST_HEADERS = 4 << 10
 
-# The server separates the parts of a line by spaces, and a subject may hold any other byte. The library takes all for
-# a separator that Python calls space: with a vertical tab in a subject or reply subject, whoever may publish at all
-# would end others' connections, or have what they read taken for an answer to something else.
+# The server separates the parts of a line by spaces, and a subject may hold any other byte. The
+# library takes all for a separator that Python calls space: with a vertical tab in a subject or
+# reply subject, whoever may publish at all would end others' connections, or have what they read
+# taken for an answer to something else.
 nats.protocol.parser.MSG_RE = re.compile(rb"\AMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+)\r\n")
-nats.protocol.parser.HMSG_RE = re.compile(rb"\AHMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+) +(\d+)\r\n")
+nats.protocol.parser.HMSG_RE = re.compile(
+    rb"\AHMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+) +(\d+)\r\n"
+)
 _NO_SUBJECT = re.compile(r"[\x00-\x20\x7f]")
 
 
 class Guarded(Client):
-    """Says nothing, credentials least of all, to a server without encryption when there must be some; reads all bytes.
+    """Says nothing, credentials least of all, to a server without encryption when there must be
+    some; reads all bytes.
 
-    The library encrypts when the server asks for it. Somebody in between could leave that out. And it stops reading for
-    good at a subject or a header that is no text, which others choose.
+    The library encrypts when the server asks for it. Somebody in between could leave that out. And
+    it stops reading for good at a subject or a header that is no text, which others choose.
     """
 
     def __init__(self, encrypted: bool) -> None:
         super().__init__()
         self._encrypted = encrypted
-        self._interrupted: asyncio.Future[None] | None = None  # done when the next interruption is over
-        self.dropped: Callable[[str], None] = lambda subject: None  # of what message, because too many wait
+        # done when the next interruption is over
+        self._interrupted: asyncio.Future[None] | None = None
+        # of what message, because too many wait
+        self.dropped: Callable[[str], None] = lambda subject: None
 
     def restarted(self) -> None:
         """Ends an interruption: what was asked before it may never be answered."""
@@ -55,7 +63,10 @@ class Guarded(Client):
             self._interrupted = None
 
     async def unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns what some work returns that asks the server. Raises Interrupted if the connection was interrupted."""
+        """Returns what some work returns that asks the server.
+
+        Raises Interrupted if the connection was interrupted.
+        """
         if self._interrupted is None:
             self._interrupted = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(work)
@@ -80,7 +91,8 @@ class Guarded(Client):
         return super()._process_msg(sid, _as_text(subject), _as_text(reply), data, headers)
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
-        if not headers or len(headers) > MOST_HEADERS:  # they would take ten times that, not counted as waiting
+        # they would take ten times that, not counted as waiting
+        if not headers or len(headers) > MOST_HEADERS:
             return None
         try:
             return await super()._process_headers(headers)
@@ -88,11 +100,19 @@ class Guarded(Client):
             return None
 
     async def headers_in(self, data: bytes) -> dict[str, str] | None:
-        """Returns the headers that a server gives as bytes; None: there are none, or none that can be read."""
+        """Returns the headers that a server gives as bytes.
+
+        None: there are none, or none that can be read.
+        """
         return await self._process_headers(data)
 
     def _send_publish(
-        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
+        self,
+        subject: str,
+        reply: str,
+        payload: bytes,
+        payload_size: int,
+        headers: dict[str, Any] | None,
     ) -> Coroutine[Any, Any, None]:
         """Refuses subjects that would be no line of the protocol: others' names may be in them."""
         both = subject + reply
@@ -101,7 +121,8 @@ class Guarded(Client):
         return super()._send_publish(subject, reply, payload, payload_size, headers)
 
     async def _process_pong(self) -> None:
-        if self._pongs and self._pongs[0].done():  # who asked has given up; the library would end the connection
+        # who asked has given up; the library would end the connection
+        if self._pongs and self._pongs[0].done():
             self._pongs.pop(0)
             self._pings_outstanding = 0
             return
@@ -109,7 +130,9 @@ class Guarded(Client):
 
 
 def _as_text(data: bytes) -> bytes:
-    """Returns the same in UTF-8, whatever it is: what is not is replaced, and so it is nobody's name."""
+    """Returns the same in UTF-8, whatever it is: what is not is replaced, and so it is nobody's
+    name.
+    """
     return data if data.isascii() else data.decode(errors="replace").encode()
 
 
@@ -117,11 +140,12 @@ async def connect(access: Access, subjects: Subjects, name: str, events: Events 
     """Connect, and stay connected: later interruptions are bridged.
 
     Args:
-        access: the URL, such as "nats://host:4222" ("tls://": encrypted or not at all), the key, and certificates to
-            trust, which make encryption compulsory.
+        access: the URL, such as "nats://host:4222" ("tls://": encrypted or not at all), the key,
+            and certificates to trust, which make encryption compulsory.
         subjects: the run's.
         name: who connects; replies come to an inbox of this name.
-        events: told when the server refuses a publication or subscription, and when an interruption is over.
+        events: told when the server refuses a publication or subscription, and when an interruption
+            is over.
 
     Raises:
         RecipeError: the URL or a file is wrong.
@@ -161,23 +185,36 @@ async def connect(access: Access, subjects: Subjects, name: str, events: Events 
         client.restarted()
         events.again()
 
-    options: dict[str, Any] = {"allow_reconnect": False, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}
+    options: dict[str, Any] = {
+        "allow_reconnect": False,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 0.2,
+    }
     seed = None if key is None else seed_of(key)
     connecting = asyncio.create_task(
         client.connect(
-            f"{'nats' if context is None else 'tls'}://{place}", name=f"fedseed {name}", tls=context,
-            nkeys_seed_str=seed, error_cb=failed, reconnected_cb=reconnected, connect_timeout=CONNECT_SECONDS,
-            inbox_prefix=subjects.inbox(name), ping_interval=20, **options,
+            f"{'nats' if context is None else 'tls'}://{place}",
+            name=f"fedseed {name}",
+            tls=context,
+            nkeys_seed_str=seed,
+            error_cb=failed,
+            reconnected_cb=reconnected,
+            connect_timeout=CONNECT_SECONDS,
+            inbox_prefix=subjects.inbox(name),
+            ping_interval=20,
+            **options,
         )
-    )  # fmt: skip
-    await asyncio.wait({connecting}, timeout=1.4 * CONNECT_SECONDS)  # the library may wait for ever while it gives up
+    )
+    # the library may wait for ever while it gives up
+    await asyncio.wait({connecting}, timeout=1.4 * CONNECT_SECONDS)
     try:
         if not connecting.done():
             connecting.cancel()
             raise seen[0] if seen else TimeoutError
         connecting.result()
     except Exception as error:
-        closing = asyncio.create_task(client.close())  # may wait for ever where encryption did not come about
+        # may wait for ever where encryption did not come about
+        closing = asyncio.create_task(client.close())
         await asyncio.wait({closing}, timeout=0.3)
         closing.cancel()
         raise _explained(error, place, key, ca) from error
@@ -198,21 +235,34 @@ def _explained(error: Exception, place: str, key: Path | None, ca: Path | None) 
             if ca is None:
                 hint = "the server wants encryption: give its certificate authority with --ca FILE"
             if "not yet valid" in reason or "expired" in reason:
-                hint = f"this machine's clock says {time.strftime('%Y-%m-%d %H:%M')} UTC: is it right?"
-            return NetworkError(f"{place}: the server's certificate is not accepted: {reason}; {hint}")
+                hint = (
+                    f"this machine's clock says {time.strftime('%Y-%m-%d %H:%M')} UTC: is it right?"
+                )
+            return NetworkError(
+                f"{place}: the server's certificate is not accepted: {reason}; {hint}"
+            )
         if isinstance(cause, ssl.SSLError):
             return NetworkError(f"{place}: no encrypted connection: {cause.reason or cause}")
         if isinstance(cause, socket.gaierror):
             return NetworkError(f"{place}: there is no host of this name")
         if isinstance(cause, nats.errors.AuthorizationError) or "authorization violation" in text:
-            what = "a key is needed (--key FILE)" if key is None else f"it does not know the key in {key}"
+            what = (
+                "a key is needed (--key FILE)"
+                if key is None
+                else f"it does not know the key in {key}"
+            )
             return NetworkError(f"{place}: the server lets nobody in without permission: {what}")
         if "no ssl context" in text or isinstance(cause, nats.errors.SecureConnRequiredError):
-            return NetworkError(f"{place}: the server wants encryption: give its certificate authority with --ca FILE")
+            return NetworkError(
+                f"{place}: the server wants encryption: give its certificate authority with --ca "
+                "FILE"
+            )
         if isinstance(cause, nats.errors.SecureConnWantedError):
             return NetworkError(f"{place}: encryption was asked for, but this server has none")
         if isinstance(cause, ConnectionRefusedError):
-            return NetworkError(f"{place}: can't be reached: nothing listens there; is nats-server running?")
+            return NetworkError(
+                f"{place}: can't be reached: nothing listens there; is nats-server running?"
+            )
         if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
             return NetworkError(f"{place}: can't be reached: {cause.strerror or cause}")
     if isinstance(error, TimeoutError):

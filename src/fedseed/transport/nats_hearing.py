@@ -1,7 +1,9 @@
-"""Hears, for a coordinator on NATS: what clients send, questions for the status, and whether the server is there.
+"""Hears, for a coordinator on NATS: what clients send, questions for the status, and whether the
+server is there.
 
-Each comes over a connection of its own. A server keeps what was sent to a connection in order, so that on a single one
-for all, a question, a receipt or an entry of the log would wait behind whatever one key can send.
+Each comes over a connection of its own. A server keeps what was sent to a connection in order, so
+that on a single one for all, a question, a receipt or an entry of the log would wait behind
+whatever one key can send.
 """
 
 import asyncio
@@ -25,10 +27,12 @@ T = TypeVar("T")
 EACH = 1000  # bytes that a message takes besides what it holds
 BEAT_SECONDS = 0.25
 DEAF_SECONDS = 1.0  # without a sign of the server, after which the clock stands still
-RETURN_SECONDS = 3.0  # for which it still stands when the server is back: the others have to come back, too
+# for which it still stands when the server is back: the others have to come back, too
+RETURN_SECONDS = 3.0
 
 IN_A_ROW = 8  # messages that are looked at before others get a turn, and more are read
-PENDING_BYTES = 16 << 20  # of messages that wait to be looked at; what exceeds them is dropped, and sent again
+# of messages that wait to be looked at; what exceeds them is dropped, and sent again
+PENDING_BYTES = 16 << 20
 STATUS_SECONDS = 0.1  # between two answers about the status: many may ask
 PENDING_QUESTIONS = 4 << 20  # bytes of questions for the status that wait: questions may be empty
 TOO_MANY = "one of too many messages at once: it was not looked at"
@@ -38,12 +42,16 @@ Answer = Callable[[str, bytes], Awaitable[None]]  # subject, data
 
 @dataclass
 class Turns(Generic[T]):
-    """Lines of messages that take turns. Without room for one more, the newest of the longest line is dropped."""
+    """Lines of messages that take turns.
+
+    Without room for one more, the newest of the longest line is dropped.
+    """
 
     most: int  # bytes of all messages that wait, each counted with `EACH` more
     dropped: Callable[[T], None]  # is told which message is dropped
     bytes: int = 0
-    _lines: dict[Hashable, deque[tuple[T, int]]] = field(default_factory=dict)  # those with messages, in turn
+    # those with messages, in turn
+    _lines: dict[Hashable, deque[tuple[T, int]]] = field(default_factory=dict)
     _sizes: Counter[Hashable] = field(default_factory=Counter)  # bytes of each line
     _some: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -58,7 +66,8 @@ class Turns(Generic[T]):
         size += EACH
         while self.bytes + size > self.most:
             longest = whose
-            if self._lines and (self._sizes[whose] + size) * len(self._lines) <= self.most:  # less than its share
+            # less than its share
+            if self._lines and (self._sizes[whose] + size) * len(self._lines) <= self.most:
                 longest = max(self._lines, key=self._sizes.__getitem__)
             if longest == whose:
                 self.dropped(message)
@@ -122,14 +131,18 @@ class Hearing(Working):
         self.work(self._keep_looking())
 
     async def _take(self, message: Msg) -> None:
-        """Puts a message that has come in its line, if it can be somebody's; rejects it otherwise."""
+        """Puts a message that has come in its line, if it can be somebody's.
+
+        Rejects it otherwise.
+        """
         parts = message.subject.split(".")
         sender = name_of(parts[-2])
         if sender is None:
             self.rejected("somebody", "a message in the name of nobody")
             return
         signed = {HEADER: (message.headers or {}).get(HEADER, "")[:100]}
-        if self.signatures.clients is not None and signature_in(signed) is None:  # it waits in nobody's line
+        # it waits in nobody's line
+        if self.signatures.clients is not None and signature_in(signed) is None:
             self._unsigned(sender)
             return
         said = _Said(sender, parts[-1], message.data, message.subject, message.reply, signed)
@@ -137,7 +150,9 @@ class Hearing(Working):
         self._turns.put(self.signatures.line(sender), said, size)
 
     def _unsigned(self, name: str) -> None:
-        self.rejected("somebody", f"a message in the name of {name[:100]} without a signature of its key")
+        self.rejected(
+            "somebody", f"a message in the name of {name[:100]} without a signature of its key"
+        )
 
     def dropped(self, name: str | None) -> None:
         """Reports that there was no room for a message, which is not proven to be this client's."""
@@ -152,7 +167,10 @@ class Hearing(Working):
             try:
                 await self._look(said)
             except Exception as error:  # it concerns one message: the next may be another's
-                about = {"message": f"a message of {said.sender} can't be looked at", "exception": error}
+                about = {
+                    "message": f"a message of {said.sender} can't be looked at",
+                    "exception": error,
+                }
                 asyncio.get_running_loop().call_exception_handler(about)
             turn += 1
             if turn == IN_A_ROW:
@@ -175,7 +193,8 @@ class Hearing(Working):
 class Questions(Working):
     """Answers questions for the status, at a cost that does not depend on how many there are.
 
-    An answer goes to all who may ask, wherever a question wants it, and for a while there is no other.
+    An answer goes to all who may ask, wherever a question wants it, and for a while there is no
+    other.
     """
 
     connection: Client  # a connection that is used for nothing else
@@ -186,7 +205,9 @@ class Questions(Working):
 
     async def begin(self) -> None:
         """Begins to listen."""
-        await self.connection.subscribe(self.subjects.status, cb=self._take, pending_bytes_limit=PENDING_QUESTIONS)
+        await self.connection.subscribe(
+            self.subjects.status, cb=self._take, pending_bytes_limit=PENDING_QUESTIONS
+        )
 
     async def _take(self, message: Msg) -> None:
         self._asked = True

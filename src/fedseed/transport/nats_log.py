@@ -1,4 +1,7 @@
-"""Reading a JetStream stream in order, whatever happens; and a run's log, which is one, and what appends to it."""
+"""Reading a JetStream stream in order, whatever happens.
+
+And a run's log, which is one, and what appends to it.
+"""
 
 import asyncio
 import base64
@@ -16,7 +19,15 @@ from nats.aio.msg import Msg
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import NetworkError
-from fedseed.transport.base import Fenced, Interrupted, LogLostError, LogOlderError, LogWriter, Take, Working
+from fedseed.transport.base import (
+    Fenced,
+    Interrupted,
+    LogLostError,
+    LogOlderError,
+    LogWriter,
+    Take,
+    Working,
+)
 from fedseed.transport.nats_connection import REQUEST_SECONDS, RETRY_SECONDS, Guarded
 from fedseed.transport.signatures import Chain, signature_in
 from fedseed.transport.subjects import Subjects
@@ -25,10 +36,12 @@ ANSWER_SECONDS = 30.0  # for a message that was asked for, behind others
 MOST_ASKED = 256  # messages at a time
 ASKED_BYTES = 2 << 20  # of messages that are asked for at a time
 SILENCE_SECONDS = 5.0  # after which a stream is asked whether there is more
-MISSING_SECONDS = 1.0  # for which a stream must have been missing: `serve --fresh` makes it again at once
+# for which a stream must have been missing: `serve --fresh` makes it again at once
+MISSING_SECONDS = 1.0
 LOST_SECONDS = 3600.0  # for which one that was lost is waited for, as interruptions are
 READING_SECONDS = 60.0  # for what stands in a log already
-PENDING_BYTES = 32 * 1024 * 1024  # of messages that wait to be looked at; what a flood brings beyond is dropped
+# of messages that wait to be looked at; what a flood brings beyond is dropped
+PENDING_BYTES = 32 * 1024 * 1024
 NO_MESSAGE, WRONG_LAST_SEQUENCE = 10037, 10071
 OVER = "the run is over"  # the description of a stream that was ended
 
@@ -59,15 +72,20 @@ class Stored(NamedTuple):
     headers: dict[str, str] | None
 
     def same(self, other: "Stored") -> bool:
-        """Returns whether it is this message, which may come with headers that the server adds where it repeats."""
+        """Returns whether it is this message, which may come with headers that the server adds
+        where it repeats.
+        """
         mine, others = (signature_in(message.headers) for message in (self, other))
         return (self.sequence, self.data, mine) == (other.sequence, other.data, others)
 
 
-async def stored(connection: Guarded, stream: str, first: int = 1, subject: str = ">") -> AsyncGenerator["Stored"]:
+async def stored(
+    connection: Guarded, stream: str, first: int = 1, subject: str = ">"
+) -> AsyncGenerator["Stored"]:
     """Yields the messages that stand in a stream, in order, without a consumer on the server.
 
-    They are asked for by number, many at a time. `Guarded.unless_interrupted` ends the reading where an answer is lost.
+    They are asked for by number, many at a time. `Guarded.unless_interrupted` ends the reading
+    where an answer is lost.
 
     Args:
         connection: to NATS.
@@ -98,14 +116,20 @@ async def stored(connection: Guarded, stream: str, first: int = 1, subject: str 
         raise Interrupted(str(error)) from error
     finally:
         for task in asked:
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is not asked for
+            # it is not asked for
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
             task.cancel()
 
 
 async def _get(connection: Guarded, stream: str, sequence: int, subject: str) -> Stored | None:
-    """Returns the message of this number, or the first after it; None: there is none. Raises nats' errors."""
+    """Returns the message of this number, or the first after it; None: there is none.
+
+    Raises nats' errors.
+    """
     asked = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
-    reply = await connection.request(f"$JS.API.STREAM.MSG.GET.{stream}", asked, timeout=ANSWER_SECONDS)
+    reply = await connection.request(
+        f"$JS.API.STREAM.MSG.GET.{stream}", asked, timeout=ANSWER_SECONDS
+    )
     answer = json.loads(reply.data)
     if "error" in answer:
         if answer["error"].get("err_code") == NO_MESSAGE:
@@ -118,10 +142,12 @@ async def _get(connection: Guarded, stream: str, sequence: int, subject: str) ->
 
 @dataclass(eq=False)
 class LogFollower(Working):
-    """Hands out a run's log: what stands there, and what the server repeats of all that it stores later.
+    """Hands out a run's log: what stands there, and what the server repeats of all that it stores
+    later.
 
-    A repeated message is taken if it is the next. Anything else, silence, or an interruption has the log asked again,
-    from the last message on: so it is seen whether a server came back with an older log.
+    A repeated message is taken if it is the next. Anything else, silence, or an interruption has
+    the log asked again, from the last message on: so it is seen whether a server came back with an
+    older log.
     """
 
     connection: Guarded
@@ -130,7 +156,8 @@ class LogFollower(Working):
     after: int  # the last entry that is known already: up to there nothing is handed out
     take: Take  # called with an entry's number and bytes
     foreign: Callable[[], None]  # told of each message that is not an entry
-    lost: Callable[[bool], None]  # told when there is a log no more; and again, with True, when it does not come back
+    # told when there is a log no more; and again, with True, when it does not come back
+    lost: Callable[[bool], None]
     _known: Stored | None = None  # the last message, which must still be there
     _sure: int = -1  # after how many interruptions it was seen to follow what was known
     _seen: bool = False  # whether there was a log
@@ -172,7 +199,9 @@ class LogFollower(Working):
     async def _catch_up(self) -> None:
         """Take all that stands there. Raises as `stored`."""
         known, interruptions = self._known, self.connection.stats["reconnects"]
-        async with aclosing(stored(self.connection, self.subjects.stream, self._last + (known is None))) as messages:
+        async with aclosing(
+            stored(self.connection, self.subjects.stream, self._last + (known is None))
+        ) as messages:
             async for message in messages:
                 if known is not None and not message.same(known):
                     break
@@ -180,7 +209,8 @@ class LogFollower(Working):
                 if message.sequence > self._last:
                     self._hand_out(message)
                 self._sure = interruptions
-        if known is not None:  # it is an older log, or another: it is read again from where it was begun
+        # it is an older log, or another: it is read again from where it was begun
+        if known is not None:
             self._last, self._known, self._sure, self.chain.head = self._first, None, -1, b""
             self._again.set()
             return
@@ -219,16 +249,18 @@ class LogFollower(Working):
 class NatsLogWriter(LogWriter):
     """Publishes to a stream, which checks which message was the last.
 
-    Where entries are signed, messages of others in the stream do not count. They change what is the last message, so
-    the stream's own check says too much then: an entry is published without, and the log is read to where it stands.
-    It counts if it is the first that is chained to the one before.
+    Where entries are signed, messages of others in the stream do not count. They change what is the
+    last message, so the stream's own check says too much then: an entry is published without, and
+    the log is read to where it stands. It counts if it is the first that is chained to the one
+    before.
     """
 
     connection: Guarded
     subjects: Subjects
     chain: Chain  # up to the last entry
     foreign: Callable[[], None]  # told of each message that is not an entry
-    _stored: tuple[int, int, bytes] | None = None  # entry that was stored: number, sequence, signature
+    # entry that was stored: number, sequence, signature
+    _stored: tuple[int, int, bytes] | None = None
 
     def __post_init__(self) -> None:
         self._stream = self.connection.jetstream(timeout=REQUEST_SECONDS)
@@ -254,7 +286,9 @@ class NatsLogWriter(LogWriter):
         """Publish after a message, or after whatever there is; returns the sequence number."""
         expected = {} if last is None else {"Nats-Expected-Last-Sequence": str(last)}
         try:
-            receipt = await self._stream.publish(self.subjects.log, entry, headers={**expected, **headers})
+            receipt = await self._stream.publish(
+                self.subjects.log, entry, headers={**expected, **headers}
+            )
         except APIError as error:
             if error.err_code == WRONG_LAST_SEQUENCE:
                 if last is not None and await self._is_older(last):
@@ -272,12 +306,17 @@ class NatsLogWriter(LogWriter):
     async def _is_older(self, last: int) -> bool:
         """Returns whether the stream ends before a message that stood in it."""
         try:
-            return bool((await self._stream.stream_info(self.subjects.stream)).state.last_seq < last)
+            return bool(
+                (await self._stream.stream_info(self.subjects.stream)).state.last_seq < last
+            )
         except (TimeoutError, nats.errors.Error) as error:
             raise Interrupted(str(error)) from error
 
     async def _next(self, chain: Chain) -> bytes | None:
-        """Returns the next entry that counts; None: there are only others' messages, up to where the log stands now."""
+        """Returns the next entry that counts.
+
+        None: there are only others' messages, up to where the log stands now.
+        """
         try:
             async with asyncio.timeout(READING_SECONDS):
                 return await self.connection.unless_interrupted(self._read_on(chain))

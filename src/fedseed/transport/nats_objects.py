@@ -1,8 +1,9 @@
-"""What is too large for a message, in JetStream's object stores: one for each owner, an object in chunks.
+"""What is too large for a message, in JetStream's object stores: one for each owner, an object in
+chunks.
 
-Nothing names an object's chunks, because others could write that, too (see signatures.py): each chunk says which it is
-of which attempt to store the object, in a header, and is signed with its place. Nothing leads from one object to
-another.
+Nothing names an object's chunks, because others could write that, too (see signatures.py): each
+chunk says which it is of which attempt to store the object, in a header, and is signed with its
+place. Nothing leads from one object to another.
 """
 
 import asyncio
@@ -25,7 +26,8 @@ from fedseed.transport.nats_log import stored
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
 
-PLACE = "Fedseed-Chunk"  # header: in which attempt to store, which chunk it is, bytes of all together
+# header: in which attempt to store, which chunk it is, bytes of all together
+PLACE = "Fedseed-Chunk"
 CHUNK_BYTES = 128 * 1024
 AT_ONCE = 8  # chunks on their way
 CHUNK_SECONDS = 30.0  # for the receipt of one
@@ -62,7 +64,9 @@ class ObjectsEnd(End):
                     await self._put(name, data)
                 return
             except (TimeoutError, nats.errors.Error, OSError) as error:
-                gone = isinstance(error, NoStreamResponseError | NotFoundError | nats.errors.ConnectionClosedError)
+                gone = isinstance(
+                    error, NoStreamResponseError | NotFoundError | nats.errors.ConnectionClosedError
+                )
                 refused = isinstance(error, APIError) and error.err_code != UNAVAILABLE
                 if gone or refused or time.monotonic() > give_up:
                     what = f"{len(data):,} bytes can't be stored on the server as {name}"
@@ -80,7 +84,9 @@ class ObjectsEnd(End):
                 place = f"{attempt}.{number}.{len(data)}"
                 signed = self.signatures.headers(chunks, chunk, place.encode()) or {}
                 headers = {PLACE: place, **signed}
-                sending.append(asyncio.create_task(self._stream.publish(chunks, chunk, headers=headers)))
+                sending.append(
+                    asyncio.create_task(self._stream.publish(chunks, chunk, headers=headers))
+                )
                 if len(sending) == AT_ONCE:
                     await sending.pop(0)
             for task in sending:
@@ -91,7 +97,10 @@ class ObjectsEnd(End):
             await asyncio.gather(*sending, return_exceptions=True)
 
     async def _make_room(self) -> bool:
-        """Deletes what others have written into this store, or an earlier process; returns whether there was any."""
+        """Deletes what others have written into this store, or an earlier process.
+
+        Returns whether there was any.
+        """
         stream = f"OBJ_{self.subjects.bucket(self.owner)}"
         mine = {self.subjects.chunks(self.owner, name) for name in self._stored}
         found = (await self._stream.stream_info(stream, subjects_filter=">")).state.subjects or {}
@@ -110,7 +119,9 @@ class ObjectsEnd(End):
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while True:
                     with suppress(Interrupted):
-                        return await self.connection.unless_interrupted(self._get(owner, name, size))
+                        return await self.connection.unless_interrupted(
+                            self._get(owner, name, size)
+                        )
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError as error:
             raise MessageError(f"the object {name} can't be had: it does not come") from error
@@ -120,12 +131,16 @@ class ObjectsEnd(End):
         attempt, chunks, there = "", dict[int, bytes](), 0
         why = f"the object {name} can't be had: it is not there"
         checks = self.signatures
-        is_owners: Callable[..., bool] = checks.of_coordinator if owner is None else partial(checks.of_client, owner)
+        is_owners: Callable[..., bool] = (
+            checks.of_coordinator if owner is None else partial(checks.of_client, owner)
+        )
         with suppress(NotFoundError):
             async with aclosing(stored(self.connection, stream, subject=subject)) as messages:
                 async for message in messages:
                     place = _PLACE.fullmatch((message.headers or {}).get(PLACE, ""))
-                    if place is None or not is_owners(subject, message.data, message.headers, place[0].encode()):
+                    if place is None or not is_owners(
+                        subject, message.data, message.headers, place[0].encode()
+                    ):
                         continue
                     if int(place[3]) != size:
                         why = f"an object of {int(place[3]):,} bytes, {size:,} were announced"

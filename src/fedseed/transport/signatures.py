@@ -1,10 +1,12 @@
-"""Who wrote a message, proven: each carries its author's Ed25519 signature, made with the NKEY that opens the server.
+"""Who wrote a message, proven: each carries its author's Ed25519 signature, made with the NKEY that
+opens the server.
 
-A server lets nobody publish under another's subject, but its own answers go to whatever subject a question names. So a
-subject alone proves nothing. A signature covers the subject, the data, and what came before where an order matters
-(`Chain`). It travels in a header: the data stays as it is.
+A server lets nobody publish under another's subject, but its own answers go to whatever subject a
+question names. So a subject alone proves nothing. A signature covers the subject, the data, and
+what came before where an order matters (`Chain`). It travels in a header: the data stays as it is.
 
-A key file, as `fedseed keys` writes it, has a line with the owner's seed, and lines that say whose signatures count:
+A key file, as `fedseed keys` writes it, has a line with the owner's seed, and lines that say whose
+signatures count:
 
     SUA...                    the seed
     coordinator UA...         the coordinator's public key
@@ -19,7 +21,9 @@ from pathlib import Path
 
 import nkeys
 from nacl.exceptions import BadSignatureError
-from nacl.signing import SigningKey, VerifyKey  # twice as fast as OpenSSL's, and loaded by nkeys anyway
+
+# twice as fast as OpenSSL's, and loaded by nkeys anyway
+from nacl.signing import SigningKey, VerifyKey
 
 from fedseed.errors import RecipeError
 from fedseed.transport.subjects import name_of, token
@@ -27,7 +31,8 @@ from fedseed.transport.subjects import name_of, token
 HEADER = "Fedseed-Signature"
 SIGNATURE_BYTES = 64
 MOST_OTHERS = 10_000  # messages in a log that did not count, which are known again
-# A server has its clients sign a challenge of its choice with the same key: a text, and no text begins with 255.
+# A server has its clients sign a challenge of its choice with the same key: a text, and no text
+# begins with 255.
 _BEGINNING = b"\xfffedseed 1\0"
 _KEY_BYTES = 32
 
@@ -50,7 +55,9 @@ def _lines(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines()]
 
 
-def key_file(seed: str, coordinator: str | None = None, clients: Iterable[tuple[str, str]] = ()) -> str:
+def key_file(
+    seed: str, coordinator: str | None = None, clients: Iterable[tuple[str, str]] = ()
+) -> str:
     """Returns what stands in a key file.
 
     Args:
@@ -87,7 +94,8 @@ class Signatures:
     """Signs for one side, and checks the other."""
 
     own: SigningKey | None = field(default=None, repr=False)  # signs; None: nothing is signed
-    coordinator: VerifyKey | None = None  # whose messages are the coordinator's; None: not known, and not checked
+    # whose messages are the coordinator's; None: not known, and not checked
+    coordinator: VerifyKey | None = None
     # whose are a client's, by name; one may have several keys. None: not known, and not checked
     clients: Mapping[str, tuple[VerifyKey, ...]] | None = None
 
@@ -131,18 +139,25 @@ class Signatures:
         signature = self.own.sign(_digested(subject, data, after)).signature
         return {HEADER: base64.b64encode(signature).decode()}
 
-    def of_coordinator(self, subject: str, data: bytes, headers: Headers, after: bytes = b"") -> bool:
+    def of_coordinator(
+        self, subject: str, data: bytes, headers: Headers, after: bytes = b""
+    ) -> bool:
         """Returns whether a message is the coordinator's, as far as that is checked."""
         return self.coordinator is None or _fits(self.coordinator, subject, data, headers, after)
 
-    def of_client(self, name: str, subject: str, data: bytes, headers: Headers, after: bytes = b"") -> bool:
+    def of_client(
+        self, name: str, subject: str, data: bytes, headers: Headers, after: bytes = b""
+    ) -> bool:
         """Returns whether a message is that client's, as far as that is checked."""
         if self.clients is None:
             return True
         return any(_fits(key, subject, data, headers, after) for key in self.clients.get(name, ()))
 
     def line(self, name: str) -> bytes | None:
-        """Returns which messages must stay in order: those of one key; None: none, or nobody's key is known."""
+        """Returns which messages must stay in order: those of one key.
+
+        None: none, or nobody's key is known.
+        """
         keys = (self.clients or {}).get(name, ())
         return min((bytes(key) for key in keys), default=None)
 
@@ -172,14 +187,15 @@ def _fits(key: VerifyKey, subject: str, data: bytes, headers: Headers, after: by
 class Chain:
     """Tells a log's entries from what others have written there.
 
-    An entry's signature covers the signature before it. So an entry counts at one place only, and of two coordinators
-    that write at once the log's order says which of them goes on.
+    An entry's signature covers the signature before it. So an entry counts at one place only, and
+    of two coordinators that write at once the log's order says which of them goes on.
     """
 
     signatures: Signatures  # check the coordinator's; where they can't, every entry counts
     subject: str  # the log's
     head: bytes = b""  # the signature of the last entry that counts
-    _others: set[bytes] = field(default_factory=set)  # what did not count; it may stand there a thousand times
+    # what did not count; it may stand there a thousand times
+    _others: set[bytes] = field(default_factory=set)
     _after: bytes = b""  # after which entry that was
 
     @property
@@ -206,6 +222,8 @@ class Chain:
         return True
 
     def sign(self, data: bytes) -> tuple[dict[str, str], bytes]:
-        """Returns the header of the next entry, if it is signed, and what `head` is once it stands in the log."""
+        """Returns the header of the next entry, if it is signed, and what `head` is once it stands
+        in the log.
+        """
         headers = self.signatures.headers(self.subject, data, self.head) or {}
         return headers, signature_in(headers) or b""

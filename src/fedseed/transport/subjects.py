@@ -6,7 +6,8 @@ fedseed.RUN.down                coordinator to everybody, not kept
 fedseed.RUN.up.CLIENT.WHAT      from a client: only CLIENT may publish here
 fedseed.RUN.status              questions for the status
 fedseed.RUN.in.NAME.>           replies to NAME
-fedseed.RUN.in.watcher.all      the status, for all who ask; fedseed.RUN.in.coordinator.all for another coordinator
+fedseed.RUN.in.watcher.all      the status, for all who ask; fedseed.RUN.in.coordinator.all for
+another coordinator
 """
 
 import hashlib
@@ -20,10 +21,12 @@ _BETWEEN = "._-@+ "  # what a name may have besides letters and digits
 
 
 def name_problem(name: str) -> str | None:
-    """Returns what keeps a text from being a client's name, None if it is one: the same wherever somebody names one.
+    """Returns what keeps a text from being a client's name, None if it is one: the same wherever
+    somebody names one.
 
-    Letters and digits of any script, and between them . _ - @ + and single spaces. So a name is a file's name in the
-    folder where it is put, is one word in a configuration, and no option, pattern or path.
+    Letters and digits of any script, and between them . _ - @ + and single spaces. So a name is a
+    file's name in the folder where it is put, is one word in a configuration, and no option,
+    pattern or path.
     """
     if not name.strip() or name != name.strip():
         return "a name is a text without spaces around it"
@@ -31,9 +34,13 @@ def name_problem(name: str) -> str | None:
         return "this name is taken"
     if len(name.encode("utf-8", "surrogatepass")) > MOST_BYTES:
         return f"a name has at most {MOST_BYTES} bytes"
-    wrong = next((c for c in name if c not in _BETWEEN and unicodedata.category(c)[0] not in "LMN"), None)
+    wrong = next(
+        (c for c in name if c not in _BETWEEN and unicodedata.category(c)[0] not in "LMN"), None
+    )
     if wrong is not None:
-        return f"a name has none of {wrong!r}: letters, digits, and between them . _ - @ + or a space"
+        return (
+            f"a name has none of {wrong!r}: letters, digits, and between them . _ - @ + or a space"
+        )
     if unicodedata.category(name[0])[0] not in "LN" or "  " in name:
         return "a name begins with a letter or digit, and has single spaces only"
     return None
@@ -41,7 +48,9 @@ def name_problem(name: str) -> str | None:
 
 @lru_cache(4096)
 def token(name: str) -> str:
-    """Returns a client's name as one part of a subject: letters, digits, - and _ stay, other bytes become =XX."""
+    """Returns a client's name as one part of a subject: letters, digits, - and _ stay, other bytes
+    become =XX.
+    """
     return quote(name, safe="").replace("%", "=").replace(".", "=2E").replace("~", "=7E")
 
 
@@ -74,7 +83,9 @@ class Subjects:
         return f"{self.root}.in.{token(name)}"
 
     def statuses(self, name: str) -> str:
-        """Returns where answers about the status go, for all who ask as coordinators or watchers (`RESERVED`)."""
+        """Returns where answers about the status go, for all who ask as coordinators or watchers
+        (`RESERVED`).
+        """
         return f"{self.inbox(name)}.all"
 
     def bucket(self, client: str | None = None) -> str:

@@ -1,7 +1,8 @@
-"""Changes of the weights, as data: what a method makes of a step, and what `ParameterSpace.apply` carries out.
+"""Changes of the weights, as data: what a method makes of a step, and what `ParameterSpace.apply`
+carries out.
 
-docs/architecture.md says which methods make which. Free of torch: a change can be made, printed and bounded without a
-model.
+docs/architecture.md says which methods make which. Free of torch: a change can be made, printed and
+bounded without a model.
 """
 
 from collections.abc import Sequence
@@ -34,15 +35,17 @@ class Term:
 class Add:
     """w <- round(w + scale * sum of the terms), in one pass over w; no terms: nothing happens.
 
-    The sums are taken in single precision in the order of the directions, added up in the order of the terms,
-    multiplied by `scale`, added to w in single precision and rounded once to each tensor's dtype.
+    The sums are taken in single precision in the order of the directions, added up in the order of
+    the terms, multiplied by `scale`, added to w in single precision and rounded once to each
+    tensor's dtype.
 
     Args:
         terms: what to add up.
         scale: multiplies the sum.
-        rounding: round stochastically to 16-bit dtypes, up or down with odds that make it right on average, so that
-            steps below half a unit in the last place are not lost. The odds' random numbers come from the shared
-            stream, so that a replay rounds alike. None: to nearest. float32 is always to nearest.
+        rounding: round stochastically to 16-bit dtypes, up or down with odds that make it right on
+            average, so that steps below half a unit in the last place are not lost. The odds'
+            random numbers come from the shared stream, so that a replay rounds alike. None: to
+            nearest. float32 is always to nearest.
     """
 
     terms: Sequence[Term]
@@ -65,25 +68,29 @@ class Rebuild:
 class Optimize:
     """The sum of the terms is the gradient of a rule with running averages, which the space keeps.
 
-    With `past` it keeps nothing: the averages are made anew, from zero, of the past gradients and this one, piece by
-    piece of the weights. After fewer steps than are remembered they are the running averages, bit for bit.
+    With `past` it keeps nothing: the averages are made anew, from zero, of the past gradients and
+    this one, piece by piece of the weights. After fewer steps than are remembered they are the
+    running averages, bit for bit.
     """
 
     terms: Sequence[Term]
     rule: Rule  # the same one each time but for its rate
     rounding: Rounding | None = None  # as in `Add`
-    past: Sequence[Sequence[Term]] | None = None  # of earlier steps, the oldest first; None: the space remembers
+    # of earlier steps, the oldest first; None: the space remembers
+    past: Sequence[Sequence[Term]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Average:
     """w <- sum_i c_i w_i, where w_i is w after the changes of branch i, each rounded in its turn.
 
-    The bits are those of clients that each take their steps and send their weights to be averaged: the average is
-    summed in double precision and rounded once. Carrying it out needs a copy of the weights and their sum.
+    The bits are those of clients that each take their steps and send their weights to be averaged:
+    the average is summed in double precision and rounded once. Carrying it out needs a copy of the
+    weights and their sum.
     """
 
-    branches: Sequence[tuple[float, Sequence[Add]]]  # c_i and its changes, of each branch; none: nothing happens
+    # c_i and its changes, of each branch; none: nothing happens
+    branches: Sequence[tuple[float, Sequence[Add]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +99,13 @@ class Patch:
 
     start: int  # index of the first entry
     values: Floats  # finite
-    offsets: NDArray[np.integer[Any]] | None = None  # from `start`, ascending; None: the entries are consecutive
+    # from `start`, ascending; None: the entries are consecutive
+    offsets: NDArray[np.integer[Any]] | None = None
 
     def within(self, lo: int, hi: int) -> tuple[Any, Floats]:
-        """Returns what the patch has for entries lo..hi: where it lies, counted from lo, and the values."""
+        """Returns what the patch has for entries lo..hi: where it lies, counted from lo, and the
+        values.
+        """
         if self.offsets is None:
             a = max(lo, self.start)
             values = self.values[a - self.start : max(0, hi - self.start)]
@@ -106,10 +116,12 @@ class Patch:
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """w[i] <- round(w[i] + scale * v[i]) for the entries of the patches; all others stay as they are.
+    """w[i] <- round(w[i] + scale * v[i]) for the entries of the patches.
 
-    Each value is multiplied by `scale` and added to w in single precision, and rounded once to the tensor's dtype,
-    to nearest: the bits are the same on any device.
+    All others stay as they are.
+
+    Each value is multiplied by `scale` and added to w in single precision, and rounded once to the
+    tensor's dtype, to nearest: the bits are the same on any device.
     """
 
     patches: Sequence[Patch]  # in ascending order; no entry is in two
@@ -128,13 +140,17 @@ NOTHING = Add(())  # what a step means that nobody answered
 
 
 def expected_norm(change: Change, layout: Layout) -> float | None:
-    """Returns the Euclidean norm of what is added to the weights, of sums over directions the expected one; else None.
+    """Returns the Euclidean norm of what is added to the weights, of sums over directions the
+    expected one; else None.
 
-    E |s sum_k c_k v_k|^2 = s^2 sum_l rho_l d_l |c_l|^2, as random directions are orthogonal up to 1 / sqrt(d_l). For
-    coefficients of a projection onto K_l << d_l directions almost all of it is noise.
+    E |s sum_k c_k v_k|^2 = s^2 sum_l rho_l d_l |c_l|^2, as random directions are orthogonal up to 1
+    / sqrt(d_l). For coefficients of a projection onto K_l << d_l directions almost all of it is
+    noise.
     """
     if isinstance(change, Entries):
-        squares = (float(np.square(patch.values, dtype=np.float64).sum()) for patch in change.patches)
+        squares = (
+            float(np.square(patch.values, dtype=np.float64).sum()) for patch in change.patches
+        )
         return abs(change.scale) * sqrt(sum(squares))
     if not isinstance(change, Add):
         return None
@@ -142,6 +158,8 @@ def expected_norm(change: Change, layout: Layout) -> float | None:
     for term in change.terms:
         whole = not len(term.coefficients) or np.ndim(term.coefficients[0]) == 0
         for block, size in enumerate(layout.block_sizes):
-            c = np.asarray(term.coefficients if whole else term.coefficients[block], dtype=np.float64)
+            c = np.asarray(
+                term.coefficients if whole else term.coefficients[block], dtype=np.float64
+            )
             square += term.basis.variance(size) * size * float(np.dot(c, c))
     return abs(change.scale) * sqrt(square)

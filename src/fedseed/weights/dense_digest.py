@@ -1,4 +1,6 @@
-"""Makes the digests that `weights.digest` describes, of weights given as bytes: a coordinator has no torch."""
+"""Makes the digests that `weights.digest` describes, of weights given as bytes: a coordinator has
+no torch.
+"""
 
 import hashlib
 import json
@@ -10,16 +12,24 @@ LEAF_BYTES = 1 << 20
 
 
 def leaf_hashes(data: memoryview) -> list[bytes]:
-    """Returns the hashes of the leaves of "blake2b-tree", 32 bytes each, of bytes that begin where a leaf does."""
+    """Returns the hashes of the leaves of "blake2b-tree", 32 bytes each, of bytes that begin where
+    a leaf does.
+    """
     leaves = (data[at : at + LEAF_BYTES] for at in range(0, len(data), LEAF_BYTES))
-    return [hashlib.blake2b(leaf, digest_size=32, person=b"fedseed leaf").digest() for leaf in leaves]
+    return [
+        hashlib.blake2b(leaf, digest_size=32, person=b"fedseed leaf").digest() for leaf in leaves
+    ]
 
 
-def digest_of(tensors: Iterable[tuple[str, str, Sequence[int], Iterable[bytes | memoryview]]], kind: DigestKind) -> str:
+def digest_of(
+    tensors: Iterable[tuple[str, str, Sequence[int], Iterable[bytes | memoryview]]],
+    kind: DigestKind,
+) -> str:
     """Returns the hex digest of tensors.
 
     Args:
-        tensors: name, dtype, shape and bytes of each, the bytes in parts; for "blake2b-tree" the hashes of its leaves.
+        tensors: name, dtype, shape and bytes of each, the bytes in parts; for "blake2b-tree" the
+            hashes of its leaves.
         kind: how they are hashed.
     """
     tree = kind == "blake2b-tree"

@@ -1,4 +1,7 @@
-"""The devices that tensors lie on: which they are, waiting for them, the memory they have taken; and CPU threads."""
+"""The devices that tensors lie on: which they are, waiting for them, the memory they have taken.
+
+And CPU threads.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,9 +15,11 @@ def devices_of(tensors: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:
 
 
 def wait_for(tensors: Iterable[torch.Tensor]) -> None:
-    """Return when everything that was asked of the tensors' devices is done: before a clock is read.
+    """Return when everything that was asked of the tensors' devices is done: before a clock is
+    read.
 
-    A CPU is never behind, and clocks are read often: where no GPU is in use the tensors are not looked at.
+    A CPU is never behind, and clocks are read often: where no GPU is in use the tensors are not
+    looked at.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
@@ -30,13 +35,21 @@ def gpus(devices: Sequence[torch.device]) -> list[int]:
 
 
 def peak_on(devices: Sequence[torch.device]) -> int | None:
-    """Returns the most bytes that torch has held on the GPUs among some devices, added up; None: there is no GPU."""
-    held = [int(torch.cuda.max_memory_allocated(device)) for device in devices if device.type == "cuda"]
+    """Returns the most bytes that torch has held on the GPUs among some devices, added up.
+
+    None: there is no GPU.
+    """
+    held = [
+        int(torch.cuda.max_memory_allocated(device)) for device in devices if device.type == "cuda"
+    ]
     return sum(held) if held else None
 
 
 def free_on(device: torch.device) -> int:
-    """Returns bytes of a device's memory that torch could still hand out; 0 on a CPU, where nobody asks."""
+    """Returns bytes of a device's memory that torch could still hand out.
+
+    0 on a CPU, where nobody asks.
+    """
     if device.type != "cuda":
         return 0
     free, _ = torch.cuda.mem_get_info(device)
@@ -45,10 +58,13 @@ def free_on(device: torch.device) -> int:
 
 @contextmanager
 def limited(threads: int | None) -> Iterator[None]:
-    """Inside, torch and numba compute with so many threads each; None: with as many as torch had before.
+    """Inside, torch and numba compute with so many threads each.
 
-    Sums in torch are split by threads, so their last bits depend on the number. numba's kernels have the same bits with
-    any number; with more threads than torch they would have two on a core, which halves its cache, where torch has one.
+    None: with as many as torch had before.
+
+    Sums in torch are split by threads, so their last bits depend on the number. numba's kernels
+    have the same bits with any number; with more threads than torch they would have two on a core,
+    which halves its cache, where torch has one.
     """
     import numba
 

@@ -3,12 +3,13 @@
 There are two kinds of digests; an orbit's header says which kind its own are.
 
     blake2b        one BLAKE2b over everything, tensor after tensor: one thread, about 1 GB a second
-    blake2b-tree   a tensor's bytes are cut into leaves of 1 MiB (its last one may be shorter), each hashed by itself,
-                   and one hash is made of the leaves' hashes: as many threads as torch has, and the same digest with
-                   any number of them
+    blake2b-tree   a tensor's bytes are cut into leaves of 1 MiB (its last one may be shorter), each
+    hashed by itself,
+                   and one hash is made of the leaves' hashes: as many threads as torch has, and the
+                   same digest with any number of them
 
-    leaf(x) = BLAKE2b(x, 32 bytes, person = "fedseed leaf")
-    digest  = BLAKE2b(for each tensor: ["name","dtype",[sides]] as JSON in ASCII without blanks | newline | its leaves,
+    leaf(x) = BLAKE2b(x, 32 bytes, person = "fedseed leaf") digest  = BLAKE2b(for each tensor:
+    ["name","dtype",[sides]] as JSON in ASCII without blanks | newline | its leaves,
                       16 bytes, person = "fedseed tree")
 
 Tensors on a GPU are copied to host memory piece by piece, so that no whole tensor is there twice.
@@ -23,7 +24,8 @@ import torch
 from fedseed.weights.dense_digest import LEAF_BYTES, digest_of, leaf_hashes
 from fedseed.weights.layout import DigestKind
 
-PIECE_BYTES = 8 * LEAF_BYTES  # how much a thread hashes, and how much is copied from a GPU, at a time
+# how much a thread hashes, and how much is copied from a GPU, at a time
+PIECE_BYTES = 8 * LEAF_BYTES
 
 Named = Sequence[tuple[str, torch.Tensor]]
 
@@ -34,7 +36,10 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor's bytes in order, where it lies; a copy only if its elements do not lie in order."""
+    """Returns a tensor's bytes in order, where it lies.
+
+    A copy only if its elements do not lie in order.
+    """
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -49,10 +54,13 @@ def hash_tensors(named: Named, kind: DigestKind = "blake2b", threads: int | None
     Args:
         named: the tensors with their names.
         kind: how they are hashed.
-        threads: how many may hash ("blake2b" takes one); None: as many as torch has. The digest does not depend on it.
+        threads: how many may hash ("blake2b" takes one); None: as many as torch has. The digest
+            does not depend on it.
     """
     each = zip(named, hashed([tensor for _, tensor in named], kind, threads), strict=True)
-    return digest_of(((name, dtype_name(tensor), tensor.shape, own) for (name, tensor), own in each), kind)
+    return digest_of(
+        ((name, dtype_name(tensor), tensor.shape, own) for (name, tensor), own in each), kind
+    )
 
 
 def hashed(
@@ -65,7 +73,9 @@ def hashed(
 
 
 def base_digest(model: torch.nn.Module, kind: DigestKind = "blake2b") -> str:
-    """Returns the hex digest of a whole model: of all its parameters and saved buffers, tied ones once."""
+    """Returns the hex digest of a whole model: of all its parameters and saved buffers, tied ones
+    once.
+    """
     return hash_tensors(untied(model.state_dict(keep_vars=True).items()), kind)
 
 
@@ -79,8 +89,11 @@ def untied(named: Iterable[tuple[str, torch.Tensor]]) -> Named:
 
 def _on_host(piece: torch.Tensor) -> memoryview:
     """Returns a piece's bytes in host memory."""
-    if piece.is_cuda:  # pinned memory is copied to several times faster; torch keeps it for the next piece
-        piece = torch.empty(piece.shape, dtype=torch.uint8, device="cpu", pin_memory=True).copy_(piece)
+    # pinned memory is copied to several times faster; torch keeps it for the next piece
+    if piece.is_cuda:
+        piece = torch.empty(piece.shape, dtype=torch.uint8, device="cpu", pin_memory=True).copy_(
+            piece
+        )
     return piece.cpu().numpy().data
 
 

@@ -1,6 +1,8 @@
-"""Describes a parameter space: which tensors it has, in which order, and how they are cut into blocks.
+"""Describes a parameter space: which tensors it has, in which order, and how they are cut into
+blocks.
 
-It needs no torch, so that a coordinator, which holds no model, can work with it, and an orbit can carry it.
+It needs no torch, so that a coordinator, which holds no model, can work with it, and an orbit can
+carry it.
 """
 
 from collections.abc import Sequence
@@ -14,13 +16,16 @@ from typing import Any, Literal
 from fedseed.randomness.matrices import Matrices
 
 BlockRule = Literal["one", "tensor", "packed"] | int
-DigestKind = Literal["blake2b", "blake2b-tree"]  # how tensors are hashed (`weights.digest` says how)
+# how tensors are hashed (`weights.digest` says how)
+DigestKind = Literal["blake2b", "blake2b-tree"]
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One trainable tensor: its name in the model, shape and dtype ("float32", "bfloat16", "float16")."""
+    """One trainable tensor: its name in the model, shape and dtype ("float32", "bfloat16",
+    "float16").
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -34,10 +39,13 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Trainable tensors in order, seen as one vector of length `size`, cut into blocks at `boundaries`."""
+    """Trainable tensors in order, seen as one vector of length `size`, cut into blocks at
+    `boundaries`.
+    """
 
     tensors: tuple[TensorEntry, ...]  # in the model's order; tied weights stand once
-    boundaries: tuple[int, ...]  # L + 1 ascending positions; the first is 0 and the last the vector's length
+    # L + 1 ascending positions; the first is 0 and the last the vector's length
+    boundaries: tuple[int, ...]
 
     @cached_property
     def size(self) -> int:
@@ -68,14 +76,21 @@ class Layout:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Layout":
-        """Returns the layout that `to_json` was called on. Raises ValueError if the boundaries do not fit it."""
-        tensors = tuple(TensorEntry(str(n), tuple(int(i) for i in s), str(d)) for n, s, d in data["tensors"])
+        """Returns the layout that `to_json` was called on.
+
+        Raises ValueError if the boundaries do not fit it.
+        """
+        tensors = tuple(
+            TensorEntry(str(n), tuple(int(i) for i in s), str(d)) for n, s, d in data["tensors"]
+        )
         layout = cls(tensors, tuple(int(b) for b in data["boundaries"]))
         ascending = all(a < b for a, b in pairwise(layout.boundaries))
         if len(layout.boundaries) < 2 or layout.boundaries[0] != 0 or not ascending:
             raise ValueError("block boundaries do not ascend from 0")
         if layout.boundaries[-1] != layout.size:
-            raise ValueError(f"block boundaries end at {layout.boundaries[-1]}, the tensors at {layout.size}")
+            raise ValueError(
+                f"block boundaries end at {layout.boundaries[-1]}, the tensors at {layout.size}"
+            )
         return layout
 
 
@@ -84,9 +99,10 @@ def cut(sizes: Sequence[int], rule: BlockRule) -> tuple[int, ...]:
 
     Args:
         sizes: how many elements each tensor has, in order.
-        rule: "one" block in all; one per "tensor"; "packed": neighbouring tensors share a block of at most 0.9 times
-            the median tensor's size, larger ones stand alone (Ferret's published code; L = 194 for 24-layer LLaMA);
-            or a number L of blocks whose sizes differ by at most one.
+        rule: "one" block in all; one per "tensor"; "packed": neighbouring tensors share a block of
+            at most 0.9 times the median tensor's size, larger ones stand alone (Ferret's published
+            code; L = 194 for 24-layer LLaMA); or a number L of blocks whose sizes differ by at most
+            one.
 
     Raises:
         ValueError: the rule is unknown, or there would be more blocks than parameters.

@@ -1,6 +1,7 @@
 """Adding sums over directions to a vector of weights: one read and one write of each weight.
 
-What the kernels do not do (stochastic rounding, rules with running averages) goes through a buffer of bounded size.
+What the kernels do not do (stochastic rounding, rules with running averages) goes through a buffer
+of bounded size.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +21,14 @@ PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds
 
 
 def move(
-    vector: Vector, prepare: Prepare, scale: float,
-    base: Sequence[torch.Tensor] | None = None, rounding: Rounding | None = None,
-) -> None:  # fmt: skip
-    """w = round((base or w) + scale * what is prepared), stochastically only where all kernels take tensors.
+    vector: Vector,
+    prepare: Prepare,
+    scale: float,
+    base: Sequence[torch.Tensor] | None = None,
+    rounding: Rounding | None = None,
+) -> None:
+    """w = round((base or w) + scale * what is prepared), stochastically only where all kernels take
+    tensors.
 
     Steps that have scales of their own take 1.
     """
@@ -33,7 +38,9 @@ def move(
         p = vector.parameters[index]
         if not p.is_contiguous() and index not in copies:
             copies[index] = flat(p)
-        out = (operand(kernel, copies[index]) if index in copies else vector.operand(kernel, p))[lo:hi]
+        out = (operand(kernel, copies[index]) if index in copies else vector.operand(kernel, p))[
+            lo:hi
+        ]
         source = out if base is None else operand(kernel, flat(base[index])[lo:hi])
         job = Job(out, source, dtype_name(p), prepared, start)
         if kernel.TENSORS:
@@ -60,13 +67,16 @@ def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
 
 
 def write(out: torch.Tensor, values: torch.Tensor, rounding: Rounding | None, start: int) -> None:
-    """out = values, rounded up or down with odds that make it right on average; float32 as they are.
+    """out = values, rounded up or down with odds that make it right on average.
+
+    Float32 as they are.
 
     Args:
         out: 1-D, any of the dtypes of weights.
         values: float32, as many.
         rounding: seed and step of the shared stream; None: to nearest.
-        start: index of the first element in the parameter vector: each element has a random word of its own.
+        start: index of the first element in the parameter vector: each element has a random word of
+            its own.
     """
     if rounding is None or out.dtype == torch.float32:
         out.copy_(values)
@@ -76,11 +86,16 @@ def write(out: torch.Tensor, values: torch.Tensor, rounding: Rounding | None, st
 
 
 def move_by_pieces(
-    vector: Vector, terms: Sequence[Term], scale: float, rounding: Rounding | None, moments: Moments | None = None
+    vector: Vector,
+    terms: Sequence[Term],
+    scale: float,
+    rounding: Rounding | None,
+    moments: Moments | None = None,
 ) -> None:
     """`move` with a buffer: rounded stochastically, or by what running averages make of the sum."""
     if moments is None and all(kernels.current(device.type).TENSORS for device in vector.devices):
-        move(vector, vector.preparing(terms, scale), scale, rounding=rounding)  # such kernels need none
+        # such kernels need none
+        move(vector, vector.preparing(terms, scale), scale, rounding=rounding)
         return
 
     def change(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
@@ -93,19 +108,31 @@ def move_by_pieces(
 
 
 def move_scaled(vector: Vector, terms: Sequence[Term], scale: float, moments: Moments) -> None:
-    """`move` along directions whose entries are divided by what "hiso" has learnt, which stays as it is."""
+    """`move` along directions whose entries are divided by what "hiso" has learnt, which stays as
+    it is.
+    """
 
     def change(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
         divisor = moments.divisor(slice(start, stop), torch.float32)
-        return combined(kernel, prepared, start, stop).to(divisor.device) / divisor * float(np.float32(scale)) + 0.0
+        return (
+            combined(kernel, prepared, start, stop).to(divisor.device)
+            / divisor
+            * float(np.float32(scale))
+            + 0.0
+        )
 
     _by_pieces(vector, vector.preparing(terms, scale), change, None)
 
 
-def move_rebuilt(vector: Vector, steps: Sequence[Sequence[Term]], rule: Rule, rounding: Rounding | None) -> None:
-    """`move_by_pieces` by averages that are made of these steps alone; the last one is what the weights take.
+def move_rebuilt(
+    vector: Vector, steps: Sequence[Sequence[Term]], rule: Rule, rounding: Rounding | None
+) -> None:
+    """`move_by_pieces` by averages that are made of these steps alone.
 
-    Every direction is made once for each step that remembers it; the memory is that of a few pieces.
+    The last one is what the weights take.
+
+    Every direction is made once for each step that remembers it; the memory is that of a few
+    pieces.
     """
     preparing = [vector.preparing(terms, 1.0) for terms in steps]
 
@@ -117,7 +144,9 @@ def move_rebuilt(vector: Vector, steps: Sequence[Sequence[Term]], rule: Rule, ro
         for step in prepared:
             gradient = combined(kernel, step, start, stop)
             if moments is None:
-                moments = Moments(rule, torch.zeros_like(gradient), torch.zeros_like(gradient), len(steps))
+                moments = Moments(
+                    rule, torch.zeros_like(gradient), torch.zeros_like(gradient), len(steps)
+                )
             moments.take(gradient, 0)
         assert moments is not None
         return moments.descent(slice(None), torch.float32)
@@ -132,9 +161,11 @@ def combined(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> t
 
 
 def _by_pieces(
-    vector: Vector, prepare: Prepare, change: Callable[[kernels.Kernels, Any, int, int], torch.Tensor],
+    vector: Vector,
+    prepare: Prepare,
+    change: Callable[[kernels.Kernels, Any, int, int], torch.Tensor],
     rounding: Rounding | None,
-) -> None:  # fmt: skip
+) -> None:
     """w <- round(w + change(kernels, prepared, start, stop)), PIECE elements at a time."""
     for index, first, last, begin, kernel, prepared in vector.pieces(prepare):
         p = vector.parameters[index]
@@ -142,6 +173,8 @@ def _by_pieces(
         for lo in range(first, last, PIECE):
             hi = min(lo + PIECE, last)
             start = begin + lo - first
-            value = elements[lo:hi].float() + change(kernel, prepared, start, start + hi - lo).to(p.device)
+            value = elements[lo:hi].float() + change(kernel, prepared, start, start + hi - lo).to(
+                p.device
+            )
             write(elements[lo:hi], value, rounding, start)
         write_back(p, elements)

@@ -1,12 +1,12 @@
 """Evaluates a model at w + scale * v without changing w.
 
-While `Perturbation` is active, every torch function that is given one of the space's parameters gets a perturbed copy
-of it instead, made on the fly. The weights are never written, so they can't drift. Because the exchange happens where a
-parameter is *used*, tied weights, modules that reach for another module's weight, norm layers and functional code all
-see the perturbed value.
+While `Perturbation` is active, every torch function that is given one of the space's parameters
+gets a perturbed copy of it instead, made on the fly. The weights are never written, so they can't
+drift. Because the exchange happens where a parameter is *used*, tied weights, modules that reach
+for another module's weight, norm layers and functional code all see the perturbed value.
 
-The copies cost little: small ones are made once; an embedding gets the rows it looks up; a product with a large matrix
-makes them in the cache, as it goes on (float32 on a CPU).
+The copies cost little: small ones are made once; an embedding gets the rows it looks up; a product
+with a large matrix makes them in the cache, as it goes on (float32 on a CPU).
 """
 
 import sys
@@ -28,21 +28,48 @@ from fedseed.weights.vector import Vector, flat, operand
 
 # functions that ask a tensor about itself, not for its values: no copy is made for them
 _ASKS = {
-    "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "get_device",
-    "is_contiguous", "is_floating_point", "is_complex", "is_inference", "is_signed", "is_pinned", "type",
-    "data_ptr", "__len__", "__hash__", "__repr__", "requires_grad_", "register_hook",
-}  # fmt: skip
+    "size",
+    "dim",
+    "ndimension",
+    "numel",
+    "nelement",
+    "stride",
+    "storage_offset",
+    "element_size",
+    "get_device",
+    "is_contiguous",
+    "is_floating_point",
+    "is_complex",
+    "is_inference",
+    "is_signed",
+    "is_pinned",
+    "type",
+    "data_ptr",
+    "__len__",
+    "__hash__",
+    "__repr__",
+    "requires_grad_",
+    "register_hook",
+}
 _VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # attributes that hand out values
 SMALL = 1 << 13  # elements of a tensor whose perturbed copy is kept for the next use
-FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
-FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
-_SHORT_CUTS = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
+# elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
+FUSED = 1 << 18
+# for so many inputs: for fewer or more a library's product of a copy is as fast
+FUSED_INPUTS = range(8, 1025)
+_SHORT_CUTS = (
+    torch.nn.MultiheadAttention,
+    torch.nn.TransformerEncoder,
+    torch.nn.TransformerEncoderLayer,
+)
 _MAY_HOLD = (torch.Tensor, list, tuple, dict)
 
 
 @cache
 def way_of(func: Any) -> str:
-    """Returns how weights that a function is given are exchanged: "ask" (not at all), or what is special about it."""
+    """Returns how weights that a function is given are exchanged: "ask" (not at all), or what is
+    special about it.
+    """
     name = getattr(func, "__name__", "")
     if name in _ASKS:
         return "ask"
@@ -53,8 +80,12 @@ def way_of(func: Any) -> str:
     return special.get(func, "any")
 
 
-def exchanged(value: Any, ours: Container[torch.Tensor], make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns the value with every tensor that is ours, also in lists, tuples and dictionaries, exchanged."""
+def exchanged(
+    value: Any, ours: Container[torch.Tensor], make: Callable[[torch.Tensor], torch.Tensor]
+) -> Any:
+    """Returns the value with every tensor that is ours, also in lists, tuples and dictionaries,
+    exchanged.
+    """
     if isinstance(value, torch.Tensor):
         return make(value) if value in ours else value
     # a batch may be made of thousands of numbers
@@ -66,14 +97,19 @@ def exchanged(value: Any, ours: Container[torch.Tensor], make: Callable[[torch.T
 
 
 def can_exchange(model: torch.nn.Module) -> bool:
-    """Returns whether parameters can be exchanged where they are used: not inside scripted or compiled code."""
-    compiler = sys.modules.get("torch._dynamo")  # if not imported, nothing is compiled; importing takes two seconds
+    """Returns whether parameters can be exchanged where they are used: not inside scripted or
+    compiled code.
+    """
+    # if not imported, nothing is compiled; importing takes two seconds
+    compiler = sys.modules.get("torch._dynamo")
     compiled = (torch.jit.ScriptModule, *([] if compiler is None else [compiler.OptimizedModule]))
     return not any(isinstance(module, compiled) for module in model.modules())
 
 
 class Perturbation(TorchFunctionMode):
-    """Makes w + scale * direction, tensor by tensor; while it is active, torch functions get that instead of w.
+    """Makes w + scale * direction, tensor by tensor.
+
+    While it is active, torch functions get that instead of w.
 
     Args:
         vector: the tensors.
@@ -86,16 +122,20 @@ class Perturbation(TorchFunctionMode):
         self.vector = vector
         self._scale = scale
         self._part = Part(
-            term.basis.spec_on(vector.layout.matrices), term.first, np.asarray(term.coefficients, dtype=np.float32)
+            term.basis.spec_on(vector.layout.matrices),
+            term.first,
+            np.asarray(term.coefficients, dtype=np.float32),
         )
         self._prepared: dict[tuple[str, int], Any] = {}  # by kind of device and block
-        self._small: dict[int, torch.Tensor] = {}  # perturbed copies of small tensors, which models use again
+        # perturbed copies of small tensors, which models use again
+        self._small: dict[int, torch.Tensor] = {}
         self._layer: dict[int, torch.Tensor] = {}  # those of one layer, on a GPU
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """Returns the perturbed parameter, which nobody may write to.
 
-        On a GPU one launch makes all tensors of the parameter's layer, which are kept until another layer's are needed.
+        On a GPU one launch makes all tensors of the parameter's layer, which are kept until another
+        layer's are needed.
         """
         if (known := self._small.get(id(parameter), self._layer.get(id(parameter)))) is not None:
             return known
@@ -113,7 +153,11 @@ class Perturbation(TorchFunctionMode):
         jobs: dict[kernels.Kernels, list[Job]] = {}
         for p in parameters:
             out = torch.empty(p.numel(), dtype=p.dtype, device=p.device)
-            vector, kernel, start = self.vector, kernels.current(p.device.type), self.vector.start_of(p)
+            vector, kernel, start = (
+                self.vector,
+                kernels.current(p.device.type),
+                self.vector.start_of(p),
+            )
             source = vector.operand(kernel, p) if p.is_contiguous() else operand(kernel, flat(p))
             target = operand(kernel, out)
             jobs.setdefault(kernel, []).extend(
@@ -129,11 +173,16 @@ class Perturbation(TorchFunctionMode):
         """Returns the direction as the kernels of a parameter's device take it."""
         key = parameter.device.type, block
         if key not in self._prepared:
-            self._prepared[key] = kernel.prepare([self._part], self.vector.layout.block_sizes[block])
+            self._prepared[key] = kernel.prepare(
+                [self._part], self.vector.layout.block_sizes[block]
+            )
         return self._prepared[key]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls `func` with perturbed copies; torch calls this in its place, and the mode is off inside."""
+        """Calls `func` with perturbed copies.
+
+        Torch calls this in its place, and the mode is off inside.
+        """
         kwargs = kwargs or {}
         way = way_of(func)
         if way == "ask":
@@ -155,13 +204,23 @@ class Perturbation(TorchFunctionMode):
         return exchanged(value, self.vector, self.whole)
 
     def _looked_up(
-        self, input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any
+        self,
+        input: Any,
+        weight: Any,
+        padding_idx: Any = None,
+        max_norm: Any = None,
+        *_: Any,
+        **__: Any,
     ) -> torch.Tensor | None:
-        """Returns the rows of an embedding that are asked for; None where that is not less work, or not possible."""
+        """Returns the rows of an embedding that are asked for.
+
+        None where that is not less work, or not possible.
+        """
         if weight not in self.vector or max_norm is not None or input.numel() >= weight.shape[0]:
             return None
         block, kernel = self.vector.only_block(weight), kernels.current(weight.device.type)
-        if block is None or kernel.TENSORS or not weight.is_contiguous():  # a GPU copies it as a whole
+        # a GPU copies it as a whole
+        if block is None or kernel.TENSORS or not weight.is_contiguous():
             return None
         width, start = weight.shape[1], self.vector.start_of(weight)
         out = torch.empty(*input.shape, width, dtype=weight.dtype, device=weight.device)
@@ -174,7 +233,9 @@ class Perturbation(TorchFunctionMode):
     def _large(
         self, func: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns a product with a large matrix, whose copy is made as it goes on where that is possible."""
+        """Returns a product with a large matrix, whose copy is made as it goes on where that is
+        possible.
+        """
         bias, (rows, columns) = self._exchange(bias), weight.shape
         block, kernel = self.vector.only_block(weight), kernels.current(weight.device.type)
         if (
@@ -193,17 +254,21 @@ class Perturbation(TorchFunctionMode):
             input.detach().reshape(-1, columns).contiguous().numpy(),
             self.vector.operand(kernel, weight).reshape(rows, columns),
             None if bias is None else bias.detach().numpy(),
-            self._of(kernel, weight, block), self._scale, self.vector.start_of(weight),
+            self._of(kernel, weight, block),
+            self._scale,
+            self.vector.start_of(weight),
             lambda count: self.vector.scratch(count).numpy(),
-        )  # fmt: skip
+        )
         return torch.from_numpy(out).contiguous().view(*input.shape[:-1], rows)
 
 
 def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
-    """Returns whether copies of all tensors may take their place (`in_place_of`), with the same bits.
+    """Returns whether copies of all tensors may take their place (`in_place_of`), with the same
+    bits.
 
-    They may not where gradients go to the tensors, nor under autocast, which remembers what it made of a tensor.
-    Torch's own attention takes another way where functions are not asked. On a GPU they need room.
+    They may not where gradients go to the tensors, nor under autocast, which remembers what it made
+    of a tensor. Torch's own attention takes another way where functions are not asked. On a GPU
+    they need room.
     """
     if (
         any(isinstance(module, _SHORT_CUTS) for module in model.modules())
@@ -220,10 +285,13 @@ def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
 
 @contextmanager
 def in_place_of(perturbation: Perturbation) -> Iterator[None]:
-    """Inside the block, the parameters' memory is that of perturbed copies; afterwards it is their own again.
+    """Inside the block, the parameters' memory is that of perturbed copies.
 
-    What a function sees has the same bits as while the perturbation is active. All copies are there at once, which a
-    small model can afford, and no function is asked what it is given: half as much again as a small model's work.
+    Afterwards it is their own again.
+
+    What a function sees has the same bits as while the perturbation is active. All copies are there
+    at once, which a small model can afford, and no function is asked what it is given: half as much
+    again as a small model's work.
     """
     parameters = perturbation.vector.parameters
     own = [p.data for p in parameters]

@@ -1,17 +1,19 @@
 """Evaluates each row of a batch at weights of its own: w + scales[i] * direction(directions[i]).
 
-A model's `forward` is mapped over the rows of its inputs (`torch.vmap`): it is written for a batch, and what it sees is
-a batch of one. So nothing has to be guessed about which dimension of which tensor inside a model is the batch, and rows
-can't mix: torch follows the rows through every function. Where one of the space's parameters is used, what belongs to a
-row is handed out. Small tensors are made for each row, and so are a convolution's. A matrix is not: its products and
+A model's `forward` is mapped over the rows of its inputs (`torch.vmap`): it is written for a batch,
+and what it sees is a batch of one. So nothing has to be guessed about which dimension of which
+tensor inside a model is the batch, and rows can't mix: torch follows the rows through every
+function. Where one of the space's parameters is used, what belongs to a row is handed out. Small
+tensors are made for each row, and so are a convolution's. A matrix is not: its products and
 look-ups are those of `fedseed.weights.row_products`, which take the factors of its directions.
 
-What can't be mapped is an error, and so is what would be silently wrong: a parameter that is used outside of the
-model's `forward`, and inputs of which none has a row for each direction. `fedseed.weights.row_losses` then takes a pass
-for each direction.
+What can't be mapped is an error, and so is what would be silently wrong: a parameter that is used
+outside of the model's `forward`, and inputs of which none has a row for each direction.
+`fedseed.weights.row_losses` then takes a pass for each direction.
 
-Keys and values that a model keeps from one call to the next are an object that it changes, and `torch.vmap` maps over
-tensors: such a cache is taken apart into its tensors and put together again, a new one each time.
+Keys and values that a model keeps from one call to the next are an object that it changes, and
+`torch.vmap` maps over tensors: such a cache is taken apart into its tensors and put together again,
+a new one each time.
 """
 
 import sys
@@ -55,15 +57,22 @@ class RowsError(FedseedError):
 
 
 def know_caches() -> None:
-    """Has `pytree` take caches that grow layer by layer apart; without transformers imported there is none."""
+    """Has `pytree` take caches that grow layer by layer apart.
+
+    Without transformers imported there is none.
+    """
     kind = getattr(sys.modules.get("transformers.cache_utils"), "DynamicCache", None)
     if kind is not None and kind not in pytree.SUPPORTED_NODES:
-        pytree.register_pytree_node(kind, _flatten, lambda tensors, shell: _with(shell, iter(tensors)))
+        pytree.register_pytree_node(
+            kind, _flatten, lambda tensors, shell: _with(shell, iter(tensors))
+        )
 
 
 def _flatten(cache: Any) -> tuple[list[torch.Tensor], Any]:
     filled = [layer for layer in cache.layers if layer.is_initialized]
-    return [tensor for layer in filled for tensor in (layer.keys, layer.values)], _with(cache, iter(()))
+    return [tensor for layer in filled for tensor in (layer.keys, layer.values)], _with(
+        cache, iter(())
+    )
 
 
 def _with(cache: Any, tensors: Iterator[Any]) -> Any:
@@ -79,11 +88,19 @@ def _with(cache: Any, tensors: Iterator[Any]) -> Any:
 def moves_of(directions: Sequence[int], scales: float | Sequence[float]) -> list[Move]:
     """Returns (direction, scale) of each row.
 
-    Raises ValueError if there is no row, a scale that is not finite, or numbers of directions and scales differ.
+    Raises ValueError if there is no row, a scale that is not finite, or numbers of directions and
+    scales differ.
     """
-    each = [float(scales)] * len(directions) if isinstance(scales, float | int) else [float(s) for s in scales]
+    each = (
+        [float(scales)] * len(directions)
+        if isinstance(scales, float | int)
+        else [float(s) for s in scales]
+    )
     if not len(directions) or len(each) != len(directions):
-        raise ValueError(f"{len(directions)} directions, {len(each)} scales: one of each for every row, at least one")
+        raise ValueError(
+            f"{len(directions)} directions, {len(each)} scales: one of each for every row, at "
+            "least one"
+        )
     for k, scale in zip(directions, each, strict=True):
         check_scale(scale)
         if not 0 <= k < MAX_DIRECTIONS:
@@ -100,16 +117,27 @@ class Rows:
         self.reason: str | None = None  # why rows can't have weights of their own in one pass
 
     def problem(self, basis: Basis) -> str | None:
-        """Returns why rows can't have weights of their own; None: one pass for many directions is worth a try."""
+        """Returns why rows can't have weights of their own.
+
+        None: one pass for many directions is worth a try.
+        """
         if basis.name != "lowrank":
-            return f"rows have weights of their own with lowrank directions, not with {basis.name} ones"
+            return (
+                "rows have weights of their own with lowrank directions, not with "
+                f"{basis.name} ones"
+            )
         if not can_exchange(self.model):
-            return "a model with scripted or compiled parts: its rows can't have weights of their own"
+            return (
+                "a model with scripted or compiled parts: its rows can't have weights of their own"
+            )
         return self.reason and f"the model's rows can't have weights of their own: {self.reason}"
 
     @contextmanager
     def shown(self, basis: Basis, moves: Sequence[Move]) -> Iterator["PerturbedRows"]:
-        """Gives the model another `forward` inside the block. Raises RowsError where that is not possible."""
+        """Gives the model another `forward` inside the block.
+
+        Raises RowsError where that is not possible.
+        """
         model = self.model
         if problem := self.problem(basis):
             raise RowsError(problem)
@@ -117,7 +145,8 @@ class Rows:
             raise RowsError("the model's rows have weights of their own already")
         rows = PerturbedRows(self, basis, moves)
         before = vars(model).get("forward")
-        own = update_wrapper(partial(rows.forward), model.forward)  # whoever asks for its arguments sees them
+        # whoever asks for its arguments sees them
+        own = update_wrapper(partial(rows.forward), model.forward)
         model.forward, model.__dict__[_OF_ROWS] = own, True
         try:
             with rows:
@@ -128,11 +157,15 @@ class Rows:
                 model.forward = before
             if rows.reason is not None:
                 self.reason = rows.reason
-                warnings.warn(f"a pass for each direction, not one for all: {rows.reason}", stacklevel=4)
+                warnings.warn(
+                    f"a pass for each direction, not one for all: {rows.reason}", stacklevel=4
+                )
 
 
 class PerturbedRows(TorchFunctionMode):
-    """Calls a model's `forward` with weights for each row, while it is active; elsewhere parameters may not be used.
+    """Calls a model's `forward` with weights for each row, while it is active.
+
+    Elsewhere parameters may not be used.
 
     What each direction is on a tensor is made when it is first asked for.
 
@@ -156,17 +189,23 @@ class PerturbedRows(TorchFunctionMode):
         self._vector = rows.vector
         self._spec = basis.spec_on(rows.vector.layout.matrices)
         self._directions = [k for k, _ in different]
-        self._scales = torch.tensor([scale for _, scale in different], dtype=torch.float32, device="cpu")
+        self._scales = torch.tensor(
+            [scale for _, scale in different], dtype=torch.float32, device="cpu"
+        )
         self._factors: dict[int, Factors] = {}
         self._small: dict[int, torch.Tensor] = {}
         self._row: Row | None = None  # while the model is called
         self._whole: dict[int, torch.Tensor] = {}
-        self._counted: tuple[torch.Tensor, torch.Tensor] | None = None  # a mask, and how much of it is true
+        # a mask, and how much of it is true
+        self._counted: tuple[torch.Tensor, torch.Tensor] | None = None
         self.calls = 0
         self.reason: str | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes the place of the model's own `forward`. Raises RowsError if no tensor that it is given has B rows."""
+        """Takes the place of the model's own `forward`.
+
+        Raises RowsError if no tensor that it is given has B rows.
+        """
         if self._row is not None:  # a model that calls itself
             return self._forward(*args, **kwargs)
         self.calls += 1
@@ -176,30 +215,44 @@ class PerturbedRows(TorchFunctionMode):
         own = {at: tensor for at, tensor in tensors if tensor.dim() > 0 and len(tensor) == rows}
         if not own:
             shapes = ", ".join(str(tuple(tensor.shape)) for _, tensor in tensors)
-            raise RowsError(f"{rows} rows have weights of their own, but the model was given tensors of shape {shapes}")
+            raise RowsError(
+                f"{rows} rows have weights of their own, but the model was given tensors of shape "
+                f"{shapes}"
+            )
         values: list[Any] = []  # what a call returned, with `_TENSOR` in place of each tensor
         returned: Any = None  # its form
 
         def of_row(entry: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
             nonlocal values, returned
             mine = dict(zip(own, inputs, strict=True))
-            args, kwargs = pytree.tree_unflatten([mine.get(at, leaf) for at, leaf in enumerate(leaves)], form)
+            args, kwargs = pytree.tree_unflatten(
+                [mine.get(at, leaf) for at, leaf in enumerate(leaves)], form
+            )
             self._row = Row(entry, self._in_order)
             try:
                 found, returned = pytree.tree_flatten(self._forward(*args, **kwargs))
             finally:
                 self._row, self._whole, self._counted = None, {}, None
-            values = [_TENSOR if isinstance(v, torch.Tensor) else v if isinstance(v, _PLAIN) else None for v in found]
+            values = [
+                _TENSOR if isinstance(v, torch.Tensor) else v if isinstance(v, _PLAIN) else None
+                for v in found
+            ]
             return [v for v in found if isinstance(v, torch.Tensor)]
 
         try:
             with torch.no_grad():  # every row a batch of one
-                each = torch.vmap(of_row, randomness="different")(self._entries, *(x[:, None] for x in own.values()))
+                each = torch.vmap(of_row, randomness="different")(
+                    self._entries, *(x[:, None] for x in own.values())
+                )
         except (UnmappedError, RuntimeError, ValueError, NotImplementedError) as error:
             self.reason = str(error).strip().partition("\n")[0]
-            raise RowsError(f"the model's rows can't have weights of their own: {self.reason}") from error
+            raise RowsError(
+                f"the model's rows can't have weights of their own: {self.reason}"
+            ) from error
         joined = iter([whole.flatten(0, 1) if whole.dim() > 1 else whole for whole in each])
-        return pytree.tree_unflatten([next(joined) if value is _TENSOR else value for value in values], returned)
+        return pytree.tree_unflatten(
+            [next(joined) if value is _TENSOR else value for value in values], returned
+        )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by torch in place of `func`; the mode is off inside."""
@@ -210,7 +263,12 @@ class PerturbedRows(TorchFunctionMode):
             name = getattr(func, "__name__", "")
             if func in _EVERYWHERE and len(args) == 1 and not kwargs:
                 return Everywhere.apply(args[0])  # type: ignore[no-untyped-call]
-            if func is torch.Tensor.sum and len(args) == 1 and not kwargs and args[0].dtype == torch.bool:
+            if (
+                func is torch.Tensor.sum
+                and len(args) == 1
+                and not kwargs
+                and args[0].dtype == torch.bool
+            ):
                 self._counted = args[0], func(*args)
                 return self._counted[1]
             if name in ("__eq__", "eq") and self._counts_all(*args):
@@ -223,18 +281,29 @@ class PerturbedRows(TorchFunctionMode):
             return func(*args, **kwargs)
         if self._row is None:
             raise RowsError(
-                f"{getattr(func, '__name__', func)} used a parameter outside of the model's forward, where it is not "
-                "known whose row it works on: call the model itself, or use perturbed, one direction at a time"
+                f"{getattr(func, '__name__', func)} used a parameter outside of the model's "
+                "forward, where it is not "
+                "known whose row it works on: call the model itself, or use perturbed, one "
+                "direction at a time"
             )
         out = self._special(func, args, kwargs)
         if out is not None:
             return out
-        return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
+        return func(
+            *(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()}
+        )
 
     def _counts_all(self, count: Any, number: Any, *_: Any) -> bool:
-        """Returns whether the number of true entries is compared with that of all entries: `all()` once more."""
+        """Returns whether the number of true entries is compared with that of all entries: `all()`
+        once more.
+        """
         known = self._counted
-        return known is not None and count is known[1] and type(number) is int and number == known[0].numel()
+        return (
+            known is not None
+            and count is known[1]
+            and type(number) is int
+            and number == known[0].numel()
+        )
 
     def _holds_ours(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
@@ -252,12 +321,18 @@ class PerturbedRows(TorchFunctionMode):
         """Returns a row's own copy of a parameter."""
         if parameter.dim() < 2:
             if id(parameter) not in self._whole:
-                self._whole[id(parameter)] = row_products.Pick.of(self._vectors(parameter), self._row)
+                self._whole[id(parameter)] = row_products.Pick.of(
+                    self._vectors(parameter), self._row
+                )
             return self._whole[id(parameter)]
         rows = len(self._entries)
         if rows * parameter.numel() > max(self._vector.layout.size, LEAST):
-            raise UnmappedError(f"a function wants {rows} copies of a tensor of shape {tuple(parameter.shape)}")
-        left, right, scale = (row_products.Pick.of(table, self._row).float() for table in self._factors_of(parameter))
+            raise UnmappedError(
+                f"a function wants {rows} copies of a tensor of shape {tuple(parameter.shape)}"
+            )
+        left, right, scale = (
+            row_products.Pick.of(table, self._row).float() for table in self._factors_of(parameter)
+        )
         with torch.autocast(parameter.device.type, enabled=False):
             change = (left * scale).mT @ right
         return (parameter.detach().float() + change.view(parameter.shape)).to(parameter.dtype)
@@ -275,7 +350,9 @@ class PerturbedRows(TorchFunctionMode):
             return self._linear(args[0], args[1], turned=True)
         return None
 
-    def _linear(self, input: Any, weight: Any, bias: Any = None, turned: bool = False) -> torch.Tensor | None:
+    def _linear(
+        self, input: Any, weight: Any, bias: Any = None, turned: bool = False
+    ) -> torch.Tensor | None:
         """input @ weight.T + bias; `turned`: input @ weight + bias."""
         if weight not in self._vector or weight.dim() != 2 or input in self._vector:
             return None
@@ -285,13 +362,23 @@ class PerturbedRows(TorchFunctionMode):
         return row_products.Linear.of(input, matrix, self._exchange(bias), factors, self._row)
 
     def _embedding(
-        self, input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any
+        self,
+        input: Any,
+        weight: Any,
+        padding_idx: Any = None,
+        max_norm: Any = None,
+        *_: Any,
+        **__: Any,
     ) -> torch.Tensor | None:
         if weight not in self._vector or max_norm is not None:
             return None
-        return row_products.Embedding.of(input, weight.detach(), self._factors_of(weight), self._row)
+        return row_products.Embedding.of(
+            input, weight.detach(), self._factors_of(weight), self._row
+        )
 
-    def _attention(self, query: Any, key: Any, value: Any, attn_mask: Any = None, *more: Any, **how: Any) -> Any:
+    def _attention(
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, *more: Any, **how: Any
+    ) -> Any:
         how.update(zip(("dropout_p", "is_causal"), more, strict=False))
         if query.dim() < 3:
             return functional.scaled_dot_product_attention(query, key, value, attn_mask, **how)
@@ -311,7 +398,9 @@ class PerturbedRows(TorchFunctionMode):
         """Returns a tensor of at most one dimension, perturbed: shape (entries, *its own)."""
         if id(parameter) not in self._small:
             moved = self._signs(parameter, Domain.DIRECTION, parameter.numel()).float()[:, 0]
-            moved.mul_(self._scales.to(parameter.device)[:, None]).add_(parameter.detach().float().reshape(-1))
+            moved.mul_(self._scales.to(parameter.device)[:, None]).add_(
+                parameter.detach().float().reshape(-1)
+            )
             self._small[id(parameter)] = moved.to(parameter.dtype).view(-1, *parameter.shape)
         return self._small[id(parameter)]
 
@@ -320,6 +409,10 @@ class PerturbedRows(TorchFunctionMode):
         if domain == Domain.DIRECTION:
             spec = Spec(spec.name, spec.seed, spec.tile, 1, spec.matrices)
         device = [parameter.device] if kernel.TENSORS else []
-        made = kernel.signs(spec, self._directions, domain, self._vector.start_of(parameter), count, *device)
-        signs = made if isinstance(made, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(made))
+        made = kernel.signs(
+            spec, self._directions, domain, self._vector.start_of(parameter), count, *device
+        )
+        signs = (
+            made if isinstance(made, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(made))
+        )
         return signs.to(parameter.device, parameter.dtype)

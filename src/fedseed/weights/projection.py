@@ -1,4 +1,7 @@
-"""Inner products with directions, for vectors that come in parts; and what changed since a snapshot."""
+"""Inner products with directions, for vectors that come in parts.
+
+And what changed since a snapshot.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
@@ -43,32 +46,53 @@ class Projection:
         kernel = kernels.current(flat.device.type)
         for block, a, b in vector.overlaps(start, len(flat)):
             sums = kernel.project_sums(
-                self._spec, 0, self._counts[block], operand(kernel, flat[a:b]), start + a,
+                self._spec,
+                0,
+                self._counts[block],
+                operand(kernel, flat[a:b]),
+                start + a,
                 vector.layout.block_sizes[block],
-            )  # fmt: skip
-            self._sums[block] = self._sums[block] + scale * sums  # on a GPU if they are there: nobody waits
+            )
+            # on a GPU if they are there: nobody waits
+            self._sums[block] = self._sums[block] + scale * sums
 
     def finish(self, sums: Mapping[int, NDArray[np.float64]] | None = None) -> list[Floats]:
-        """Returns one float32 array per block; `sums`: of some blocks, in place of what was added."""
+        """Returns one float32 array per block.
+
+        `sums`: of some blocks, in place of what was added.
+        """
         for block, own in (sums or {}).items():
             self._sums[block] = own
         made = [sums for sums in self._sums if isinstance(sums, torch.Tensor)]
         if made:  # all at once, so that a GPU is waited for once
-            parts = iter(np.split(torch.cat(made).cpu().numpy(), np.cumsum([len(sums) for sums in made])))
-            self._sums = [next(parts) if isinstance(sums, torch.Tensor) else sums for sums in self._sums]
+            parts = iter(
+                np.split(torch.cat(made).cpu().numpy(), np.cumsum([len(sums) for sums in made]))
+            )
+            self._sums = [
+                next(parts) if isinstance(sums, torch.Tensor) else sums for sums in self._sums
+            ]
         return [
             np.zeros(count, dtype=np.float32)  # nothing was added there
             if isinstance(sums, float)
             else self._finish(self._spec, 0, count, sums)
-            for count, parts in zip(self._counts, zip(*self._vector.each(self._sums), strict=True), strict=True)
+            for count, parts in zip(
+                self._counts, zip(*self._vector.each(self._sums), strict=True), strict=True
+            )
             for sums in [reduce(add, parts)]
         ]
 
 
 def _at_once(
-    vector: Vector, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor], spec: Spec, counts: Sequence[int]
+    vector: Vector,
+    saved: Sequence[torch.Tensor],
+    now: Sequence[torch.Tensor],
+    spec: Spec,
+    counts: Sequence[int],
 ) -> dict[int, NDArray[np.float64]] | None:
-    """Returns what `spec` makes of saved - now, by block, in a few launches for all; None where kernels can't."""
+    """Returns what `spec` makes of saved - now, by block, in a few launches for all.
+
+    None where kernels can't.
+    """
     places = devices_of([*saved, *now])
     kernel = kernels.current(places[0].type)
     if len(places) > 1 or not kernel.TENSORS or spec.name == "lowrank":
@@ -85,9 +109,12 @@ def _at_once(
 
 
 def project_change(
-    vector: Vector, saved: Sequence[torch.Tensor], basis: Basis, counts: Sequence[int],
+    vector: Vector,
+    saved: Sequence[torch.Tensor],
+    basis: Basis,
+    counts: Sequence[int],
     now: Sequence[torch.Tensor] | None = None,
-) -> list[Floats]:  # fmt: skip
+) -> list[Floats]:
     """Returns V^T (saved - w), one float32 array per block, without a vector of length d.
 
     Args:
@@ -98,7 +125,9 @@ def project_change(
         now: float32 copies to take in place of the weights, where these are only their rounding.
     """
     products, ends = Projection(vector, basis, counts), now or vector.parameters
-    if (sums := _at_once(vector, saved, ends, basis.spec_on(vector.layout.matrices), counts)) is not None:
+    if (
+        sums := _at_once(vector, saved, ends, basis.spec_on(vector.layout.matrices), counts)
+    ) is not None:
         return products.finish(sums)
     for index, (w, s) in enumerate(zip(ends, saved, strict=True)):
         for lo, _, part in differences(s, w):
@@ -112,7 +141,9 @@ def change_norms(
     """Returns |saved - w| for each block; `now`: as in `project_change`."""
     blocks, ends = len(vector.layout.block_sizes), now or vector.parameters
     if (found := _at_once(vector, saved, ends, SQUARES, [1] * blocks)) is not None:
-        own = np.array([float(found[block][0]) if block in found else 0.0 for block in range(blocks)])
+        own = np.array(
+            [float(found[block][0]) if block in found else 0.0 for block in range(blocks)]
+        )
         return np.sqrt(sum(vector.each(own)))
     squares = np.zeros(blocks)
     for p, w, s in zip(vector.parameters, ends, saved, strict=True):
@@ -136,7 +167,9 @@ def differences(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, int, to
         yield lo, hi, part
 
 
-def count_moved(parameters: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]) -> tuple[int, int]:
+def count_moved(
+    parameters: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]
+) -> tuple[int, int]:
     """Counts the 16-bit weights that differ from those saved, and all of them."""
     moved = count = 0
     for p, s in zip(parameters, saved, strict=True):

@@ -1,11 +1,12 @@
 """Functions of weights that differ from row to row of a batch, without ever making the weights.
 
-Row i has W + s_i sum_j u_ij w_ij^T / sqrt(r), with signs u (left) and w (right). The large product is one for the whole
-batch; what a row adds is of rank r. Each function below is what one row computes; `vmap` is how torch computes it for
-all rows at once (`torch.func`, "Extending torch.func with autograd.Function"). Sizes: B rows, r the rank, T tokens.
+Row i has W + s_i sum_j u_ij w_ij^T / sqrt(r), with signs u (left) and w (right). The large product
+is one for the whole batch; what a row adds is of rank r. Each function below is what one row
+computes; `vmap` is how torch computes it for all rows at once (`torch.func`, "Extending torch.func
+with autograd.Function"). Sizes: B rows, r the rank, T tokens.
 
-Factors come as tables, shape (directions, r, ...), and `row` says which entry of them is the row's; each row has one,
-so a `Row` is always mapped over.
+Factors come as tables, shape (directions, r, ...), and `row` says which entry of them is the row's;
+each row has one, so a `Row` is always mapped over.
 """
 
 from types import SimpleNamespace
@@ -60,7 +61,9 @@ class _Mapped(torch.autograd.Function):
 
 
 class _OfRows(_Mapped):
-    """A function that only knows how to work for all rows at once: a `Row` is always mapped over."""
+    """A function that only knows how to work for all rows at once: a `Row` is always mapped
+    over.
+    """
 
     @staticmethod
     def forward(*_: Any) -> torch.Tensor:
@@ -68,7 +71,8 @@ class _OfRows(_Mapped):
 
     @classmethod
     def of(cls, *args: Any) -> Any:
-        """`apply`, by a short way where torch has it: its own takes as long as a small layer's product.
+        """`apply`, by a short way where torch has it: its own takes as long as a small layer's
+        product.
 
         Of tensors in tuples, only those in `Row` are mapped over.
         """
@@ -102,7 +106,10 @@ class Linear(_OfRows):
         """For all rows: y += (x w^T) u, with what is added to y in one pass over it."""
         x = _each(x, dims[0], info.batch_size)
         flat = x.reshape(len(x), -1, x.shape[-1])
-        inner = torch.bmm(flat, row.pick(factors.right).to(x.dtype).mT) * row.pick(factors.scale)[:, None, None]
+        inner = (
+            torch.bmm(flat, row.pick(factors.right).to(x.dtype).mT)
+            * row.pick(factors.scale)[:, None, None]
+        )
         left = row.pick(factors.left).to(flat.dtype)
         own = None if dims[2] is None else bias.movedim(dims[2], 0)[:, None].to(flat.dtype)
         if torch.is_autocast_enabled(x.device.type) or (own is None and bias is not None):
@@ -110,12 +117,15 @@ class Linear(_OfRows):
             y += _sum(inner.to(y.dtype), left.to(y.dtype), None if own is None else own.to(y.dtype))
         else:
             y = _sum(inner.to(flat.dtype), left, own)
-            y.view(-1, y.shape[-1]).addmm_(flat.flatten(0, 1), weight.t())  # adds as it writes: no pass of its own
+            # adds as it writes: no pass of its own
+            y.view(-1, y.shape[-1]).addmm_(flat.flatten(0, 1), weight.t())
         return y.view(*x.shape[:-1], -1), 0
 
 
 def _sum(terms: torch.Tensor, signs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """terms signs + bias, shape (B, T, m), of (B, T, r), (B, r, m) and (B, 1, m), in one pass where there is a way."""
+    """terms signs + bias, shape (B, T, m), of (B, T, r), (B, r, m) and (B, 1, m), in one pass where
+    there is a way.
+    """
     if signs.shape[1] == 1:
         return terms * signs if bias is None else torch.addcmul(bias, terms, signs)
     return torch.bmm(terms, signs) if bias is None else torch.baddbmm(bias, terms, signs)
@@ -135,11 +145,17 @@ class Embedding(_OfRows):
     """Rows of W, shape (m, n), that token ids name."""
 
     @staticmethod
-    def vmap(info: Any, dims: Any, ids: Any, weight: Any, factors: Factors, row: Row) -> tuple[torch.Tensor, int]:
+    def vmap(
+        info: Any, dims: Any, ids: Any, weight: Any, factors: Factors, row: Row
+    ) -> tuple[torch.Tensor, int]:
         """For all rows: y += u[token] w, in single precision, rounded once."""
         ids = _each(ids, dims[0], info.batch_size)
         flat = ids.reshape(len(ids), -1)
-        left = factors.left[row.entry[:, None], :, flat].float() * row.pick(factors.scale)[:, None, None]  # (B, T, r)
+        # (B, T, r)
+        left = (
+            factors.left[row.entry[:, None], :, flat].float()
+            * row.pick(factors.scale)[:, None, None]
+        )
         y = functional.embedding(flat, weight).float()
         with torch.autocast(y.device.type, enabled=False):
             y = torch.baddbmm(y, left, row.pick(factors.right).float())
@@ -147,14 +163,18 @@ class Embedding(_OfRows):
 
 
 class Attention(_OfRows):
-    """`scaled_dot_product_attention`, for all rows as one batch: torch would go through them one by one."""
+    """`scaled_dot_product_attention`, for all rows as one batch: torch would go through them one by
+    one.
+    """
 
     @staticmethod
     def vmap(
         info: Any, dims: Any, query: Any, key: Any, value: Any, mask: Any, row: Row, how: Any
     ) -> tuple[torch.Tensor, int]:
         """For all rows: dimensions 0 and 1 are one."""
-        q, k, v = (_each(t, d, info.batch_size) for t, d in zip((query, key, value), dims[:3], strict=True))
+        q, k, v = (
+            _each(t, d, info.batch_size) for t, d in zip((query, key, value), dims[:3], strict=True)
+        )
         rows = q.shape[:2]
         if mask is not None:
             mask = _each(mask, dims[3], info.batch_size)
@@ -167,10 +187,11 @@ class Attention(_OfRows):
 
 
 class Everywhere(_Mapped):
-    """`all()` of a mapped tensor, over all rows: what a model that was written for a batch sees of one.
+    """`all()` of a mapped tensor, over all rows: what a model that was written for a batch sees of
+    one.
 
-    Models ask so whether a mask leaves out anything, and take a shorter way if not. Were it asked of each row alone,
-    those that are padded and those that are not would go apart.
+    Models ask so whether a mask leaves out anything, and take a shorter way if not. Were it asked
+    of each row alone, those that are padded and those that are not would go apart.
     """
 
     @staticmethod

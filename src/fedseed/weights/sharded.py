@@ -1,8 +1,9 @@
 """A model that a group of processes holds in shards, by torch's FSDP2, and its parameter space.
 
-A process holds a run of each parameter's rows; a layer is whole while it computes. All compute the same passes of the
-same batch, so their gradients are equal: each keeps its run of them, and nothing is averaged or sent. Directions are
-functions of an entry's place in the vector, so steps move shards to the bits of whole weights.
+A process holds a run of each parameter's rows; a layer is whole while it computes. All compute the
+same passes of the same batch, so their gradients are equal: each keeps its run of them, and nothing
+is averaged or sent. Directions are functions of an entry's place in the vector, so steps move
+shards to the bits of whole weights.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,11 +26,13 @@ from fedseed.weights.layout import BlockRule, DigestKind, Layout
 from fedseed.weights.space import ParameterSpace
 from fedseed.weights.vector import Vector
 
-PATIENCE = timedelta(days=365)  # others wait for the next thing to do, however long nothing is asked of a client
+# others wait for the next thing to do, however long nothing is asked of a client
+PATIENCE = timedelta(days=365)
 
 
 def shard(model: torch.nn.Module, local: int) -> None:
-    """Shards a model, on this process' GPU if there are any: its layers each by itself, then all else.
+    """Shards a model, on this process' GPU if there are any: its layers each by itself, then all
+    else.
 
     Args:
         model: whole, on the CPU; of transformers, which names the classes of its layers.
@@ -51,13 +54,22 @@ def shard(model: torch.nn.Module, local: int) -> None:
 
 
 class _OwnRun:
-    """In place of a sum over processes: the gradients are equal, and this process takes its run of its own."""
+    """In place of a sum over processes: the gradients are equal, and this process takes its run of
+    its own.
+    """
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
     ) -> None:
         output_tensor.copy_(input_tensor.view(dist.get_world_size(group), -1)[dist.get_rank(group)])
 
@@ -81,13 +93,17 @@ class ShardedVector(Vector):
 
 
 class ShardedSpace(ParameterSpace):
-    """The parameter space of a model that `shard` has sharded; every process calls the same, in the same order.
+    """The parameter space of a model that `shard` has sharded.
 
-    Its `parameters` are this process' runs. What is sent is whole in the first process alone, a tensor at a time in the
-    others. `ParameterSpace` has the arguments and errors.
+    Every process calls the same, in the same order.
+
+    Its `parameters` are this process' runs. What is sent is whole in the first process alone, a
+    tensor at a time in the others. `ParameterSpace` has the arguments and errors.
     """
 
-    def __init__(self, model: torch.nn.Module, blocks: BlockRule = "one", digest_kind: DigestKind = "blake2b") -> None:
+    def __init__(
+        self, model: torch.nn.Module, blocks: BlockRule = "one", digest_kind: DigestKind = "blake2b"
+    ) -> None:
         assert isinstance(model, FSDPModule)
         super().__init__(model, blocks, digest_kind)
         self._shards = list[Any](self.parameters)
@@ -98,23 +114,39 @@ class ShardedSpace(ParameterSpace):
             p.register_post_accumulate_grad_hook(partial(_arrived, own))
 
     def perturbed(self, basis: Any, k: int, scale: float, often: bool = False) -> Any:
-        return super().perturbed(basis, k, scale, often=True)  # functions are given gathered copies, which nobody knows
+        # functions are given gathered copies, which nobody knows
+        return super().perturbed(basis, k, scale, often=True)
 
     def _wholes(self, runs: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yields whole tensors, one after the other, of every process' runs of them."""
         for own, p in zip(runs, self._shards, strict=True):
             about = {"shape": p.shape, "stride": p.stride()}
-            yield DTensor.from_local(own.detach(), p.device_mesh, p.placements, run_check=False, **about).full_tensor()
+            yield DTensor.from_local(
+                own.detach(), p.device_mesh, p.placements, run_check=False, **about
+            ).full_tensor()
 
     def _bytes(self, tensors: Iterable[torch.Tensor]) -> bytes:
-        return b"".join(b"" if dist.get_rank() else tensor_bytes(whole) for whole in self._wholes(tensors))
+        return b"".join(
+            b"" if dist.get_rank() else tensor_bytes(whole) for whole in self._wholes(tensors)
+        )
 
     def digest(self) -> str:
-        each, kind = zip(self.layout.tensors, self._wholes(self.parameters), strict=True), self.digest_kind
-        return digest_of(((e.name, e.dtype, e.shape, next(iter(hashed([whole], kind)))) for e, whole in each), kind)
+        each, kind = (
+            zip(self.layout.tensors, self._wholes(self.parameters), strict=True),
+            self.digest_kind,
+        )
+        return digest_of(
+            ((e.name, e.dtype, e.shape, next(iter(hashed([whole], kind)))) for e, whole in each),
+            kind,
+        )
 
-    def difference(self, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None) -> Floats:
-        runs = [s.float() - p.detach().float() for p, s in zip(now or self.parameters, saved, strict=True)]
+    def difference(
+        self, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None
+    ) -> Floats:
+        runs = [
+            s.float() - p.detach().float()
+            for p, s in zip(now or self.parameters, saved, strict=True)
+        ]
         return np.concatenate([whole.cpu().numpy().reshape(-1) for whole in self._wholes(runs)])
 
     def norm(self) -> float:

@@ -1,4 +1,6 @@
-"""ParameterSpace: a model's trainable tensors as one vector in blocks, and what can be done to it."""
+"""ParameterSpace: a model's trainable tensors as one vector in blocks, and what can be done to
+it.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +14,18 @@ from fedseed.optimizers.rules import Moments, Rule
 from fedseed.randomness import Basis, kernels
 from fedseed.randomness.kernels.reference import sum_in_order
 from fedseed.weights import moving, projection
-from fedseed.weights.change import Add, Average, Change, Coefficients, Entries, Floats, Optimize, Rebuild, Replace, Term
+from fedseed.weights.change import (
+    Add,
+    Average,
+    Change,
+    Coefficients,
+    Entries,
+    Floats,
+    Optimize,
+    Rebuild,
+    Replace,
+    Term,
+)
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
 from fedseed.weights.perturbation import Perturbation, can_exchange, can_stand_in, in_place_of
@@ -21,31 +34,39 @@ from fedseed.weights.vector import Vector, flat, move_entries
 
 
 class ParameterSpace:
-    """The trainable tensors of a model, in `named_parameters` order, as one vector of length d in L blocks.
+    """The trainable tensors of a model, in `named_parameters` order, as one vector of length d in L
+    blocks.
 
     Args:
-        model: any torch module; parameters with `requires_grad` belong to the space, tied ones once.
+        model: any torch module; parameters with `requires_grad` belong to the space, tied ones
+            once.
         blocks: "one", "tensor", "packed" or a number (see `fedseed.weights.layout.cut`).
         digest_kind: how `digest` hashes (see `fedseed.weights.digest`).
 
     Raises:
-        ValueError: nothing is trainable, a dtype is not float32, bfloat16 or float16, or the block rule is wrong.
+        ValueError: nothing is trainable, a dtype is not float32, bfloat16 or float16, or the block
+            rule is wrong.
     """
 
-    def __init__(self, model: torch.nn.Module, blocks: BlockRule = "one", digest_kind: DigestKind = "blake2b") -> None:
+    def __init__(
+        self, model: torch.nn.Module, blocks: BlockRule = "one", digest_kind: DigestKind = "blake2b"
+    ) -> None:
         self.model = model
         self.digest_kind = digest_kind
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         for name, p in named:
             if dtype_name(p) not in ("float32", "bfloat16", "float16"):
-                raise ValueError(f"parameter {name} is {dtype_name(p)}: float32, bfloat16 or float16 is needed")
+                raise ValueError(
+                    f"parameter {name} is {dtype_name(p)}: float32, bfloat16 or float16 is needed"
+                )
         self.parameters: list[torch.nn.Parameter] = [p for _, p in named]
         entries = tuple(TensorEntry(name, tuple(p.shape), dtype_name(p)) for name, p in named)
         self.layout = Layout(entries, cut([e.size for e in entries], blocks))
         self.vector = Vector(self.parameters, self.layout)
         self._base: Sequence[torch.Tensor] | None = None
         self._rebuilt: Rebuild | None = None  # the last one
-        self._moved = False  # whether the weights are anything but the base or what was rebuilt from it
+        # whether the weights are anything but the base or what was rebuilt from it
+        self._moved = False
         self._moments: Moments | None = None
         self.rows = Rows(model, self.vector)
 
@@ -63,9 +84,9 @@ class ParameterSpace:
         """Carry out what a method's `change` says (`fedseed.weights.change` has the kinds).
 
         Raises:
-            ValueError: a coefficient or the scale is not finite, the number of arrays is not that of the blocks, the
-                bytes to replace the weights have another length, or there is no base to rebuild from; the weights
-                are unchanged then.
+            ValueError: a coefficient or the scale is not finite, the number of arrays is not that
+                of the blocks, the bytes to replace the weights have another length, or there is no
+                base to rebuild from; the weights are unchanged then.
             TypeError: it is no change.
         """
         match change:
@@ -89,7 +110,9 @@ class ParameterSpace:
         self._moved = not isinstance(change, Rebuild)
 
     def apply_adds(self, changes: Sequence[Add]) -> None:
-        """Several `Add`s that round to nearest, in one pass over w; each rounds in its turn, so the bits are the same.
+        """Several `Add`s that round to nearest, in one pass over w.
+
+        Each rounds in its turn, so the bits are the same.
 
         Raises ValueError as `apply` does; the weights are unchanged then.
         """
@@ -100,8 +123,11 @@ class ParameterSpace:
         moving.move_steps(self.vector, changes)
         self._moved = True
 
-    def add(self, basis: Basis, coefficients: Coefficients, scale: float = 1.0, first: int = 0) -> None:
-        """w += scale * sum_k coefficients[k] * direction(first + k), in one pass over w: an `Add` of one term.
+    def add(
+        self, basis: Basis, coefficients: Coefficients, scale: float = 1.0, first: int = 0
+    ) -> None:
+        """w += scale * sum_k coefficients[k] * direction(first + k), in one pass over w: an `Add`
+        of one term.
 
         Args:
             basis: where the directions come from.
@@ -113,7 +139,9 @@ class ParameterSpace:
 
     def _rebuild(self, change: Rebuild) -> None:
         base = self._kept_base("Rebuild")
-        moving.move(self.vector, self.vector.preparing(change.terms, change.scale), change.scale, base)
+        moving.move(
+            self.vector, self.vector.preparing(change.terms, change.scale), change.scale, base
+        )
         self._rebuilt, self._moved = change, False
 
     def _optimize(self, change: Optimize) -> None:
@@ -133,16 +161,24 @@ class ParameterSpace:
     def _new_moments(self, rule: Rule) -> Moments:
         device = self.vector.devices[0]
         if rule.kind == "hiso":
-            self.rows.reason = "hiso divides directions entry by entry: no products of low rank are left"
-            return Moments(rule, torch.zeros(0, device=device), torch.ones(self.size, device=device))
+            self.rows.reason = (
+                "hiso divides directions entry by entry: no products of low rank are left"
+            )
+            return Moments(
+                rule, torch.zeros(0, device=device), torch.ones(self.size, device=device)
+            )
         second = self.size if rule.kind == "adam" else 0
-        return Moments(rule, torch.zeros(self.size, device=device), torch.zeros(second, device=device))
+        return Moments(
+            rule, torch.zeros(self.size, device=device), torch.zeros(second, device=device)
+        )
 
     def _average(self, change: Average) -> None:
         if not change.branches:
             return
         start = self.snapshot()
-        totals = [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in self.parameters]
+        totals = [
+            torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in self.parameters
+        ]
         try:
             for weight, changes in change.branches:
                 self.restore(start)
@@ -163,7 +199,8 @@ class ParameterSpace:
             width = ITEM_BYTES[e.dtype]
             at = position + (self.vector.start_of(p) - first) * width
             if p.numel():
-                part = bytearray(memoryview(data)[at : at + p.numel() * width])  # torch wants memory it could write to
+                # torch wants memory it could write to
+                part = bytearray(memoryview(data)[at : at + p.numel() * width])
                 p.copy_(torch.frombuffer(part, dtype=p.dtype).view(p.shape))
             position, first = position + e.size * width, first + e.size
 
@@ -177,14 +214,20 @@ class ParameterSpace:
         self._base = self._rebuilt = None
 
     def restore_base(self) -> None:
-        """w = w0, and what steps have left in averages is gone. Raises ValueError if `keep_base` was not called."""
+        """w = w0, and what steps have left in averages is gone.
+
+        Raises ValueError if `keep_base` was not called.
+        """
         self.restore(self._kept_base("restore_base"))
         self._rebuilt, self._moved, self._moments = None, False, None
 
     def way_back(self) -> Callable[[], None] | None:
-        """Undoes whatever will have happened to the weights, without a copy of them; None where only a copy could.
+        """Undoes whatever will have happened to the weights, without a copy of them.
 
-        Possible where the weights are the base, or were rebuilt from it: they are rebuilt once more.
+        None where only a copy could.
+
+        Possible where the weights are the base, or were rebuilt from it: they are rebuilt once
+        more.
         """
         if self._base is None or self._moved:
             return None
@@ -201,56 +244,77 @@ class ParameterSpace:
         """V^T delta: inner products with `count` directions.
 
         Args:
-            delta: vector of length d (float32, bfloat16 or float16 tensor, or float32 array). If the weights are on a
-                GPU, a tensor there is used where it is.
+            delta: vector of length d (float32, bfloat16 or float16 tensor, or float32 array). If
+                the weights are on a GPU, a tensor there is used where it is.
             basis: where the directions come from.
             count: how many directions for the whole vector, or one number per block.
             first: index of the first direction.
 
         Returns:
-            float32 array of shape (count,), or for one number per block a list with one array per block.
+            float32 array of shape (count,), or for one number per block a list with one array per
+            block.
 
         Raises:
             ValueError: delta has not length d, or the number of counts is not that of the blocks.
         """
-        kernel = kernels.current(delta.device.type if isinstance(delta, torch.Tensor) else self.vector.devices[0].type)
+        kernel = kernels.current(
+            delta.device.type if isinstance(delta, torch.Tensor) else self.vector.devices[0].type
+        )
         if isinstance(delta, torch.Tensor):
             delta = delta.detach().reshape(-1)
             if not kernel.TENSORS:
                 delta = delta.to("cpu", torch.float32).numpy()
         if delta.shape != (self.size,):
-            raise ValueError(f"delta has shape {tuple(delta.shape)}, the space has {self.size} parameters")
+            raise ValueError(
+                f"delta has shape {tuple(delta.shape)}, the space has {self.size} parameters"
+            )
         layout, whole = self.layout, isinstance(count, int | np.integer)
-        counts = [count] * len(layout.block_sizes) if isinstance(count, int | np.integer) else list(count)
+        counts = (
+            [count] * len(layout.block_sizes)
+            if isinstance(count, int | np.integer)
+            else list(count)
+        )
         if len(counts) != len(layout.block_sizes):
             raise ValueError(f"{len(counts)} counts for {len(layout.block_sizes)} blocks")
         spec, parts = basis.spec_on(layout.matrices), []
         for k, start, length in zip(counts, layout.boundaries, layout.block_sizes, strict=False):
-            parts.append(kernel.project(spec, first, int(k), delta[start : start + length], start, length))
-        return sum_in_order(np.array(parts, dtype=np.float64), axis=0).astype(np.float32) if whole else parts
+            parts.append(
+                kernel.project(spec, first, int(k), delta[start : start + length], start, length)
+            )
+        return (
+            sum_in_order(np.array(parts, dtype=np.float64), axis=0).astype(np.float32)
+            if whole
+            else parts
+        )
 
     @contextmanager
     def perturbed(self, basis: Basis, k: int, scale: float, often: bool = False) -> Iterator[None]:
-        """Inside the block, forward passes see w + scale * direction(k); afterwards w has the same bits as before.
+        """Inside the block, forward passes see w + scale * direction(k).
 
-        Nothing is added to and subtracted from the weights. Each torch function gets a perturbed copy of the
-        parameters it uses (`weights.perturbation`), rounded to the dtype as `add` rounds. Otherwise the weights are
-        changed and put back from a copy: of a model with scripted or compiled parts, and after steps of the rule
-        "hiso". After these each entry of the direction is divided by what they have learnt of it: such a space moves
-        along v / (sqrt(h) + eps), to be evaluated and by steps alike.
+        Afterwards w has the same bits as before.
+
+        Nothing is added to and subtracted from the weights. Each torch function gets a perturbed
+        copy of the parameters it uses (`weights.perturbation`), rounded to the dtype as `add`
+        rounds. Otherwise the weights are changed and put back from a copy: of a model with scripted
+        or compiled parts, and after steps of the rule "hiso". After these each entry of the
+        direction is divided by what they have learnt of it: such a space moves along v / (sqrt(h) +
+        eps), to be evaluated and by steps alike.
 
         Args:
             basis: where the direction comes from.
             k: the direction's index.
             scale: how far to move along it.
-            often: the model is called many times inside, as when it writes: the direction is made once, and the
-                weights are changed and put back from a copy, also where that would not be necessary.
+            often: the model is called many times inside, as when it writes: the direction is made
+                once, and the weights are changed and put back from a copy, also where that would
+                not be necessary.
         """
         term, moments = Term(basis, np.ones(1, dtype=np.float32), k), self._moments
         learnt = moments if moments is not None and moments.rule.kind == "hiso" else None
         if can_exchange(self.model) and not often and learnt is None:
             perturbation = Perturbation(self.vector, term, scale)
-            with in_place_of(perturbation) if can_stand_in(self.model, self.vector) else perturbation:
+            with (
+                in_place_of(perturbation) if can_stand_in(self.model, self.vector) else perturbation
+            ):
                 yield
             return
         saved, moved = self.snapshot(), self._moved
@@ -267,11 +331,12 @@ class ParameterSpace:
     def perturbed_rows(
         self, basis: Basis, directions: Sequence[int], scales: float | Sequence[float]
     ) -> AbstractContextManager[PerturbedRows]:
-        """Inside the block, the model sees row i of its inputs with w + scales[i] * direction(directions[i]).
+        """Inside the block, the model sees row i of its inputs with w + scales[i] *
+        direction(directions[i]).
 
-        That is one pass, little slower than one with w: products with matrices are shared by all rows. Inputs of the
-        model whose first dimension is B have rows; others are the same for all. `fedseed.weights.row_losses` takes a
-        pass for each direction where this is not possible.
+        That is one pass, little slower than one with w: products with matrices are shared by all
+        rows. Inputs of the model whose first dimension is B have rows; others are the same for all.
+        `fedseed.weights.row_losses` takes a pass for each direction where this is not possible.
 
         Args:
             basis: where the directions come from: "lowrank".
@@ -279,10 +344,12 @@ class ParameterSpace:
             scales: how far to move along each; one number: all rows alike.
 
         Raises:
-            ValueError: no row, a scale that is not finite, or numbers of directions and scales that differ.
-            RowsError: the basis is another one, or the model has scripted or compiled parts; inside the block, the
-                model can't be mapped over rows (`fedseed.weights.perturbed_rows`), it is called with no tensor of B
-                rows, or a parameter is used outside of its `forward`.
+            ValueError: no row, a scale that is not finite, or numbers of directions and scales that
+                differ.
+            RowsError: the basis is another one, or the model has scripted or compiled parts; inside
+                the block, the model can't be mapped over rows (`fedseed.weights.perturbed_rows`),
+                it is called with no tensor of B rows, or a parameter is used outside of its
+                `forward`.
         """
         return self.rows.shown(basis, moves_of(directions, scales))
 
@@ -297,13 +364,19 @@ class ParameterSpace:
 
     def restore(self, saved: Iterable[torch.Tensor]) -> None:
         """Put back what `snapshot` returned."""
-        self._moved = True  # for all that is known here, they are no base and nothing rebuilt from it
+        # for all that is known here, they are no base and nothing rebuilt from it
+        self._moved = True
         with torch.no_grad():
             for p, s in zip(self.parameters, saved, strict=True):
                 p.copy_(s)
 
-    def difference(self, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None) -> Floats:
-        """saved - w as one float32 vector of length d; `now`: as in `fedseed.weights.projection.project_change`."""
+    def difference(
+        self, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None
+    ) -> Floats:
+        """saved - w as one float32 vector of length d.
+
+        `now`: as in `fedseed.weights.projection.project_change`.
+        """
         out = np.empty(self.size, dtype=np.float32)
         position = 0
         for p, s in zip(now or self.parameters, saved, strict=True):
@@ -314,15 +387,20 @@ class ParameterSpace:
 
     def norm(self) -> float:
         """Returns the Euclidean norm of w."""
-        parts = (part for p in self.parameters for part in torch.split(flat(p), moving.PIECE))  # doubles take room
+        # doubles take room
+        parts = (part for p in self.parameters for part in torch.split(flat(p), moving.PIECE))
         return float(np.sqrt(sum(float(part.double().square().sum()) for part in parts)))
 
     def dense(self) -> bytes:
-        """Returns the trainable tensors in order, in their dtypes, as little-endian bytes: what `Replace` takes."""
+        """Returns the trainable tensors in order, in their dtypes, as little-endian bytes: what
+        `Replace` takes.
+        """
         return self._bytes(self.parameters)
 
     def take_gradient(self) -> bytes:
-        """Returns the trainable tensors' gradients as `dense` has weights (zeros for none), and frees them."""
+        """Returns the trainable tensors' gradients as `dense` has weights (zeros for none), and
+        frees them.
+        """
         return self._bytes(map(_take_gradient, self.parameters))
 
     def _bytes(self, tensors: Iterable[torch.Tensor]) -> bytes:

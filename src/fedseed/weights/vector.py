@@ -1,4 +1,6 @@
-"""Tensors seen as one vector in blocks, as the kernels work on it: where each element lies, and what it belongs to."""
+"""Tensors seen as one vector in blocks, as the kernels work on it: where each element lies, and
+what it belongs to.
+"""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -39,7 +41,9 @@ class Vector:
     processes = 1  # that hold a part of it each
 
     def each(self, own: Any) -> list[Any]:
-        """Returns what each process that holds a part of the vector has found, in order: here there is one."""
+        """Returns what each process that holds a part of the vector has found, in order: here there
+        is one.
+        """
         return [own]
 
     def __contains__(self, value: object) -> bool:
@@ -56,7 +60,9 @@ class Vector:
 
     @cached_property
     def layers(self) -> dict[int, list[torch.Tensor]]:
-        """By tensors' ids, the tensors of the same layer on the same device: whose names begin alike up to a number."""
+        """By tensors' ids, the tensors of the same layer on the same device: whose names begin
+        alike up to a number.
+        """
         layers: dict[tuple[str, torch.device], list[torch.Tensor]] = {}
         own = {}
         for p, entry in zip(self.parameters, self.layout.tensors, strict=True):
@@ -67,7 +73,9 @@ class Vector:
 
     @cached_property
     def has_room(self) -> bool:
-        """Whether, when this is first asked, twice the memory of the tensors is free on the GPUs that they lie on."""
+        """Whether, when this is first asked, twice the memory of the tensors is free on the GPUs
+        that they lie on.
+        """
         return all(
             free_on(device) >= 2 * sum(p.nbytes for p in self.parameters if p.device == device)
             for device in self.devices
@@ -80,7 +88,9 @@ class Vector:
         return block if start + parameter.numel() <= boundaries[block + 1] else None
 
     def overlaps(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """(block, lo, hi): which of the elements start, start + 1, ... lie in which block, counted from `start`."""
+        """(block, lo, hi): which of the elements start, start + 1, ... lie in which block, counted
+        from `start`.
+        """
         boundaries = self.layout.boundaries
         block = bisect_right(boundaries, start) - 1
         lo = 0
@@ -90,27 +100,37 @@ class Vector:
             lo, block = hi, block + 1
 
     def pieces(self, prepare: Prepare) -> Iterator[tuple[int, int, int, int, kernels.Kernels, Any]]:
-        """(tensor, its elements lo, hi, index of the first in the vector, kernels, prepared), by tensor and block."""
-        made: dict[str, tuple[int, kernels.Kernels, Any]] = {}  # by kind of device: the last block's
+        """(tensor, its elements lo, hi, index of the first in the vector, kernels, prepared), by
+        tensor and block.
+        """
+        # by kind of device: the last block's
+        made: dict[str, tuple[int, kernels.Kernels, Any]] = {}
         for index, p in enumerate(self.parameters):
             start, kind = self.start_of(p), p.device.type
             for block, lo, hi in self.overlaps(start, p.numel()):
                 if kind not in made or made[kind][0] != block:
                     kernel = kernels.current(kind)
-                    made[kind] = block, kernel, prepare(kernel, block, self.layout.block_sizes[block])
+                    made[kind] = (
+                        block,
+                        kernel,
+                        prepare(kernel, block, self.layout.block_sizes[block]),
+                    )
                 yield index, lo, hi, start + lo, *made[kind][1:]
 
     def preparing(self, terms: Sequence[Term], scale: float) -> Prepare:
         """Returns a function that prepares a sum of terms, for `pieces`.
 
-        Raises ValueError if the scale or a coefficient is not finite, the number of arrays is not that of the blocks,
-        or the terms have bases of different names.
+        Raises ValueError if the scale or a coefficient is not finite, the number of arrays is not
+        that of the blocks, or the terms have bases of different names.
         """
         parts = self.parts(terms, scale)
         return lambda kernel, block, length: kernel.prepare(parts(block), length)
 
     def parts(self, terms: Sequence[Term], scale: float) -> Callable[[int], list[Part]]:
-        """Returns a function from a block to a sum's parts there. Raises ValueError as `preparing` does."""
+        """Returns a function from a block to a sum's parts there.
+
+        Raises ValueError as `preparing` does.
+        """
         check_scale(scale)
         names = sorted({t.basis.name for t in terms})
         if len(names) > 1:
@@ -142,11 +162,17 @@ class Vector:
         known = self._operands.get(id(parameter))
         place = parameter.data_ptr()
         if known is None or known[0] != place or known[1] != kernel.TENSORS:
-            known = self._operands[id(parameter)] = place, kernel.TENSORS, operand(kernel, flat(parameter))
+            known = self._operands[id(parameter)] = (
+                place,
+                kernel.TENSORS,
+                operand(kernel, flat(parameter)),
+            )
         return known[2]
 
     def scratch(self, count: int) -> torch.Tensor:
-        """Returns the CPU's memory for `count` float32 numbers, used again and again: what it held before is lost."""
+        """Returns the CPU's memory for `count` float32 numbers, used again and again: what it held
+        before is lost.
+        """
         if len(self._scratch) < count:
             self._scratch = torch.empty(count, dtype=torch.float32, device="cpu")
         return self._scratch
@@ -170,7 +196,9 @@ def write_back(parameter: torch.Tensor, elements: torch.Tensor) -> None:
 
 
 def operand(kernel: kernels.Kernels, elements: torch.Tensor) -> Any:
-    """Returns a tensor as the kernels take it: itself on a GPU, otherwise an array on the same memory."""
+    """Returns a tensor as the kernels take it: itself on a GPU, otherwise an array on the same
+    memory.
+    """
     if kernel.TENSORS:
         return elements
     if elements.dtype in (torch.bfloat16, torch.float16):
@@ -181,8 +209,8 @@ def operand(kernel: kernels.Kernels, elements: torch.Tensor) -> Any:
 def move_entries(vector: Vector, change: Entries) -> None:
     """w[i] = round(w[i] + scale * v[i]).
 
-    Raises ValueError if the scale or a value is not finite, an entry is not in the vector, or entries do not ascend;
-    the weights are unchanged then.
+    Raises ValueError if the scale or a value is not finite, an entry is not in the vector, or
+    entries do not ascend; the weights are unchanged then.
     """
     check_scale(change.scale)
     at = 0
@@ -193,7 +221,11 @@ def move_entries(vector: Vector, change: Entries) -> None:
         for patch in change.patches[bisect_right(ends, begin) : bisect_left(ends, end) + 1]:
             where, values = patch.within(begin, end)
             if len(values):
-                which = where if isinstance(where, slice) else torch.from_numpy(where).to(parameter.device)
+                which = (
+                    where
+                    if isinstance(where, slice)
+                    else torch.from_numpy(where).to(parameter.device)
+                )
                 added = torch.from_numpy(values * np.float32(change.scale)).to(parameter.device)
                 elements[which] = (elements[which].float() + added).to(elements.dtype)
         write_back(parameter, elements)
@@ -207,11 +239,17 @@ def _check(patch: Patch, least: int, size: int) -> int:
         return least
     first, last = patch.start, patch.start + len(patch.values) - 1
     if patch.offsets is not None:
-        if len(patch.offsets) != len(patch.values) or (np.diff(patch.offsets.astype(np.int64)) <= 0).any():
-            raise ValueError("entries: one ascending offset for each value is needed; the weights are unchanged")
+        if (
+            len(patch.offsets) != len(patch.values)
+            or (np.diff(patch.offsets.astype(np.int64)) <= 0).any()
+        ):
+            raise ValueError(
+                "entries: one ascending offset for each value is needed; the weights are unchanged"
+            )
         first, last = patch.start + int(patch.offsets[0]), patch.start + int(patch.offsets[-1])
     if first < least or last >= size:
         raise ValueError(
-            f"entries {first} to {last}: from {least} to {size - 1} is possible; the weights are unchanged"
+            f"entries {first} to {last}: from {least} to {size - 1} is possible; the weights are "
+            "unchanged"
         )
     return last + 1

@@ -1,7 +1,8 @@
-"""Secure sums as a state machine, against any number of liars that leave a threshold of honest clients.
+"""Secure sums as a state machine, against any number of liars that leave a threshold of honest
+clients.
 
-Who answers when, who goes, who is started again and who lies in which way is drawn, and when the coordinator is killed.
-"""
+Who answers when, who goes, who is started again and who lies in which way is drawn, and when the
+coordinator is killed."""
 
 import os
 import time
@@ -14,26 +15,40 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import LostError, TooFewError, keys
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.dealing import read_parts
-from fedseed.privacy.secure.messages import Bundle, Terms, framed, numbers, round_ask, share_ask, told
+from fedseed.privacy.secure.messages import (
+    Bundle,
+    Terms,
+    framed,
+    numbers,
+    round_ask,
+    share_ask,
+    told,
+)
 from fedseed.privacy.secure.messages import Phase as MessagePhase
 from fedseed.privacy.secure.summing import Summing, convicted
 from support.secure import FORM, LIES, UNPROVEN, Liar
 
-SEEDS = st.randoms(use_true_random=True).map(lambda random: random.getrandbits(64))  # hypothesis likes small numbers
+# hypothesis likes small numbers
+SEEDS = st.randoms(use_true_random=True).map(lambda random: random.getrandbits(64))
 
 
 class Rounds(RuleBasedStateMachine):
     """A coordinator that keeps to the rules, in a run without end.
 
-    Whoever is asked answers, is silent, or is started again; the order of the answers, and asks that come twice, are
-    drawn, too.
-    """
+    Whoever is asked answers, is silent, or is started again; the order of the answers, and asks
+    that come twice, are drawn, too."""
 
     @initialize(seed=SEEDS)
     def begin(self, seed):
@@ -53,7 +68,8 @@ class Rounds(RuleBasedStateMachine):
         self.number = self.attempt = 1
         self.vectors = {}
         self.out = set()  # of this round: doubted
-        self.disturbed = self.restarted = False  # an honest client was silent in this attempt, or has forgotten keys
+        # an honest client was silent in this attempt, or has forgotten keys
+        self.disturbed = self.restarted = False
         self.fresh()
 
     def started(self, number):
@@ -66,9 +82,13 @@ class Rounds(RuleBasedStateMachine):
     def fresh(self):
         """The next round."""
         self.number, self.attempt, self.out = self.number + 1, 0, set()
-        self.vectors = {n: FORM.write(np.random.default_rng(self.number * 10 + n).normal(size=2)) for n in self.clients}
+        self.vectors = {
+            n: FORM.write(np.random.default_rng(self.number * 10 + n).normal(size=2))
+            for n in self.clients
+        }
 
-    # -- the coordinator -----------------------------------------------------------------------------------------
+    # -- the coordinator
+    # -----------------------------------------------------------------------------------------
 
     @rule()
     def a_round_in_peace(self):
@@ -81,7 +101,9 @@ class Rounds(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def an_attempt(self, data):
-        """Some are silent, some are asked twice, some are started again, and perhaps the coordinator is."""
+        """Some are silent, some are asked twice, some are started again, and perhaps the
+        coordinator is.
+        """
         self.attempt_with(data)
 
     def attempt_with(self, data):
@@ -91,7 +113,8 @@ class Rounds(RuleBasedStateMachine):
         if len(there) < max(3, self.threshold):  # who is out is asked again after a while
             self.out.clear()
             there = [n for n in self.clients if n not in self.summing.barred]
-        few = len(set(there) - self.liars.keys()) < max(3, self.threshold)  # then a liar's silence is enough
+        # then a liar's silence is enough
+        few = len(set(there) - self.liars.keys()) < max(3, self.threshold)
         try:
             setup = self.hold(self.summing.prepare(self.number, self.attempt, there), data)
             words = {}
@@ -100,7 +123,9 @@ class Rounds(RuleBasedStateMachine):
                     self.disturbed = True
                     continue
                 try:
-                    said = self.clients[client].masked(self.number, self.attempt, self.vectors[client])
+                    said = self.clients[client].masked(
+                        self.number, self.attempt, self.vectors[client]
+                    )
                     words[client] = np.frombuffer(said[8:], FORM.dtype)
                 except MessageError:
                     assert client in self.liars or self.disturbed
@@ -132,7 +157,9 @@ class Rounds(RuleBasedStateMachine):
         if data is not None and order and data.draw(st.booleans(), "disturb"):
             order = data.draw(st.permutations(order), "order")
             which = st.sets(st.sampled_from(order), max_size=2)
-            silent, twice, restarted = (data.draw(which, name) for name in ("silent", "twice", "restarted"))
+            silent, twice, restarted = (
+                data.draw(which, name) for name in ("silent", "twice", "restarted")
+            )
             if data.draw(st.integers(0, 9), "killed") == 0:
                 raise KeyboardInterrupt
         answers = {}
@@ -152,10 +179,14 @@ class Rounds(RuleBasedStateMachine):
         return answers
 
     def took(self, total, members):
-        """A sum is opened: of enough, of vectors as they were masked, and once; in peace of all honest ones but those
+        """A sum is opened: of enough, of vectors as they were masked, and once.
+
+        In peace of all honest ones but those
         that were silent when they were asked to show a key."""
         assert len(members) >= max(3, self.threshold) and self.number not in self.sums
-        assert (total == sum((self.vectors[n] for n in members), start=np.zeros(2, FORM.dtype))).all()
+        assert (
+            total == sum((self.vectors[n] for n in members), start=np.zeros(2, FORM.dtype))
+        ).all()
         assert self.disturbed or self.clients.keys() - self.liars.keys() - self.out <= set(members)
         self.sums[self.number] = members
         self.fresh()
@@ -178,7 +209,8 @@ class Rounds(RuleBasedStateMachine):
         else:
             self.attempt += 1
 
-    # -- what must be so -------------------------------------------------------------------------------------------
+    # -- what must be so
+    # -------------------------------------------------------------------------------------------
 
     @invariant()
     def check(self):
@@ -190,27 +222,31 @@ class Rounds(RuleBasedStateMachine):
             assert self.liars[client] not in UNPROVEN
 
 
-# -- a coordinator that wants more than sums -------------------------------------------------------------------------
+# -- a coordinator that wants more than sums
+# -------------------------------------------------------------------------
 
 
 class Adversary(RuleBasedStateMachine):
-    """A coordinator that asks what it likes, of whom it likes, with all that clients who help it know.
+    """A coordinator that asks what it likes, of whom it likes, with all that clients who help it
+    know.
 
-    It has masked two rounds' vectors for any attempt with any keys, told everybody another story, and started clients
-    again. What it has heard is kept: which secrets it can put together, and so which sums it can open.
-    """
+    It has masked two rounds' vectors for any attempt with any keys, told everybody another story,
+    and started clients again. What it has heard is kept: which secrets it can put together, and so
+    which sums it can open."""
 
     @initialize(seed=SEEDS)
     def begin(self, seed):
         random = Random(seed)
         self.count = random.randint(3, 6)
         self.threshold = random.randint(self.count // 2 + 1, self.count)
-        helping = random.randint(0, 2 * self.threshold - self.count - 1)  # threshold > (count + helping) / 2
+        # threshold > (count + helping) / 2
+        helping = random.randint(0, 2 * self.threshold - self.count - 1)
         self.helpers = set(random.sample(range(self.count), min(helping, self.threshold - 1)))
         self.identities = {n: Ed25519PrivateKey.generate() for n in range(self.count)}
         self.known = {n: keys.public(key) for n, key in self.identities.items()}
         self.clients = {n: self.started(n) for n in self.identities}
-        self.setups = []  # terms, bundles, members by client, and by place the signatures of each list
+        # terms, bundles, members by client, and by place the signatures of each list
+        self.setups = []
         self.shares = {}  # by (setup, dealer, place, own): who has said one
         self.masked = {}  # by (setup, place): who has masked, against whom
 
@@ -234,8 +270,16 @@ class Adversary(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def keys_and_shares(self, seed):
         random = Random(seed)
-        asked = tuple(sorted(random.sample(range(self.count), random.randint(max(3, self.threshold), self.count))))
-        first, attempt, count = random.randint(1, 2), random.choice([0, 0, 1, 2]), random.choice([1, 1, 2])
+        asked = tuple(
+            sorted(
+                random.sample(range(self.count), random.randint(max(3, self.threshold), self.count))
+            )
+        )
+        first, attempt, count = (
+            random.randint(1, 2),
+            random.choice([0, 0, 1, 2]),
+            random.choice([1, 1, 2]),
+        )
         terms = Terms(random.randbytes(8), first, attempt, count, self.threshold, asked)
         said = {c: answer for c in asked if (answer := self.hear(c, terms.encode())) is not None}
         bundles = {c: Bundle.decode(answer[9:], terms.count) for c, answer in said.items()}
@@ -280,7 +324,9 @@ class Adversary(RuleBasedStateMachine):
                         continue
                     newest = self.clients[client]._for(terms.round + at, attempt)[0].terms.setup
                     # a seed may come twice, and a setup with it
-                    against = next(m[client] for t, m, _ in self.setups if t.setup == newest and client in m)
+                    against = next(
+                        m[client] for t, m, _ in self.setups if t.setup == newest and client in m
+                    )
                     self.masked.setdefault((newest, at), {})[client] = against
 
     @rule(seed=SEEDS)
@@ -298,7 +344,9 @@ class Adversary(RuleBasedStateMachine):
                 ask = round_ask(MessagePhase.CONFIRM, terms.setup, *about, body)
                 if client in self.helpers:
                     for each in lists:
-                        self.sign(client, terms, about, numbers(members[client]) + numbers(each), signed)
+                        self.sign(
+                            client, terms, about, numbers(members[client]) + numbers(each), signed
+                        )
                 elif (answer := self.hear(client, ask)) is not None:
                     signed.setdefault((at, body), {})[client] = answer[-64:]
             for client in members:
@@ -306,13 +354,22 @@ class Adversary(RuleBasedStateMachine):
                     if place != at:
                         continue
                     if random.random() < 0.3:  # others', of another list
-                        signatures = {**{c: s for one in signed.values() for c, s in one.items()}, **signatures}
-                    text = numbers(sorted(signatures)) + b"".join(signatures[c] for c in sorted(signatures))
-                    answer = self.hear(client, round_ask(MessagePhase.OPEN, terms.setup, *about, text))
+                        signatures = {
+                            **{c: s for one in signed.values() for c, s in one.items()},
+                            **signatures,
+                        }
+                    text = numbers(sorted(signatures)) + b"".join(
+                        signatures[c] for c in sorted(signatures)
+                    )
+                    answer = self.hear(
+                        client, round_ask(MessagePhase.OPEN, terms.setup, *about, text)
+                    )
                     if answer is not None:
                         survivors = self.clients[client]._setups[terms.setup].signed[at][0]
                         for dealer in members[client]:
-                            self.shares.setdefault((terms.setup, dealer, at, dealer in survivors), set()).add(client)
+                            self.shares.setdefault(
+                                (terms.setup, dealer, at, dealer in survivors), set()
+                            ).add(client)
 
     def sign(self, client, terms, about, body, signed):
         """A helper signs any list."""
@@ -320,7 +377,9 @@ class Adversary(RuleBasedStateMachine):
         if setup is not None:
             asked = sha256(round_ask(MessagePhase.CONFIRM, terms.setup, *about, body)).digest()
             text = told(setup.agreed, client, asked, framed(MessagePhase.CONFIRM, terms.setup))
-            signed.setdefault((about[0] - terms.round, body), {})[client] = self.identities[client].sign(text)
+            signed.setdefault((about[0] - terms.round, body), {})[client] = self.identities[
+                client
+            ].sign(text)
 
     @rule(seed=SEEDS)
     def a_client_is_started_again(self, seed):
@@ -328,7 +387,10 @@ class Adversary(RuleBasedStateMachine):
         self.clients[client] = self.started(client, self.clients[client].opened)
 
     def found(self, setup, dealer, at, own):
-        return dealer in self.helpers or len(self.shares.get((setup, dealer, at, own), ())) >= self.threshold
+        return (
+            dealer in self.helpers
+            or len(self.shares.get((setup, dealer, at, own), ())) >= self.threshold
+        )
 
     @invariant()
     def one_sum_of_each_round(self):
@@ -346,7 +408,8 @@ class Adversary(RuleBasedStateMachine):
                         for client in inside
                         for other in range(self.count)
                         if other != client
-                        and (other in against[client]) != (other in inside and client in against[other])
+                        and (other in against[client])
+                        != (other in inside and client in against[other])
                     )
                     if own and cancels:
                         sums.setdefault(terms.round + at, set()).add(inside)
@@ -357,9 +420,13 @@ class Adversary(RuleBasedStateMachine):
 
 def profile(examples, steps):
     return settings(
-        max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck),
-        database=None, phases=[Phase.generate],
-    )  # fmt: skip
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        phases=[Phase.generate],
+    )
 
 
 @pytest.mark.parametrize("machine", [Rounds, Adversary])

@@ -19,7 +19,9 @@ TERMS = wire.Terms(SETUP, 5, 2, 3, 4, (0, 2, 7))
 def bundle(first, rounds=2, signature=bytes(SIGNATURE_BYTES)):
     """Keys that are all different: the bytes `first`, `first` + 1, and so on."""
     keys = [bytes([first + n]) * KEY_BYTES for n in range(2 + 2 * rounds)]
-    return wire.Bundle(keys[0], keys[1], tuple(keys[2 : 2 + rounds]), tuple(keys[2 + rounds :]), signature)
+    return wire.Bundle(
+        keys[0], keys[1], tuple(keys[2 : 2 + rounds]), tuple(keys[2 + rounds :]), signature
+    )
 
 
 def test_frames():
@@ -38,11 +40,19 @@ def test_frames():
 def test_lists_of_clients():
     assert wire.numbers([1, 2, 258]) == struct.pack("<4I", 3, 1, 2, 258)
     assert wire.read_numbers(wire.numbers([1, 2, 258]) + b"more") == ((1, 2, 258), b"more")
-    assert wire.read_numbers(wire.numbers([1, 2])) == ((1, 2), b"") and wire.read_numbers(bytes(4)) == ((), b"")
+    assert wire.read_numbers(wire.numbers([1, 2])) == ((1, 2), b"") and wire.read_numbers(
+        bytes(4)
+    ) == ((), b"")
     most = list(range(MOST_CLIENTS))
     assert wire.read_numbers(wire.numbers(most)) == (tuple(most), b"")
     cut = "a list of clients that is cut short, or too long"
-    for wrong in (b"", bytes(3), wire.numbers([1, 2])[:-1], wire.numbers([*most, MOST_CLIENTS]), b"\xff" * 4):
+    for wrong in (
+        b"",
+        bytes(3),
+        wire.numbers([1, 2])[:-1],
+        wire.numbers([*most, MOST_CLIENTS]),
+        b"\xff" * 4,
+    ):
         with pytest.raises(MessageError, match=cut):
             wire.read_numbers(wrong)
     for disordered in ([2, 1], [1, 1], [1, 3, 2]):
@@ -57,7 +67,12 @@ def test_pieces_are_equally_long():
         and wire.pieces(b"", 0) == [] == wire.pieces(b"", 0, 7)
         and wire.pieces(b"", 2) == [b"", b""]
     )
-    for data, count, size in ((b"abcde", 2, None), (b"a", 0, None), (b"abcdef", 3, 3), (b"abcdef", 2, 2)):
+    for data, count, size in (
+        (b"abcde", 2, None),
+        (b"a", 0, None),
+        (b"abcdef", 3, 3),
+        (b"abcdef", 2, 2),
+    ):
         with pytest.raises(MessageError, match=f"{len(data)} bytes where {count} pieces"):
             wire.pieces(data, count, size)
 
@@ -77,9 +92,17 @@ def test_terms():
 
 
 def test_keys_are_for_one_attempt_of_each_round():
-    """Those of the first round for the attempt that they were made for, those of the others for the first attempt."""
-    places = {(round, attempt): TERMS.place(round, attempt) for round in range(10) for attempt in range(4)}
-    assert {key: at for key, at in places.items() if at is not None} == {(5, 2): 0, (6, 0): 1, (7, 0): 2}
+    """Those of the first round for the attempt that they were made for, those of the others for the
+    first attempt.
+    """
+    places = {
+        (round, attempt): TERMS.place(round, attempt) for round in range(10) for attempt in range(4)
+    }
+    assert {key: at for key, at in places.items() if at is not None} == {
+        (5, 2): 0,
+        (6, 0): 1,
+        (7, 0): 2,
+    }
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -88,7 +111,13 @@ def test_bundles(rounds):
     keys = b"".join(bytes([1 + n]) * KEY_BYTES for n in range(2 + 2 * rounds))
     assert mine.encode() == keys + b"s" * SIGNATURE_BYTES
     assert wire.Bundle.decode(mine.encode(), rounds) == mine
-    for wrong in (b"", mine.encode()[:-1], mine.encode() + b"\0", keys, bundle(1, rounds + 1).encode()):
+    for wrong in (
+        b"",
+        mine.encode()[:-1],
+        mine.encode() + b"\0",
+        keys,
+        bundle(1, rounds + 1).encode(),
+    ):
         with pytest.raises(MessageError, match="bytes where"):
             wire.Bundle.decode(wrong, rounds)
 
@@ -106,7 +135,8 @@ def test_everybodys_bundles():
 
 def test_what_is_said_of_a_round():
     assert (
-        wire.round_ask(wire.Phase.CONFIRM, SETUP, 7, 1, b"body") == b"\4" + SETUP + struct.pack("<IH", 7, 1) + b"body"
+        wire.round_ask(wire.Phase.CONFIRM, SETUP, 7, 1, b"body")
+        == b"\4" + SETUP + struct.pack("<IH", 7, 1) + b"body"
     )
     assert wire.read_round(struct.pack("<IH", 7, 1) + b"body") == (7, 1, b"body")
     assert wire.read_round(struct.pack("<IH", 7, 1)) == (7, 1, b"")
@@ -116,20 +146,34 @@ def test_what_is_said_of_a_round():
 
 def test_what_a_client_signs_says_who_answers_which_ask_knowing_which_keys():
     about = [b"agreed", 7, b"a" * 32, b"said"]
-    who, whole = b"fedseed secure sums: answer" + sha256(b"agreed").digest() + struct.pack("<I", 7), wire.told(*about)
+    who, whole = (
+        b"fedseed secure sums: answer" + sha256(b"agreed").digest() + struct.pack("<I", 7),
+        wire.told(*about),
+    )
     assert whole == who + b"a" * 32 + b"said"
     for at, other in enumerate((b"", 8, b"b" * 32, b"sai")):
         assert wire.told(*about[:at], other, *about[at + 1 :]) != whole
 
 
 def test_parts_and_faults():
-    part = Part(b"k" * KEY_BYTES, b"t" * (4 * SHARE_BYTES + 16), tuple(bytes([n]) * PROOF_BYTES for n in range(4)))
+    part = Part(
+        b"k" * KEY_BYTES,
+        b"t" * (4 * SHARE_BYTES + 16),
+        tuple(bytes([n]) * PROOF_BYTES for n in range(4)),
+    )
     assert len(part.encode()) == part_bytes(2) == KEY_BYTES + 16 + 4 * (SHARE_BYTES + PROOF_BYTES)
     assert read_parts(part.encode() * 2, [3, 5], 2) == {3: part, 5: part}
     with pytest.raises(MessageError, match="pieces of"):
         read_parts(part.encode() * 2, [3], 2)
     fault = Fault(9, True, {1: b"a" * SHARE_BYTES, 4: b"b" * SHARE_BYTES}, b"answer")
-    text = wire.numbers([9]) + wire.numbers([1, 4]) + b"\1" + b"a" * SHARE_BYTES + b"b" * SHARE_BYTES + b"answer"
+    text = (
+        wire.numbers([9])
+        + wire.numbers([1, 4])
+        + b"\1"
+        + b"a" * SHARE_BYTES
+        + b"b" * SHARE_BYTES
+        + b"answer"
+    )
     assert fault.encode() == text and Fault.decode(text) == fault
     for wrong in (b"", text[:4], text[:10], text[:30], wire.numbers([]) + text[8:]):
         with pytest.raises(MessageError):

@@ -9,10 +9,43 @@ from fedseed.orbit.record import LINK_BYTES, link
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\u202e[red]x[/red]\n\r\u0000"
 NUMBERS = (
-    "0", "-1", "1", "true", "false", "null", "NaN", "Infinity", "-Infinity", "1e308", "-1e308", "1e-320", "2147483648",
-    "4294967295", "9223372036854775808", "18446744073709551616", "0.5", "1" * 400, "9" * 4400, "1e999", "-0.0",
-)  # fmt: skip
-TEXTS = ("", "x", "..", "../../x", "client-0", ">", "*", "a" * 5000, "\ud800", ESCAPES, "fedseed.log", "NaN", "1e5")
+    "0",
+    "-1",
+    "1",
+    "true",
+    "false",
+    "null",
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e308",
+    "-1e308",
+    "1e-320",
+    "2147483648",
+    "4294967295",
+    "9223372036854775808",
+    "18446744073709551616",
+    "0.5",
+    "1" * 400,
+    "9" * 4400,
+    "1e999",
+    "-0.0",
+)
+TEXTS = (
+    "",
+    "x",
+    "..",
+    "../../x",
+    "client-0",
+    ">",
+    "*",
+    "a" * 5000,
+    "\ud800",
+    ESCAPES,
+    "fedseed.log",
+    "NaN",
+    "1e5",
+)
 FLOATS = (float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1e30, 1e-40, 0.0)
 
 
@@ -24,10 +57,15 @@ def evil(rng, depth=0):
     if kind < 6:
         return json.dumps(rng.choice(TEXTS))
     if kind == 6 or depth > 2:
-        return rng.choice(["[]", "{}", "[" * 2000, "[" * 500 + "]" * 500, '{"a":' * 300 + "1" + "}" * 300])
+        return rng.choice(
+            ["[]", "{}", "[" * 2000, "[" * 500 + "]" * 500, '{"a":' * 300 + "1" + "}" * 300]
+        )
     if kind == 7:
         return "[" + ",".join(evil(rng, depth + 1) for _ in range(rng.choice([1, 3, 200]))) + "]"
-    keys = (json.dumps(rng.choice([*TEXTS, "round", "seconds", "loss", "link", str(i)])) for i in range(4))
+    keys = (
+        json.dumps(rng.choice([*TEXTS, "round", "seconds", "loss", "link", str(i)]))
+        for i in range(4)
+    )
     return "{" + ",".join(f"{key}:{evil(rng, depth + 1)}" for key in keys) + "}"
 
 
@@ -81,7 +119,9 @@ def damaged(rng, data):
         elif act == 3:
             data += data[at : at + 100]
         elif act == 4:
-            data[at : at + 4] = struct.pack("<I", rng.choice([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]))
+            data[at : at + 4] = struct.pack(
+                "<I", rng.choice([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+            )
         elif act == 5:
             data[at : at + 4] = struct.pack("<f", rng.choice(FLOATS))
         else:
@@ -90,7 +130,9 @@ def damaged(rng, data):
 
 
 def bomb(times=255, size=1 << 16):
-    """Compressed bytes that inflate to so many times their length at most, of `size` bytes before."""
+    """Compressed bytes that inflate to so many times their length at most, of `size` bytes
+    before.
+    """
     text = b"[" + b"[]," * (times * size // 4) + b"[]]"
     return zlib.compress(text[: times * size], 9)
 
@@ -101,14 +143,23 @@ def damaged_payload(rng, real):
         return rng.randbytes(rng.choice([0, 1, 100, 100_000]))
     if rng.random() < 0.4 and len(real) >= 4:  # one number
         at = rng.randrange(len(real) // 4) * 4
-        value = rng.choice([struct.pack("<f", rng.choice([3e38, -3e38, 1e30, 1e5, float("nan"), float("inf"), 1e-45])),
-                            struct.pack("<I", rng.choice([0, 1, 1 << 31, (1 << 32) - 1]))])  # fmt: skip
+        value = rng.choice(
+            [
+                struct.pack(
+                    "<f", rng.choice([3e38, -3e38, 1e30, 1e5, float("nan"), float("inf"), 1e-45])
+                ),
+                struct.pack("<I", rng.choice([0, 1, 1 << 31, (1 << 32) - 1])),
+            ]
+        )
         return real[:at] + value + real[at + 4 :]
     return damaged(rng, real)
 
 
 def damaged_header(rng, start):
-    """An orbit's beginning whose JSON is damaged, or its bytes; checksums are right more often than not."""
+    """An orbit's beginning whose JSON is damaged, or its bytes.
+
+    Checksums are right more often than not.
+    """
     packed = start[START.size : -LINK_BYTES]
     kind = rng.randrange(4)
     if kind == 0:

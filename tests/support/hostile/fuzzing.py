@@ -1,8 +1,8 @@
 """Damaged messages and files, without end: each is taken or refused, in bounded time and memory.
 
-A room is a generator: it draws a case after the other, and yields the case's bytes and what to do with it, which
-returns whether it was taken. Anything that it raises is a fault. `drive` runs a room and measures each case.
-"""
+A room is a generator: it draws a case after the other, and yields the case's bytes and what to do
+with it, which returns whether it was taken. Anything that it raises is a fault. `drive` runs a room
+and measures each case."""
 
 import asyncio
 import random
@@ -58,11 +58,12 @@ class TooLong(BaseException):
 
 
 def drive(room, seed, count=None, seconds=None, folder=None):
-    """Run cases of a room (a name of `ROOMS`), so many or for so long; a fault is raised with its case and seed.
+    """Run cases of a room (a name of `ROOMS`), so many or for so long.
 
-    Returns how many cases there were, how many of them were valid, the slowest's processor seconds, and the bytes that
-    one took beyond what its size allows for, at most.
-    """
+    A fault is raised with its case and seed.
+
+    Returns how many cases there were, how many of them were valid, the slowest's processor seconds,
+    and the bytes that one took beyond what its size allows for, at most."""
 
     def interrupt(number, frame):
         raise TooLong
@@ -80,18 +81,25 @@ def drive(room, seed, count=None, seconds=None, folder=None):
             held, began = tracemalloc.get_traced_memory()[0], time.process_time()
             signal.setitimer(signal.ITIMER_PROF, TOO_LONG)
             try:
-                with warnings.catch_warnings(action="error", category=RuntimeWarning):  # they go to the terminal
+                # they go to the terminal
+                with warnings.catch_warnings(action="error", category=RuntimeWarning):
                     taken += bool(act())
             except (TooLong, Exception) as error:
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 place = f"{Path(where.filename).name}:{where.lineno}"
-                raise AssertionError(f"{what}: {place}: {type(error).__name__}: {str(error)[:500]}") from error
+                raise AssertionError(
+                    f"{what}: {place}: {type(error).__name__}: {str(error)[:500]}"
+                ) from error
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
             took, used = time.process_time() - began, tracemalloc.get_traced_memory()[1] - held
             assert took < SECONDS, f"{what}: {took:.1f} s"
             assert used < MEMORY + PER_BYTE * size, f"{what}: {used:,} bytes"
-            done, slowest, largest = done + 1, max(slowest, took), max(largest, used - PER_BYTE * size)
+            done, slowest, largest = (
+                done + 1,
+                max(slowest, took),
+                max(largest, used - PER_BYTE * size),
+            )
     finally:
         tracemalloc.stop()
         signal.signal(signal.SIGPROF, before)
@@ -112,11 +120,14 @@ def tried(act, *args, errors=FedseedError):
     return attempt
 
 
-# -- what clients send to a coordinator ------------------------------------------------------------------------------
+# -- what clients send to a coordinator
+# ------------------------------------------------------------------------------
 
 
 def updates(rng, folder):
-    """Damaged updates of every method, in frames that are right: rounds end in steps that everybody can read."""
+    """Damaged updates of every method, in frames that are right: rounds end in steps that everybody
+    can read.
+    """
 
     def coordinator_of(method):
         made = Coordinator(method, GOLDEN["LAYOUT"], GOLDEN["SEED"], [5, 5, 5], 3)
@@ -155,11 +166,15 @@ def updates(rng, folder):
         yield 100, lambda c=again, p=tuple(payloads): c.catch_up(p) or True
 
 
-# -- what lies on servers --------------------------------------------------------------------------------------------
+# -- what lies on servers
+# --------------------------------------------------------------------------------------------
 
 
 def logs(rng, folder):
-    """A run's log with damaged entries, as a coordinator reads it when it starts; and what clients hear."""
+    """A run's log with damaged entries, as a coordinator reads it when it starts.
+
+    And what clients hear.
+    """
 
     async def read_log(entries):
         end = await Hub().transport("run").coordinator()
@@ -178,7 +193,10 @@ def logs(rng, folder):
         {"H": read_header, "T": read_step, "M": read_mark}.get(entry.kind, lambda e: None)(entry)
 
     about = {"epoch": "ab" * 8, "names": CLIENTS, "rounds": 5}
-    entries, last = [header_entry(Beginning(**about), START), Entry("S", bytes(8))], START[-LINK_BYTES:]
+    entries, last = (
+        [header_entry(Beginning(**about), START), Entry("S", bytes(8))],
+        START[-LINK_BYTES:],
+    )
     for number in range(1, 4):
         step = Message(MessageKind.STEP, METHOD.code, number, EVERYBODY, b"\1").encode()
         entry, last = step_entry(last, step, step)
@@ -191,9 +209,18 @@ def logs(rng, folder):
                 at = rng.randrange(len(data))
                 if at == 0 and rng.random() < 0.5:
                     text = damaged_json(rng, about)
-                    data[0] = b"H" + struct.pack("<I", len(text)) + text + damaged_header(rng, START)
+                    data[0] = (
+                        b"H" + struct.pack("<I", len(text)) + text + damaged_header(rng, START)
+                    )
                 elif rng.random() < 0.2:
-                    foreign = [b'{"seq":1}', b"", b"H", b"T", b"M" * 5, evil(rng).encode("utf-8", "replace")]
+                    foreign = [
+                        b'{"seq":1}',
+                        b"",
+                        b"H",
+                        b"T",
+                        b"M" * 5,
+                        evil(rng).encode("utf-8", "replace"),
+                    ]
                     data.insert(at, rng.choice(foreign))
                 else:
                     data[at] = damaged(rng, data[at])

@@ -1,4 +1,7 @@
-"""NATS by hand: what a library would not send. One connection with a key, which comes back when the server ends it."""
+"""NATS by hand: what a library would not send.
+
+One connection with a key, which comes back when the server ends it.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -40,12 +43,20 @@ class Wire:
             data: the payload.
             headers: the bytes of a header block; None: no headers.
         """
-        words = [part if isinstance(part, bytes) else part.encode() for part in (subject, reply) if part]
+        words = [
+            part if isinstance(part, bytes) else part.encode() for part in (subject, reply) if part
+        ]
         sizes = [len(data)] if headers is None else [len(headers), len(headers) + len(data)]
-        words = [b"PUB" if headers is None else b"HPUB", *words, *(str(size).encode() for size in sizes)]
+        words = [
+            b"PUB" if headers is None else b"HPUB",
+            *words,
+            *(str(size).encode() for size in sizes),
+        ]
         connection = await self.connection()
         with suppress(*LOST):
-            await connection._send_command(b" ".join(words) + b"\r\n" + (headers or b"") + data + b"\r\n")
+            await connection._send_command(
+                b" ".join(words) + b"\r\n" + (headers or b"") + data + b"\r\n"
+            )
             await connection._flush_pending()
 
     async def subscribe(self, subject):

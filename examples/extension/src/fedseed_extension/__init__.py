@@ -1,1 +1,4 @@
-"""An example of a package that adds to fedseed without touching it; pyproject.toml says what it adds."""
+"""An example of a package that adds to fedseed without touching it.
+
+Pyproject.toml says what it adds.
+"""

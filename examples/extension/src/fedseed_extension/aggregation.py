@@ -1,7 +1,9 @@
 """The mean of the middle of each coordinate: the trimmed mean, by a fraction of the clients.
 
-Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", 2018,
-Definition 2: of each coordinate the largest and the smallest values are left out, a fraction beta on either side.
+Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal
+Statistical Rates", 2018,
+Definition 2: of each coordinate the largest and the smallest values are left out, a fraction beta
+on either side.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,9 @@ class CentralMean(AggregationRule):
 
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
 
-    def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> NDArray[np.float64]:
+    def combine(
+        self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]
+    ) -> NDArray[np.float64]:
         """The mean of what is left of each coordinate."""
         ordered = np.sort(np.stack(vectors), axis=0)
         out = int(self.trim * len(vectors))

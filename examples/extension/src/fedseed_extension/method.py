@@ -1,9 +1,11 @@
-"""Mean of signs: every client says whether the loss rises or falls along a shared direction, and the mean is the step.
+"""Mean of signs: every client says whether the loss rises or falls along a shared direction, and
+the mean is the step.
 
     s_k    = sign(rho_k),  rho_k two-point, on client k's batch, along z_t
     w     <- w - eta sum_k c_k s_k z_t
 
-FeedSign's vote without the majority: a split opinion makes a small step. 4 bytes up and down a step.
+FeedSign's vote without the majority: a split opinion makes a small step. 4 bytes up and down a
+step.
 """
 
 from dataclasses import dataclass
@@ -43,7 +45,9 @@ class MeanSign(Stepwise):
         """The signs, combined by the recipe's rule."""
         if not answers:
             return Opinions(np.zeros(0, dtype=np.float32))
-        return Opinions(answers.combine([update.values for update in answers.updates]).astype(np.float32))
+        return Opinions(
+            answers.combine([update.values for update in answers.updates]).astype(np.float32)
+        )
 
     def change(self, state: StepState, step: Opinions) -> Change:
         """w <- w - eta s z_t."""

@@ -30,8 +30,15 @@ class Sums(Task):
         random = Random(7)
 
         def sums(first: int, count: int) -> list[Example]:
-            return [Example(f"{first} + {b} =", f" {first + b}") for b in random.choices(range(1, 100), k=count)]
+            return [
+                Example(f"{first} + {b} =", f" {first + b}")
+                for b in random.choices(range(1, 100), k=count)
+            ]
 
-        clients = [ClientData(f"client-{i}", sums(i + 1, self.examples)) for i in range(self.clients)]
-        held_out = [example for i in range(self.clients) for example in sums(i + 1, self.evaluation)]
+        clients = [
+            ClientData(f"client-{i}", sums(i + 1, self.examples)) for i in range(self.clients)
+        ]
+        held_out = [
+            example for i in range(self.clients) for example in sums(i + 1, self.evaluation)
+        ]
         return TaskData(clients, {"": held_out}, scores=("exact_match",))

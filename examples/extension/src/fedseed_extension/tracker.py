@@ -27,7 +27,9 @@ class JSONLines(Tracker):
     def start(self, run: Start) -> None:
         """Note the run; of one that is resumed the earlier lines are there already."""
         self._path = Path(self.path) if run.folder is None else run.folder / self.path
-        self._write("start", {"method": run.method, "rounds": run.rounds, "earlier": len(run.earlier)})
+        self._write(
+            "start", {"method": run.method, "rounds": run.rounds, "earlier": len(run.earlier)}
+        )
 
     def metrics(self, line: Mapping[str, Any]) -> None:
         """Note a line of metrics."""

@@ -1,12 +1,13 @@
 """A canary test by the orbit: how likely every step is with each candidate in the data.
 
-Who has the orbit has the model before every step. All other data is known, and the order of batches is the recipe's, so
-what the clients answer can be computed for each candidate c, and
+Who has the orbit has the model before every step. All other data is known, and the order of batches
+is the recipe's, so what the clients answer can be computed for each candidate c, and
 
     score_c = sum_t log P(step_t | c)
 
-which no other guess beats on average (Neyman, Pearson). Where steps follow from answers without a draw, one step that
-can't follow is nearly enough to rule a candidate out; of private draws each step tells a little.
+which no other guess beats on average (Neyman, Pearson). Where steps follow from answers without a
+draw, one step that can't follow is nearly enough to rule a candidate out; of private draws each
+step tells a little.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +29,8 @@ from fedseed.runs.recipe import Recipe
 from fedseed.training.client import LocalClient
 from fedseed_papers.audits.canaries import Planting
 
-UNLIKELY = 1e-3  # that a projection is so small that the float noise of another batch size turns its sign
+# that a projection is so small that the float noise of another batch size turns its sign
+UNLIKELY = 1e-3
 HOPELESS = 60.0  # a candidate so far behind the best, in logs, is looked at no more
 
 Scores = NDArray[np.float64]
@@ -42,14 +44,19 @@ def check(recipe: Recipe) -> None:
     """
     _votes(recipe.method)
     if recipe.attack is not None:
-        raise RecipeError("--by orbit: what clients of [attack] send is not reckoned with; leave it out")
+        raise RecipeError(
+            "--by orbit: what clients of [attack] send is not reckoned with; leave it out"
+        )
     if not isinstance(recipe.aggregation, Mean):
         raise RecipeError(
-            f'--by orbit: aggregation.name = "{recipe.aggregation.name}" is not reckoned with; take "mean"'
+            f'--by orbit: aggregation.name = "{recipe.aggregation.name}" is not reckoned with; '
+            'take "mean"'
         )
 
 
-def scores(federation: Federation, records: Iterable[Record], plan: Planting, examples: int) -> Scores:
+def scores(
+    federation: Federation, records: Iterable[Record], plan: Planting, examples: int
+) -> Scores:
     """Returns how well each candidate explains an orbit.
 
     Args:
@@ -59,7 +66,8 @@ def scores(federation: Federation, records: Iterable[Record], plan: Planting, ex
         examples: how many the client has.
 
     Returns:
-        sum_t log P(step_t | candidate), shape (N,). Of a candidate that is `HOPELESS` the steps up to there.
+        sum_t log P(step_t | candidate), shape (N,). Of a candidate that is `HOPELESS` the steps up
+        to there.
 
     Raises:
         RecipeError: the client has examples that the model leaves out, or takes apart.
@@ -69,7 +77,9 @@ def scores(federation: Federation, records: Iterable[Record], plan: Planting, ex
     for record in records:
         picked = federation.coordinator.sampled(record.round)
         if plan.client in picked and _is_drawn(federation, record.round, plan):
-            found[left] += _round(federation, record, picked, plan.client, [ghosts[i] for i in left])
+            found[left] += _round(
+                federation, record, picked, plan.client, [ghosts[i] for i in left]
+            )
             left = left[found[left] > found.max() - HOPELESS]
         worker.catch_up([record])
     return found
@@ -77,16 +87,22 @@ def scores(federation: Federation, records: Iterable[Record], plan: Planting, ex
 
 def _votes(method: Method) -> FeedSign:
     if not isinstance(method, FeedSign):
-        raise RecipeError(f"--by orbit: how likely a step of {method.name} is, is not known; take --by model")
+        raise RecipeError(
+            f"--by orbit: how likely a step of {method.name} is, is not known; take --by model"
+        )
     return method
 
 
 def log_chance(method: FeedSign, state: Any, answers: Answers, step: Any) -> float:
-    """log P(these votes follow from these answers): of a private draw, or of a majority, `UNLIKELY` for each other."""
+    """log P(these votes follow from these answers): of a private draw, or of a majority, `UNLIKELY`
+    for each other.
+    """
     if not answers or not len(step.signs):
         return 0.0
     if isinstance(mechanism := mechanism_of(method), PrivateSign):
-        return mechanism.log_chance(answers.tally([update.signs for update in answers.updates]), step.signs)
+        return mechanism.log_chance(
+            answers.tally([update.signs for update in answers.updates]), step.signs
+        )
     return log(UNLIKELY) * int((method.aggregate(state, answers).signs != step.signs).sum())
 
 
@@ -96,20 +112,30 @@ def _ghosts(federation: Federation, plan: Planting, examples: int) -> list[list[
     candidates = federation.worker.objective.prepare(plan.candidates)
     if len(items) != examples or len(candidates) != len(plan.candidates):
         name = federation.names[plan.client]
-        raise RecipeError(f"--by orbit: of the examples of {name}, or the canaries, some are too long for the model")
+        raise RecipeError(
+            f"--by orbit: of the examples of {name}, or the canaries, some are too long for the "
+            "model"
+        )
     places = set(plan.places)
     return [[new if at in places else item for at, item in enumerate(items)] for new in candidates]
 
 
 def _is_drawn(federation: Federation, number: int, plan: Planting) -> bool:
-    """Returns whether a canary is in the client's batch; else the round is the same for all candidates."""
+    """Returns whether a canary is in the client's batch.
+
+    Else the round is the same for all candidates.
+    """
     worker, places = federation.worker, range(len(federation.items[plan.client]))
     client = LocalClient(worker.space, worker.objective, places, worker.seed, number, plan.client)
     return not set(plan.places).isdisjoint(next(client.batches(_votes(federation.method).batch)))
 
 
 def _round(
-    federation: Federation, record: Record, picked: Sequence[int], client: int, ghosts: Sequence[Sequence[Any]]
+    federation: Federation,
+    record: Record,
+    picked: Sequence[int],
+    client: int,
+    ghosts: Sequence[Sequence[Any]],
 ) -> Scores:
     """log P(step | each ghost in the client's place): all answer in one go."""
     worker, method, number = federation.worker, federation.method, record.round
@@ -121,7 +147,9 @@ def _round(
         plans.append(Message(MessageKind.PLAN, method.code, number, one, payload).encode())
     sent = worker.train_all(plans, asked, [*(federation.items[other] for other in others), *ghosts])
     updates = [
-        None if a.message is None else method.decode_update(worker.state, number, Message.decode(a.message).payload)
+        None
+        if a.message is None
+        else method.decode_update(worker.state, number, Message.decode(a.message).payload)
         for a in sent
     ]
     step = method.decode_step(worker.state, record.payload)

@@ -1,6 +1,8 @@
-"""Canaries: examples that nothing else in the data speaks for, so that only memory of them makes their loss fall.
+"""Canaries: examples that nothing else in the data speaks for, so that only memory of them makes
+their loss fall.
 
-The kind is that of the data: a text gets random digits as its answer, a picture, a choice or a blank a wrong class.
+The kind is that of the data: a text gets random digits as its answer, a picture, a choice or a
+blank a wrong class.
 """
 
 from collections.abc import Sequence
@@ -40,11 +42,13 @@ class Planting:
         return replace(data, clients=clients)
 
 
-def planting(data: TaskData, count: int, copies: int = 1, client: str | None = None, seed: int = 1) -> Planting:
+def planting(
+    data: TaskData, count: int, copies: int = 1, client: str | None = None, seed: int = 1
+) -> Planting:
     """Draw candidates that fit the data.
 
-    A text's canary has the prompt of the example that it replaces: all candidates differ in their answers alone.
-    Others are held-out examples with a wrong class.
+    A text's canary has the prompt of the example that it replaces: all candidates differ in their
+    answers alone. Others are held-out examples with a wrong class.
 
     Args:
         data: of the task, with its evaluation sets.
@@ -54,32 +58,48 @@ def planting(data: TaskData, count: int, copies: int = 1, client: str | None = N
         seed: of the draw.
 
     Raises:
-        RecipeError: there is no such client, it has too few examples, or there is no canary for this kind of data.
+        RecipeError: there is no such client, it has too few examples, or there is no canary for
+            this kind of data.
     """
     names = [held.name for held in data.clients]
     if client is not None and client not in names:
-        raise RecipeError(f"--client {client}: the clients are {', '.join(names[:8])}{', ...' * (len(names) > 8)}")
-    number = names.index(client) if client else next((i for i, c in enumerate(data.clients) if c.examples), 0)
+        raise RecipeError(
+            f"--client {client}: the clients are {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
+        )
+    number = (
+        names.index(client)
+        if client
+        else next((i for i, c in enumerate(data.clients) if c.examples), 0)
+    )
     examples = data.clients[number].examples
     if len(examples) < copies or not examples:
         raise RecipeError(
-            f"--copies {copies}: {names[number]} has {len(examples)} examples that a canary could replace"
+            f"--copies {copies}: {names[number]} has {len(examples)} examples that a canary could "
+            "replace"
         )
     places = sorted(range(len(examples)), key=lambda i: _length(examples[i]))[:copies]
     drawn = np.random.default_rng([seed, 0])
     first = examples[places[0]]
     if isinstance(first, Example):
         answers = (
-            drawn.choice(10**DIGITS, count, replace=False) if count < 10**6 else drawn.integers(0, 10**DIGITS, count)
+            drawn.choice(10**DIGITS, count, replace=False)
+            if count < 10**6
+            else drawn.integers(0, 10**DIGITS, count)
         )
         space = " " if first.response.startswith(" ") else ""
         texts = [space + " ".join(f"{value:0{DIGITS}d}") for value in answers]
         return Planting(number, places, [first.answered_as(Example("", text)) for text in texts])
-    held = [example for examples in data.evaluation.values() for example in examples] or list(data.validation)
+    held = [example for examples in data.evaluation.values() for example in examples] or list(
+        data.validation
+    )
     if len(held) < count:
-        raise RecipeError(f"--candidates {count}: there are {len(held)} held-out examples to make canaries of")
+        raise RecipeError(
+            f"--candidates {count}: there are {len(held)} held-out examples to make canaries of"
+        )
     chosen = [held[i] for i in drawn.choice(len(held), count, replace=False)]
-    return Planting(number, places, [_mistaken(example, len(data.classes), drawn) for example in chosen])
+    return Planting(
+        number, places, [_mistaken(example, len(data.classes), drawn) for example in chosen]
+    )
 
 
 def _mistaken(example: Any, classes: int, drawn: np.random.Generator) -> Any:
@@ -94,7 +114,9 @@ def _mistaken(example: Any, classes: int, drawn: np.random.Generator) -> Any:
         return replace(example, gold=other(example.gold, len(example.options)), right=())
     if isinstance(example, Cloze):
         return replace(example, gold=other(example.gold, len(example.words)))
-    raise RecipeError(f"audit canary: no canary is known for examples of type {type(example).__name__}")
+    raise RecipeError(
+        f"audit canary: no canary is known for examples of type {type(example).__name__}"
+    )
 
 
 def _length(example: Any) -> int:

@@ -1,11 +1,15 @@
-"""A canary test: one of N canaries is planted in a client's data; who sees the model afterwards guesses which.
+"""A canary test: one of N canaries is planted in a client's data.
 
-The attack knows all but which canary it is: recipe, data, the run's seed. It trains a twin, the same run without a
-canary, and guesses the candidate whose loss fell furthest below the twin's for the length of its gradient: to first
-order that is how far the weights went its way. A weaker attack has no twin and goes by the candidates' losses alone.
+Who sees the model afterwards guesses which.
+
+The attack knows all but which canary it is: recipe, data, the run's seed. It trains a twin, the
+same run without a canary, and guesses the candidate whose loss fell furthest below the twin's for
+the length of its gradient: to first order that is how far the weights went its way. A weaker attack
+has no twin and goes by the candidates' losses alone.
 Half of the runs, the twins, have no canary: there the attack must be at chance.
 
-By the orbit, the attack has every step in place of the last model alone, and needs no twin (`by_orbit`).
+By the orbit, the attack has every step in place of the last model alone, and needs no twin
+(`by_orbit`).
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +52,8 @@ class Game:
         with_it: after the run with the canary.
         twin: after the run without.
         lengths: of the candidates' gradients at the twin's weights, shape (N,).
-        odds: how well each candidate explains the run's orbit, in logs, shape (N,); None: it has the model alone.
+        odds: how well each candidate explains the run's orbit, in logs, shape (N,); None: it has
+            the model alone.
         odds_twin: the twin's orbit.
     """
 
@@ -63,7 +68,9 @@ class Game:
 
     @property
     def scores(self) -> Losses:
-        """Returns the attack: how well candidates explain the orbit, or how far the weights went their way."""
+        """Returns the attack: how well candidates explain the orbit, or how far the weights went
+        their way.
+        """
         return self.ways if self.odds is None else self.odds
 
     @property
@@ -73,7 +80,9 @@ class Game:
 
     @property
     def longer(self) -> Losses:
-        """Returns the lengths, none below a hundredth of the median: what is learnt already has next to none."""
+        """Returns the lengths, none below a hundredth of the median: what is learnt already has
+        next to none.
+        """
         return np.maximum(self.lengths, float(np.median(self.lengths)) / 100 or 1.0)
 
     @property
@@ -110,7 +119,9 @@ class CanaryTest:
 
     @property
     def ranks(self) -> list[int]:
-        """Returns the canary's place in each run, by the attack: by the orbit, or by the model with a twin."""
+        """Returns the canary's place in each run, by the attack: by the orbit, or by the model with
+        a twin.
+        """
         return [rank(game.scores, game.planted) for game in self.games]
 
     @property
@@ -134,12 +145,18 @@ class CanaryTest:
         if len(self.games) < 2:
             return []
         after = [*self.games[1:], self.games[0]]
-        return [(other.twin - game.twin) / game.longer for game, other in zip(self.games, after, strict=True)]
+        return [
+            (other.twin - game.twin) / game.longer
+            for game, other in zip(self.games, after, strict=True)
+        ]
 
     @property
     def ranks_control(self) -> list[int]:
         """Returns the place of the canary in the runs that did not have it."""
-        return [rank(scores, game.planted) for scores, game in zip(self.control, self.games, strict=False)]
+        return [
+            rank(scores, game.planted)
+            for scores, game in zip(self.control, self.games, strict=False)
+        ]
 
     @property
     def found(self) -> int:
@@ -158,10 +175,13 @@ class CanaryTest:
 
     @property
     def account(self) -> tuple[float, float] | None:
-        """Returns epsilon and delta of what the attack is about, exchanging the canary; None: the account says nothing.
+        """Returns epsilon and delta of what the attack is about, exchanging the canary.
 
-        Where neighbours have an example (or client) more or less, or zeros in its place, an exchange is two steps
-        between neighbours: 2 epsilon, (1 + e^epsilon) delta. An account of examples says nothing of several copies.
+        None: the account says nothing.
+
+        Where neighbours have an example (or client) more or less, or zeros in its place, an
+        exchange is two steps between neighbours: 2 epsilon, (1 + e^epsilon) delta. An account of
+        examples says nothing of several copies.
         """
         spent = self.spent or {}
         epsilon, delta = float(spent.get("epsilon", inf)), float(spent.get("delta", 0.0))
@@ -184,7 +204,9 @@ class CanaryTest:
     @property
     def epsilon_at_least(self) -> float:
         """Returns what the attack shows, with 95% confidence."""
-        return epsilon_at_least(self.found, len(self.games), self.candidates, self.delta, CONFIDENCE)
+        return epsilon_at_least(
+            self.found, len(self.games), self.candidates, self.delta, CONFIDENCE
+        )
 
     @property
     def contradicts(self) -> bool:
@@ -222,7 +244,8 @@ def canary_test(recipe: Recipe, planned: Planned, say: Say = lambda text: None) 
         say: shows a line of progress.
 
     Raises:
-        RecipeError: the recipe has no losses to go by, the data no canary, or the method no odds of its steps.
+        RecipeError: the recipe has no losses to go by, the data no canary, or the method no odds of
+            its steps.
     """
     if recipe.reward is not None:
         raise RecipeError("audit canary: a recipe with [reward] has no losses to go by")
@@ -240,9 +263,16 @@ def canary_test(recipe: Recipe, planned: Planned, say: Say = lambda text: None) 
         twin = _run(recipe, bare, own, plan, planned.by)
         run = _run(recipe, bare, own, plan, planned.by, planted)
         spent = run.spent
-        games.append(Game(own, planted, twin.base, run.losses, twin.losses, twin.lengths, run.odds, twin.odds))
+        games.append(
+            Game(
+                own, planted, twin.base, run.losses, twin.losses, twin.lengths, run.odds, twin.odds
+            )
+        )
         placed = rank(games[-1].scores, planted)
-        say(f"run {number + 1} of {planned.runs}: the canary is in place {placed} of {planned.candidates}")
+        say(
+            f"run {number + 1} of {planned.runs}: the canary is in place {placed} of "
+            f"{planned.candidates}"
+        )
     return CanaryTest(games, data.clients[plan.client].name, planned.copies, spent)
 
 
@@ -265,7 +295,9 @@ class _Run:
     odds: Losses | None
 
 
-def _run(recipe: Recipe, bare: TaskData, seed: int, plan: Planting, by: By, planted: int | None = None) -> _Run:
+def _run(
+    recipe: Recipe, bare: TaskData, seed: int, plan: Planting, by: By, planted: int | None = None
+) -> _Run:
     """Returns a run with candidate `planted` in the data; None: a twin."""
     data, candidates = bare if planted is None else plan.planted(bare, planted), plan.candidates
     evaluation = recipe.evaluation.model_copy(update={"every": recipe.rounds})
@@ -290,7 +322,10 @@ def _run(recipe: Recipe, bare: TaskData, seed: int, plan: Planting, by: By, plan
 def _losses(federation: Federation, candidates: Sequence[Any]) -> Losses:
     """Returns each candidate's loss at the weights as they are."""
     items, worker = _items(federation, candidates), federation.worker
-    parts = (worker.objective.losses(worker.space.model, items[at : at + BATCH]) for at in range(0, len(items), BATCH))
+    parts = (
+        worker.objective.losses(worker.space.model, items[at : at + BATCH])
+        for at in range(0, len(items), BATCH)
+    )
     return np.concatenate([part.double().cpu().numpy() for part in parts])
 
 
@@ -300,7 +335,9 @@ def _lengths(federation: Federation, candidates: Sequence[Any]) -> Losses:
     for item in _items(federation, candidates):
         loss = worker.objective.losses(worker.space.model, [item]).sum()
         parts = torch.autograd.grad(loss, list(worker.space.parameters), allow_unused=True)
-        found.append(sum(float(part.double().square().sum()) for part in parts if part is not None) ** 0.5)
+        found.append(
+            sum(float(part.double().square().sum()) for part in parts if part is not None) ** 0.5
+        )
     return np.array(found)
 
 

@@ -14,15 +14,18 @@ from fedseed_papers.audits.page import Answer, Audit
 
 CHANCE = 0.05  # what is at least as likely by blind guessing counts as chance
 HAS = {
-    "model": "the last model, the recipe, all other data and a twin run of the same seed without a canary",
+    "model": "the last model, the recipe, all other data and a twin run of the same seed without a "
+    "canary",
     "orbit": "every step, and with them the model of every round, the recipe and all other data",
 }
 LIMITS = (
     "A test bounds privacy from below: that nothing was found does not say that nothing can be.",
-    "The attack sees the last model, or with --by orbit every step, not what the coordinator receives.",
-    "The bound is about exchanging the canary's examples, and so is the account beside it: where neighbours have an "
-    "example (or client) more or less, twice its epsilon, and its delta times 1 + e^epsilon. An account of single "
-    "examples says nothing about several copies.",
+    "The attack sees the last model, or with --by orbit every step, not what the coordinator "
+    "receives.",
+    "The bound is about exchanging the canary's examples, and so is the account beside it: where "
+    "neighbours have an "
+    "example (or client) more or less, twice its epsilon, and its delta times 1 + e^epsilon. An "
+    "account of single examples says nothing about several copies.",
 )
 
 
@@ -64,8 +67,8 @@ def audit(test: CanaryTest, name: str, facts: Mapping[str, str]) -> Audit:
     return Audit(
         "canary",
         f"Canary test of {name}",
-        f"In each of {plural(runs, 'run')} one of {n} canaries, drawn evenly, took the place of {whose}. The attack "
-        f"has {HAS[test.by]}, and guesses which one it was.",
+        f"In each of {plural(runs, 'run')} one of {n} canaries, drawn evenly, took the place of "
+        f"{whose}. The attack has {HAS[test.by]}, and guesses which one it was.",
         [found(test), control(test), bound(test)],
         [_curve(test), _scores(test), _bounds(test)],
         [_table(test)],
@@ -80,8 +83,10 @@ def found(test: CanaryTest) -> Answer:
     chance = test.by_chance > CHANCE
     return Answer(
         "Is the canary found?",
-        f"In {test.found} of {plural(runs, 'run')}; blind guessing is right in 1 of {n}, and as often as this with "
-        f"probability {test.by_chance:.2g}. In the mean, {100 * test.mean_percentile:.1f}% of the other candidates "
+        f"In {test.found} of {plural(runs, 'run')}; blind guessing is right in 1 of {n}, and as "
+        "often as this with "
+        f"probability {test.by_chance:.2g}. In the mean, {100 * test.mean_percentile:.1f}% of the "
+        "other candidates "
         f"score below it (50% at chance). {_weaker(test)}in {test.ranks_alone.count(1)} of {runs}.",
         "at chance" if chance else "found",
         "good" if chance else "warn",
@@ -93,7 +98,10 @@ def _weaker(test: CanaryTest) -> str:
     if test.by == "model":
         return "Without a twin, by the losses alone: "
     count = test.ranks_by_model.count(1)
-    return f"By the last model and a twin: in {count} of {len(test.games)}; by the last model's losses alone: "
+    return (
+        f"By the last model and a twin: in {count} of {len(test.games)}; by the last model's "
+        "losses alone: "
+    )
 
 
 def control(test: CanaryTest) -> Answer:
@@ -104,8 +112,8 @@ def control(test: CanaryTest) -> Answer:
     right, against = found.count(1), ", against another twin," if test.by == "model" else ""
     return Answer(
         asks,
-        f"The attack on the {plural(len(found), 'twin')}{against} names the one that would have been "
-        f"planted in {right} of {len(found)}.",
+        f"The attack on the {plural(len(found), 'twin')}{against} names the one that would have "
+        f"been planted in {right} of {len(found)}.",
         "at chance" if right <= 1 else "found",
         "good" if right <= 1 else "warn",
     )
@@ -116,10 +124,15 @@ def bound(test: CanaryTest) -> Answer:
     shown = f"at least {test.epsilon_at_least:.2f} with {100 * CONFIDENCE:.0f}% confidence"
     most = epsilon_at_least(len(test.games), len(test.games), test.candidates, test.delta)
     reach = (
-        f"With {plural(len(test.games), 'run')} and {test.candidates} candidates {most:.2f} is the most it could show."
+        f"With {plural(len(test.games), 'run')} and {test.candidates} candidates {most:.2f} is "
+        "the most it could show."
     )
     if test.spent is None:
-        return Answer("How private is it?", f"Epsilon is {shown}. {reach} The run accounts for nothing.", "no account")
+        return Answer(
+            "How private is it?",
+            f"Epsilon is {shown}. {reach} The run accounts for nothing.",
+            "no account",
+        )
     if test.epsilon is None:
         return Answer(
             "How private is it?",
@@ -128,7 +141,8 @@ def bound(test: CanaryTest) -> Answer:
         )
     accounted = f"The account says {test.epsilon:.3g} at delta = {test.delta:.3g}, for an exchange"
     allowed = (
-        f"which lets a guess be right with probability {most_right(test.epsilon, test.candidates, test.delta):.2g}"
+        "which lets a guess be right with probability "
+        f"{most_right(test.epsilon, test.candidates, test.delta):.2g}"
     )
     return Answer(
         "Is the account right?",
@@ -158,11 +172,16 @@ def _scores(test: CanaryTest) -> Panel:
     for number, game in enumerate(test.games, start=1):
         others = np.delete(game.scores, game.planted)
         unit = float(others.std()) or 1.0
-        low, mid, high = (float(np.quantile(others - others.mean(), q)) / unit for q in (0.025, 0.5, 0.975))
+        low, mid, high = (
+            float(np.quantile(others - others.mean(), q)) / unit for q in (0.025, 0.5, 0.975)
+        )
         canary.append((float(number), float(game.scores[game.planted] - others.mean()) / unit))
         middle.append((float(number), mid))
         band.append((float(number), low, high))
-    lines = [Series("the canary", canary, number=1), Series("the others (band: 95%)", middle, band, 0)]
+    lines = [
+        Series("the canary", canary, number=1),
+        Series("the others (band: 95%)", middle, band, 0),
+    ]
     return Panel("Scores, in the others' deviations", lines, Axis("run", whole=True), Axis("score"))
 
 
@@ -175,7 +194,9 @@ def _bounds(test: CanaryTest) -> Panel:
         Series("this test", [(test.found, test.epsilon_at_least)], number=1),
     ]
     if test.epsilon is not None:
-        lines.append(Series("accounted", [(0.0, test.epsilon), (float(runs), test.epsilon)], number=2))
+        lines.append(
+            Series("accounted", [(0.0, test.epsilon), (float(runs), test.epsilon)], number=2)
+        )
     return Panel(
         f"Bound, {100 * CONFIDENCE:.0f}% confidence",
         lines,
@@ -211,4 +232,6 @@ def _table(test: CanaryTest) -> Sheet:
         "loss, twin",
         "loss, run",
     ]
-    return Sheet("Runs", head, rows, f"Places are of {test.candidates}; 1 is the attack's first guess.")
+    return Sheet(
+        "Runs", head, rows, f"Places are of {test.candidates}; 1 is the attack's first guess."
+    )

@@ -1,11 +1,14 @@
-"""What a game of guessing says about privacy: one of N candidates, drawn evenly, is in the data, and somebody guesses.
+"""What a game of guessing says about privacy: one of N candidates, drawn evenly, is in the data,
+and somebody guesses.
 
-Let every exchange of one candidate for another be (epsilon, delta)-private, and p the probability of a right guess. For
-candidates i and j, P[guess j | j is in] <= e^epsilon P[guess j | i is in] + delta; the mean over all i and j is
+Let every exchange of one candidate for another be (epsilon, delta)-private, and p the probability
+of a right guess. For candidates i and j, P[guess j | j is in] <= e^epsilon P[guess j | i is in] +
+delta; the mean over all i and j is
 
     p <= e^epsilon (1 - p) / (N - 1) + delta,   so   epsilon >= log((N - 1) (p - delta) / (1 - p))
 
-A lower bound of p from counted guesses (Clopper and Pearson, 1934) gives one of epsilon, with the same confidence.
+A lower bound of p from counted guesses (Clopper and Pearson, 1934) gives one of epsilon, with the
+same confidence.
 """
 
 from collections.abc import Sequence
@@ -17,12 +20,15 @@ from scipy.stats import beta, binom
 
 
 def at_least(right: int, games: int, p: float) -> float:
-    """Returns the probability of `right` or more right guesses in `games`, each right with probability p."""
+    """Returns the probability of `right` or more right guesses in `games`, each right with
+    probability p.
+    """
     return float(binom.sf(right - 1, games, p))
 
 
 def share_at_least(right: int, games: int, confidence: float) -> float:
-    """Returns the least probability of a right guess that so many right ones allow: Clopper and Pearson's lower bound.
+    """Returns the least probability of a right guess that so many right ones allow: Clopper and
+    Pearson's lower bound.
 
     Args:
         right: right guesses.
@@ -32,7 +38,9 @@ def share_at_least(right: int, games: int, confidence: float) -> float:
     return float(beta.ppf(1 - confidence, right, games - right + 1)) if right else 0.0
 
 
-def epsilon_at_least(right: int, games: int, candidates: int, delta: float = 0.0, confidence: float = 0.95) -> float:
+def epsilon_at_least(
+    right: int, games: int, candidates: int, delta: float = 0.0, confidence: float = 0.95
+) -> float:
     """Returns the least epsilon that so many right guesses allow; 0 if they allow any.
 
     Args:
@@ -56,12 +64,18 @@ def most_right(epsilon: float, candidates: int, delta: float = 0.0) -> float:
 
 
 def rank(scores: NDArray[np.float64], planted: int) -> int:
-    """Returns the place of a candidate by its score, from 1 (the highest); behind all that have the same."""
+    """Returns the place of a candidate by its score, from 1 (the highest).
+
+    Behind all that have the same.
+    """
     return int((scores >= scores[planted]).sum())
 
 
 def percentile(scores: NDArray[np.float64], planted: int) -> float:
-    """The share of the others below a candidate, those with the same score as half; 0.5 in the mean at chance."""
+    """The share of the others below a candidate, those with the same score as half.
+
+    0.5 in the mean at chance.
+    """
     others = np.delete(scores, planted)
     mine = scores[planted]
     return float(((others < mine).sum() + 0.5 * (others == mine).sum()) / len(others))
@@ -69,7 +83,10 @@ def percentile(scores: NDArray[np.float64], planted: int) -> float:
 
 def shares_found(ranks: Sequence[int], candidates: int) -> list[tuple[float, float]]:
     """Returns, for some r from 1 to N, the share of games with the candidate among the first r."""
-    return [(float(r), sum(found <= r for found in ranks) / len(ranks)) for r in first_guesses(candidates)]
+    return [
+        (float(r), sum(found <= r for found in ranks) / len(ranks))
+        for r in first_guesses(candidates)
+    ]
 
 
 def first_guesses(candidates: int) -> list[int]:

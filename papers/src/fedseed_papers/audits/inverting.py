@@ -1,14 +1,15 @@
 """From inner products to the gradient, and from a gradient to the example behind it.
 
-Linear inversion knows the directions alone: the shortest g with V^T g as it was told. It is exact once K directions
-span the space. A softmax layer's gradient of one example is then an open book: with p the probabilities, y the label
-and x the layer's input,
+Linear inversion knows the directions alone: the shortest g with V^T g as it was told. It is exact
+once K directions span the space. A softmax layer's gradient of one example is then an open book:
+with p the probabilities, y the label and x the layer's input,
 
-    dl/db = p - e_y,    dl/dW = (p - e_y) x^T    the label is where dl/db is negative; x = dl/dW^T dl/db / |dl/db|^2
+    dl/db = p - e_y,    dl/dW = (p - e_y) x^T    the label is where dl/db is negative; x = dl/dW^T
+    dl/db / |dl/db|^2
 
-Matching also knows the model: it looks for the picture and the label whose gradient has the inner products that were
-told, as Zhu, Liu, Han ("Deep Leakage from Gradients", NeurIPS 2019) do with a whole gradient. K need only outnumber the
-pixels then.
+Matching also knows the model: it looks for the picture and the label whose gradient has the inner
+products that were told, as Zhu, Liu, Han ("Deep Leakage from Gradients", NeurIPS 2019) do with a
+whole gradient. K need only outnumber the pixels then.
 """
 
 from collections.abc import Callable
@@ -23,28 +24,39 @@ from torch.nn.functional import log_softmax
 from fedseed.weights.layout import Layout
 from fedseed_papers.audits.observing import Array, Observation
 
-GradientOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # pixel values, class probabilities -> g, shape (d,)
+# pixel values, class probabilities -> g, shape (d,)
+GradientOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 STEPS = 300
-DIRECT = 1 << 22  # entries of directions that are inverted as they are; of more, their inner products
+# entries of directions that are inverted as they are; of more, their inner products
+DIRECT = 1 << 22
 PIECE = 1 << 14  # elements of each direction that are held in double precision then
 RATE = 0.1
 
 
 def estimated_gradient(seen: Observation) -> Array:
-    """g, shape (d,): the shortest with these inner products; of votes its direction; or as it was told."""
+    """g, shape (d,): the shortest with these inner products; of votes its direction.
+
+    Or as it was told.
+    """
     if seen.directions is None:
         return seen.values
     along = seen.directions
     if seen.votes:
-        return np.asarray((seen.values.astype(np.float32) @ along).astype(np.float64) / len(seen.values))
+        return np.asarray(
+            (seen.values.astype(np.float32) @ along).astype(np.float64) / len(seen.values)
+        )
     if along.size <= DIRECT or len(along) >= along.shape[1]:
-        solution: Array = np.asarray(np.linalg.lstsq(along.astype(np.float64), seen.values, rcond=1e-6)[0], np.float64)
+        solution: Array = np.asarray(
+            np.linalg.lstsq(along.astype(np.float64), seen.values, rcond=1e-6)[0], np.float64
+        )
         return solution
     gram = np.zeros((len(along), len(along)))
     for at in range(0, along.shape[1], PIECE):
         piece = along[:, at : at + PIECE].astype(np.float64)
         gram += piece @ piece.T
-    return (np.linalg.lstsq(gram, seen.values, rcond=None)[0].astype(np.float32) @ along).astype(np.float64)
+    return (np.linalg.lstsq(gram, seen.values, rcond=None)[0].astype(np.float32) @ along).astype(
+        np.float64
+    )
 
 
 def relative_error(found: Array, true: Array) -> float:
@@ -73,7 +85,9 @@ class SoftmaxLayer:
     classes: int
 
     def opened(self, gradient: Array) -> tuple[int, Array]:
-        """Returns the label, and the layer's input, shape (inputs,), by a gradient of one example."""
+        """Returns the label, and the layer's input, shape (inputs,), by a gradient of one
+        example.
+        """
         bias = gradient[self.bias]
         weight = gradient[self.weight].reshape(self.classes, -1)
         square = float(bias @ bias)
@@ -81,7 +95,10 @@ class SoftmaxLayer:
 
 
 def last_layer(layout: Layout) -> SoftmaxLayer | None:
-    """The softmax layer of a classifier: the last matrix that trains, with a bias behind it; None: there is none."""
+    """The softmax layer of a classifier: the last matrix that trains, with a bias behind it.
+
+    None: there is none.
+    """
     at, before = 0, None
     found = None
     for entry in layout.tensors:
@@ -118,7 +135,8 @@ def match(
         steps: of Adam, at a rate that falls to zero.
 
     Returns:
-        Pictures as `start` has them, their labels, and what is left of |V^T g - told|^2 / |told|^2 (votes: 1 - cosine).
+        Pictures as `start` has them, their labels, and what is left of |V^T g - told|^2 / |told|^2
+        (votes: 1 - cosine).
     """
     picture = torch.logit(start, eps=0.02).requires_grad_()
     label = torch.zeros(len(low), classes).requires_grad_()
@@ -134,7 +152,8 @@ def match(
             miss = 1 - torch.nn.functional.cosine_similarity(mine, told, dim=0)
         else:
             miss = (mine - told).square().sum() / told.square().sum()
-        picture.grad, label.grad = torch.autograd.grad(miss, (picture, label))  # the model's own are left alone
+        # the model's own are left alone
+        picture.grad, label.grad = torch.autograd.grad(miss, (picture, label))
         adam.step()
         plan.step()
         left = float(miss.detach())
@@ -142,7 +161,9 @@ def match(
 
 
 def gradient_by(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> GradientOf:
-    """Returns the gradient of the mean cross-entropy of an image classifier, differentiable in pictures and labels."""
+    """Returns the gradient of the mean cross-entropy of an image classifier, differentiable in
+    pictures and labels.
+    """
 
     def gradient_of(values: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         output: Any = model(pixel_values=values)

@@ -1,6 +1,8 @@
-"""What a client's message tells of its gradient: inner products with directions that everybody knows, or all of it.
+"""What a client's message tells of its gradient: inner products with directions that everybody
+knows, or all of it.
 
-Ferret                      gamma_l = V_l^T Delta_l / (rho_l K_l),  Delta = eta g after one step of plain SGD
+Ferret                      gamma_l = V_l^T Delta_l / (rho_l K_l),  Delta = eta g after one step of
+plain SGD
 FedKSeed, ZO-FedSGD, MeZO   rho_j = z_j . g, up to the finite difference
 FeedSign                    vote_j = sign(z_j . g)
 FedSGD, FedAvg              g; w - w_k = eta g
@@ -84,7 +86,9 @@ def observed(payload: Any, known: Known) -> Observation:
     Raises:
         RecipeError: no attack is known for such messages.
     """
-    raise RecipeError(f'audit reconstruct: no attack is known for messages of "{known.method.name}"')
+    raise RecipeError(
+        f'audit reconstruct: no attack is known for messages of "{known.method.name}"'
+    )
 
 
 @observed.register
@@ -125,9 +129,13 @@ def _(payload: Weights, known: Known) -> Observation:
     return Observation(None, moved / known.method.training.at(known.round).learning_rate)
 
 
-def directions(basis: Basis, indices: Sequence[int], layout: Layout, start: int, stop: int) -> NDArray[np.float32]:
+def directions(
+    basis: Basis, indices: Sequence[int], layout: Layout, start: int, stop: int
+) -> NDArray[np.float32]:
     """Returns directions as rows, shape (len(indices), stop - start)."""
-    return np.stack([basis.direction(k, start, stop, stop - start, layout.matrices) for k in indices])
+    return np.stack(
+        [basis.direction(k, start, stop, stop - start, layout.matrices) for k in indices]
+    )
 
 
 def _vector(data: bytes, layout: Layout) -> Array:

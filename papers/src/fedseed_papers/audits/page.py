@@ -89,7 +89,13 @@ def audit_json(audit: Audit, numbers: Mapping[str, Any], seconds: float) -> dict
     """
     answers = [{"asks": a.asks, "says": a.says, "short": a.short} for a in audit.answers]
     facts = {"answers": answers, "limits": list(audit.limits), "facts": dict(audit.facts)}
-    return {"audit": audit.kind, "title": audit.title, **numbers, **facts, "seconds": round(seconds, 2)}
+    return {
+        "audit": audit.kind,
+        "title": audit.title,
+        **numbers,
+        **facts,
+        "seconds": round(seconds, 2),
+    }
 
 
 def check_free(out: Path) -> None:
@@ -110,8 +116,11 @@ def facts_of(name: str, recipe: Recipe, settings: list[str]) -> dict[str, str]:
     return {**about, "method": recipe.method.name, "rounds": str(recipe.rounds), **surroundings()}
 
 
-def write_audit(out: Path, audit: Audit, numbers: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Write an audit's files: page.html, data.csv, picture.png, table-1.csv, ..., and audit.json, last.
+def write_audit(
+    out: Path, audit: Audit, numbers: Mapping[str, Any], seconds: float
+) -> dict[str, Any]:
+    """Write an audit's files: page.html, data.csv, picture.png, table-1.csv, ..., and audit.json,
+    last.
 
     Args:
         out: the folder.

@@ -1,8 +1,9 @@
-"""A reconstruction attack: what one client's message in the first round says of a picture that it trained on.
+"""A reconstruction attack: what one client's message in the first round says of a picture that it
+trained on.
 
-The messages are the methods' own, made by a worker from a client that has these pictures alone, and read as the
-coordinator reads them. It is the attack's best case: one local step of plain SGD on the very pictures, at weights that
-everybody knows.
+The messages are the methods' own, made by a worker from a client that has these pictures alone, and
+read as the coordinator reads them. It is the attack's best case: one local step of plain SGD on the
+very pictures, at weights that everybody knows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +47,8 @@ COUNTED = ("ferret", "fedkseed", "feedsign")  # K numbers a message
 WHOLE = ("fedsgd", "fedavg")
 KNOWN = (*COUNTED, *WHOLE)
 OTHERS = 100  # pictures that a reconstruction is told apart from, the true one among them
-KEPT = ("basis", "basis_rank", "scale")  # settings that a recipe's method hands on to those that are attacked
+# settings that a recipe's method hands on to those that are attacked
+KEPT = ("basis", "basis_rank", "scale")
 MOST_ENTRIES = 1 << 27  # of the directions that the attack holds
 
 
@@ -62,9 +64,11 @@ class Attempt:
         example: the number of the first.
         gradient_error: of linear inversion, |found - true| / |true|.
         gradient_cosine: between both.
-        label_right: whether the last layer's bias gives the label away; None: several pictures, or no such layer.
+        label_right: whether the last layer's bias gives the label away; None: several pictures, or
+            no such layer.
         input_error: of the last layer's input, as `gradient_error`.
-        error: of matching, |found - true| over that of the mean picture: 1 is no better than the mean.
+        error: of matching, |found - true| over that of the mean picture: 1 is no better than the
+            mean.
         identified: the share of pictures that are the nearest of all to what was found.
         labels_right: the share of labels that matching finds.
         left: what matching left of its aim, as a share: 0 is a perfect match, of whatever picture.
@@ -111,7 +115,8 @@ class Reconstruction:
 
 
 class PixelLayer(torch.nn.Module):
-    """One softmax layer on the pixels: what it learns from one picture is the picture, times a number for each class.
+    """One softmax layer on the pixels: what it learns from one picture is the picture, times a
+    number for each class.
 
     Args:
         pixels: how many numbers a picture has.
@@ -143,15 +148,28 @@ class Attack:
     """
 
     def __init__(
-        self, model: torch.nn.Module, objective: Images, classes: int, others: Sequence[Picture], steps: int = STEPS,
+        self,
+        model: torch.nn.Module,
+        objective: Images,
+        classes: int,
+        others: Sequence[Picture],
+        steps: int = STEPS,
         seed: int = 1,
-    ) -> None:  # fmt: skip
-        self.model, self.objective, self.classes, self.steps, self.seed = model, objective, classes, steps, seed
+    ) -> None:
+        self.model, self.objective, self.classes, self.steps, self.seed = (
+            model,
+            objective,
+            classes,
+            steps,
+            seed,
+        )
         self.others = self.shown(others)
         self.mean = self.others.mean(axis=0)
 
     def attempt(self, method: Method, pictures: Sequence[Picture], example: int) -> Attempt:
-        """Let a client that has these pictures alone answer the first plan, and attack its answer."""
+        """Let a client that has these pictures alone answer the first plan, and attack its
+        answer.
+        """
         worker = Worker(self.model, method, self.objective, self.seed)
         payload, known, length = _message(worker, pictures)
         seen = observed(payload, known)
@@ -162,21 +180,40 @@ class Attack:
             low, high = self._ends(pictures)
             labels = torch.tensor([picture.label for picture in pictures])
             values = self.objective.pixel_values(pictures)
-            true = gradient_of(values, one_hot(labels, self.classes).float()).detach().double().numpy()
+            true = (
+                gradient_of(values, one_hot(labels, self.classes).float()).detach().double().numpy()
+            )
             found = estimated_gradient(seen)
             if batch == 1 and layer is not None:
                 label_right, input_error = _opened(layer, found, true)
             start = torch.from_numpy(self._start(batch))
-            shown, guessed, left = match(seen, gradient_of, low, high, self.classes, start, self.steps)
+            shown, guessed, left = match(
+                seen, gradient_of, low, high, self.classes, start, self.steps
+            )
         truth = self.shown(pictures)
         order = _assigned(shown, truth)
         shown, guessed = shown[order], [guessed[i] for i in order]
-        errors = [_distance(s, t) / _distance(self.mean, t) for s, t in zip(shown, truth, strict=True)]
+        errors = [
+            _distance(s, t) / _distance(self.mean, t) for s, t in zip(shown, truth, strict=True)
+        ]
         return Attempt(
-            method.name, seen.count, length, batch, example, relative_error(found, true), cosine(found, true),
-            label_right, input_error, float(np.mean(errors)), self._identified(shown, truth),
-            float(np.mean([g == picture.label for g, picture in zip(guessed, pictures, strict=True)])), left, shown,
-        )  # fmt: skip
+            method.name,
+            seen.count,
+            length,
+            batch,
+            example,
+            relative_error(found, true),
+            cosine(found, true),
+            label_right,
+            input_error,
+            float(np.mean(errors)),
+            self._identified(shown, truth),
+            float(
+                np.mean([g == picture.label for g, picture in zip(guessed, pictures, strict=True)])
+            ),
+            left,
+            shown,
+        )
 
     def shown(self, pictures: Sequence[Picture]) -> Pixels:
         """Returns pictures from 0 to 1, as matching finds them."""
@@ -185,7 +222,9 @@ class Attack:
         return np.asarray(((values - low) / (high - low)).numpy(), dtype=np.float32)
 
     def _start(self, batch: int) -> Pixels:
-        """Where matching begins: the mean picture, a little different for each of a batch, so that they can part."""
+        """Where matching begins: the mean picture, a little different for each of a batch, so that
+        they can part.
+        """
         noise = np.random.default_rng(self.seed).normal(scale=0.05, size=(batch, *self.mean.shape))
         return np.asarray(self.mean + noise, dtype=np.float32).clip(0, 1)
 
@@ -204,7 +243,9 @@ class Attack:
 
     @contextmanager
     def _as_trained(self, method: Method) -> Iterator[None]:
-        """The model as clients of the method call it: batch norm goes by the batch where there are gradients."""
+        """The model as clients of the method call it: batch norm goes by the batch where there are
+        gradients.
+        """
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         self.model.train(method.needs_gradients)
         try:
@@ -239,7 +280,9 @@ class Attacked:
     linear: bool
 
 
-def reconstruction(recipe: Recipe, attacked: Attacked, say: Say = lambda text: None) -> Reconstruction:
+def reconstruction(
+    recipe: Recipe, attacked: Attacked, say: Say = lambda text: None
+) -> Reconstruction:
     """Attack messages of several methods on a recipe's model and data.
 
     Args:
@@ -255,33 +298,45 @@ def reconstruction(recipe: Recipe, attacked: Attacked, say: Say = lambda text: N
     held = [example for client in data.clients for example in client.examples]
     if not held or not isinstance(held[0], Picture):
         raise RecipeError(
-            f'audit reconstruct: task.name = "{recipe.task.name}": the attack is on pictures, as in digits-feedsign'
+            f'audit reconstruct: task.name = "{recipe.task.name}": the attack is on pictures, as '
+            "in digits-feedsign"
         )
     equipment = equip(recipe, data)
     assert isinstance(equipment.objective, Images)
     model = equipment.model
     if attacked.linear:
-        model = PixelLayer(equipment.objective.pixel_values(held[:1]).numel(), len(data.classes), recipe.seed)
+        model = PixelLayer(
+            equipment.objective.pixel_values(held[:1]).numel(), len(data.classes), recipe.seed
+        )
     size = Worker(model, settings_for(recipe, "fedsgd", 0, 1), equipment.objective, 1).space.size
     if max(counts) * size > MOST_ENTRIES:
         raise RecipeError(
-            f"--numbers {max(counts)}: so many directions of {size:,} parameters are more than the attack holds; take "
+            f"--numbers {max(counts)}: so many directions of {size:,} parameters are more than the "
+            "attack holds; take "
             'fewer, or let fewer parameters train, as with --set model.trainable="head"'
         )
     drawn = np.random.default_rng(attacked.seed).permutation(len(held))
     most = max([1, *batches])
     if max(examples, most) > len(held):
-        raise RecipeError(f"audit reconstruct: {max(examples, most)} pictures are wanted, the clients have {len(held)}")
+        raise RecipeError(
+            f"audit reconstruct: {max(examples, most)} pictures are wanted, the clients have "
+            f"{len(held)}"
+        )
     picked = [held[i] for i in drawn[:OTHERS]]
-    attack = Attack(model, equipment.objective, len(data.classes), picked, attacked.steps, recipe.seed)
+    attack = Attack(
+        model, equipment.objective, len(data.classes), picked, attacked.steps, recipe.seed
+    )
     found = []
 
     def one(name: str, count: int, first: int, batch: int) -> None:
-        attempt = attack.attempt(settings_for(recipe, name, count, batch), picked[first : first + batch], first)
+        attempt = attack.attempt(
+            settings_for(recipe, name, count, batch), picked[first : first + batch], first
+        )
         found.append(attempt)
         say(
-            f"{name}, {attempt.count:,} numbers, {batch} picture{'s' * (batch > 1)}: gradient's cosine "
-            f"{attempt.gradient_cosine:.2f}, picture's error {attempt.error:.2f}, {100 * attempt.identified:.0f}% known"
+            f"{name}, {attempt.count:,} numbers, {batch} picture{'s' * (batch > 1)}: gradient's "
+            f"cosine {attempt.gradient_cosine:.2f}, picture's error {attempt.error:.2f}, "
+            f"{100 * attempt.identified:.0f}% known"
         )
 
     for name in attacked.methods:
@@ -305,7 +360,13 @@ def settings_for(recipe: Recipe, name: str, count: int, batch: int) -> Method:
     if name not in KNOWN:
         raise RecipeError(f"--method {name}: attacks are known for {', '.join(KNOWN)}")
     rate = getattr(getattr(recipe.method, "training", None), "learning_rate", 0.01)
-    step = {"optimizer": "sgd", "learning_rate": rate, "steps": 1, "batch": batch, "accumulation": 1}
+    step = {
+        "optimizer": "sgd",
+        "learning_rate": rate,
+        "steps": 1,
+        "batch": batch,
+        "accumulation": 1,
+    }
     own: dict[str, dict[str, Any]] = {
         "ferret": {"directions": count, "blocks": "one", "training": step},
         "fedkseed": {"candidates": max(4096, 4 * count), "steps": count, "batch": batch},
@@ -314,28 +375,39 @@ def settings_for(recipe: Recipe, name: str, count: int, batch: int) -> Method:
         "fedavg": {"training": step},
     }
     kind = methods.REGISTRY.get(name)
-    known = recipe.method.model_dump(include=set(KEPT) & recipe.method.model_fields_set & set(kind.model_fields))
+    known = recipe.method.model_dump(
+        include=set(KEPT) & recipe.method.model_fields_set & set(kind.model_fields)
+    )
     try:
         return kind.model_validate({**known, **own[name]})
     except ValidationError as error:
-        raise RecipeError(f"audit reconstruct: {name} with {count} numbers: {error.errors()[0]['msg']}") from error
+        raise RecipeError(
+            f"audit reconstruct: {name} with {count} numbers: {error.errors()[0]['msg']}"
+        ) from error
 
 
 def _message(worker: Worker, pictures: Sequence[Picture]) -> tuple[Any, Known, int]:
-    """Returns a client's answer to the first plan, decoded; what is known besides; the bytes of its payload."""
+    """Returns a client's answer to the first plan, decoded; what is known besides.
+
+    The bytes of its payload.
+    """
     method, state = worker.method, worker.state
     plan = method.plan(state, Round(1, 0, (0,)))
     message = Message(MessageKind.PLAN, method.code, 1, EVERYBODY, plan.encode()).encode()
     weights = worker.space.dense()
     answer = worker.train(message, 0, worker.objective.prepare(pictures))
     if answer.message is None:
-        raise RecipeError(f"audit reconstruct: the client of {method.name} sends nothing: {answer.reason}")
+        raise RecipeError(
+            f"audit reconstruct: the client of {method.name} sends nothing: {answer.reason}"
+        )
     payload = Message.decode(answer.message).payload
     known = Known(method, state, plan, 1, weights)
     return method.decode_update(state, 1, payload), known, len(payload)
 
 
-def _opened(layer: SoftmaxLayer, found: NDArray[np.float64], true: NDArray[np.float64]) -> tuple[bool, float]:
+def _opened(
+    layer: SoftmaxLayer, found: NDArray[np.float64], true: NDArray[np.float64]
+) -> tuple[bool, float]:
     """Returns whether the label is found, and the relative error of the layer's input."""
     label, given = layer.opened(found)
     right, inside = layer.opened(true)
@@ -347,7 +419,9 @@ def _distance(a: Pixels, b: Pixels) -> float:
 
 
 def _assigned(shown: Pixels, truth: Pixels) -> list[int]:
-    """Returns which of the pictures that were found is taken for which of the true ones: the nearest pairs first."""
+    """Returns which of the pictures that were found is taken for which of the true ones: the
+    nearest pairs first.
+    """
     distances = np.array([[_distance(s, t) for t in truth] for s in shown])
     order = [0] * len(truth)
     for _ in truth:

@@ -15,18 +15,39 @@ from fedseed.reports.tables import Sheet, human_bytes
 from fedseed_papers.audits.page import Answer, Audit, embedded
 from fedseed_papers.audits.reconstruct import COUNTED, Attempt, Reconstruction
 
-NAMES = {"ferret": "Ferret", "fedkseed": "FedKSeed", "feedsign": "FeedSign", "fedsgd": "FedSGD", "fedavg": "FedAvg"}
+NAMES = {
+    "ferret": "Ferret",
+    "fedkseed": "FedKSeed",
+    "feedsign": "FeedSign",
+    "fedsgd": "FedSGD",
+    "fedavg": "FedAvg",
+}
 LIMITS = (
-    "No published attack on projected updates was found. Two were tried, linear inversion and matching; others may do "
-    "better.",
-    "It is the attack's best case: one local step of plain SGD, on the pictures alone, in the first round. More steps, "
+    "No published attack on projected updates was found. Two were tried, linear inversion and "
+    "matching; others may do better.",
+    "It is the attack's best case: one local step of plain SGD, on the pictures alone, in the "
+    "first round. More steps, "
     "larger batches, momentum and Adam were not attacked, which does not make them safe.",
-    "The attack is the coordinator's, or of whoever sees one client's message. Who gets the orbit sees the clients' "
+    "The attack is the coordinator's, or of whoever sees one client's message. Who gets the orbit "
+    "sees the clients' "
     "sum, as if all their pictures were one batch; with secure sums the coordinator sees no more.",
     "Matching knows the model, and is given how many pictures there are, not their labels.",
 )
-NUMBERS = ("method", "count", "payload_bytes", "batch", "example", "gradient_error", "gradient_cosine", "label_right",
-           "input_error", "error", "identified", "labels_right", "left")  # fmt: skip
+NUMBERS = (
+    "method",
+    "count",
+    "payload_bytes",
+    "batch",
+    "example",
+    "gradient_error",
+    "gradient_cosine",
+    "label_right",
+    "input_error",
+    "error",
+    "identified",
+    "labels_right",
+    "left",
+)
 
 
 def numbers(found: Reconstruction) -> dict[str, Any]:
@@ -58,14 +79,21 @@ def audit(found: Reconstruction, name: str, facts: Mapping[str, str], picture: P
     return Audit(
         "reconstruct",
         f"Reconstruction from messages: {name}",
-        f"A client has one picture and answers the first plan; the attack reads its message as the coordinator does, "
+        "A client has one picture and answers the first plan; the attack reads its message as the "
+        "coordinator does, "
         f"and looks for the picture. {found.size:,} parameters train; {plural(examples, 'picture')}"
         f"{', each' if examples > 1 else ''} told apart from {found.others - 1} others.",
         [_answer(found, method) for method in methods],
         [
             _panel(found, methods, "Picture", "error (1: the mean picture)", lambda a: a.error),
             _panel(found, methods, "Identified", "share of pictures", lambda a: a.identified),
-            _panel(found, methods, "Gradient, by linear inversion", "cosine", lambda a: a.gradient_cosine),
+            _panel(
+                found,
+                methods,
+                "Gradient, by linear inversion",
+                "cosine",
+                lambda a: a.gradient_cosine,
+            ),
             *_batches(found, methods),
         ],
         [_table(found, methods), *_batch_table(found)],
@@ -80,16 +108,23 @@ def _answer(found: Reconstruction, method: str) -> Answer:
     asks, attempts = f"What does a message of {NAMES[method]} give away?", found.of(method)
     if not attempts:
         return Answer(asks, "Nothing was tried.", "not tried")
-    by_count = {count: [a for a in attempts if a.count == count] for count in sorted({a.count for a in attempts})}
+    by_count = {
+        count: [a for a in attempts if a.count == count]
+        for count in sorted({a.count for a in attempts})
+    }
     shares = {count: fmean(a.identified for a in some) for count, some in by_count.items()}
     first = next((count for count, share in shares.items() if share > 0.5), None)
     said = [
-        f"{count:,} numbers ({human_bytes(some[0].payload_bytes)}): {100 * shares[count]:.0f}% identified, error "
-        f"{fmean(a.error for a in some):.2f}, gradient's cosine {fmean(a.gradient_cosine for a in some):.2f}"
+        f"{count:,} numbers ({human_bytes(some[0].payload_bytes)}): {100 * shares[count]:.0f}% "
+        f"identified, error {fmean(a.error for a in some):.2f}, gradient's cosine "
+        f"{fmean(a.gradient_cosine for a in some):.2f}"
         for count, some in by_count.items()
         if count in (min(by_count), first, max(by_count))
     ]
-    text = f"{'; '.join(said)}. At chance 1 of {found.others} is identified, and the error is 1 or more."
+    text = (
+        f"{'; '.join(said)}. At chance 1 of {found.others} is identified, and the error is 1 "
+        "or more."
+    )
     if first is None:
         return Answer(asks, text, "not by this attack", "good")
     return Answer(asks, text, f"the picture, from {first:,} numbers on", "warn")
@@ -104,10 +139,18 @@ def _panel(found: Reconstruction, methods: Sequence[str], title: str, label: str
         for count in sorted({a.count for a in attempts}):
             values = [of(a) for a in attempts if a.count == count]
             # a method that sends all is a line across
-            at = [float(min(counts)), float(max(counts))] if method not in COUNTED and counts else [float(count)]
+            at = (
+                [float(min(counts)), float(max(counts))]
+                if method not in COUNTED and counts
+                else [float(count)]
+            )
             points += [(x, fmean(values)) for x in at]
             band += [(x, min(values), max(values)) for x in at]
-        lines.append(Series(NAMES[method] + ("" if method in COUNTED else ", all numbers"), points, band, number))
+        lines.append(
+            Series(
+                NAMES[method] + ("" if method in COUNTED else ", all numbers"), points, band, number
+            )
+        )
     return Panel(title, lines, Axis("numbers in the message, K", log=True), Axis(label))
 
 
@@ -154,25 +197,53 @@ def _table(found: Reconstruction, methods: Sequence[str]) -> Sheet:
             some = [a for a in attempts if a.count == count]
             inputs = [a.input_error for a in some if a.input_error is not None]
             labels = [a.label_right for a in some if a.label_right is not None]
-            rows.append([NAMES[method], f"{count:,}", f"{some[0].payload_bytes:,}", *_figures(some),
-                         f"{100 * fmean(labels):.0f}%" if labels else "-", f"{fmean(inputs):.2g}" if inputs else "-",
-                         *_pictures(some)])  # fmt: skip
-    return Sheet("One picture", head, rows, "Means over the pictures. Linear inversion: gradient, label by the bias, "
-                 "layer's input; matching: picture, identified, label. Errors are relative; a vote has no length, so "
-                 "of FeedSign's gradient only the cosine says anything.")  # fmt: skip
+            rows.append(
+                [
+                    NAMES[method],
+                    f"{count:,}",
+                    f"{some[0].payload_bytes:,}",
+                    *_figures(some),
+                    f"{100 * fmean(labels):.0f}%" if labels else "-",
+                    f"{fmean(inputs):.2g}" if inputs else "-",
+                    *_pictures(some),
+                ]
+            )
+    return Sheet(
+        "One picture",
+        head,
+        rows,
+        "Means over the pictures. Linear inversion: gradient, label by the bias, "
+        "layer's input; matching: picture, identified, label. Errors are relative; a vote has no "
+        "length, so of FeedSign's gradient only the cosine says anything.",
+    )
 
 
 def _batch_table(found: Reconstruction) -> list[Sheet]:
     some = [a for a in found.attempts if a.batch > 1]
     if not some:
         return []
-    head = ["method", "numbers", "pictures", "gradient's error", "cosine", "picture's error", "identified", "labels"]
-    rows = [[NAMES[a.method], f"{a.count:,}", str(a.batch), *_figures([a]), *_pictures([a])] for a in some]
+    head = [
+        "method",
+        "numbers",
+        "pictures",
+        "gradient's error",
+        "cosine",
+        "picture's error",
+        "identified",
+        "labels",
+    ]
+    rows = [
+        [NAMES[a.method], f"{a.count:,}", str(a.batch), *_figures([a]), *_pictures([a])]
+        for a in some
+    ]
     return [Sheet("Several pictures in a batch", head, rows)]
 
 
 def _figures(some: Sequence[Attempt]) -> list[str]:
-    return [f"{fmean(a.gradient_error for a in some):.2g}", f"{fmean(a.gradient_cosine for a in some):.3f}"]
+    return [
+        f"{fmean(a.gradient_error for a in some):.2g}",
+        f"{fmean(a.gradient_cosine for a in some):.3f}",
+    ]
 
 
 def _pictures(some: Sequence[Attempt]) -> list[str]:
@@ -184,7 +255,8 @@ def _pictures(some: Sequence[Attempt]) -> list[str]:
 
 
 def draw_pictures(found: Reconstruction, path: Path) -> None:
-    """Draws what was found beside the truth: a row for each method and picture, K from left to right.
+    """Draws what was found beside the truth: a row for each method and picture, K from left to
+    right.
 
     Args:
         found: what came of it.
@@ -212,7 +284,12 @@ def draw_pictures(found: Reconstruction, path: Path) -> None:
             axes.spines[:].set_visible(False)
             if image is not None:
                 colours = np.moveaxis(image, 0, -1)
-                axes.imshow(colours if colours.shape[2] == 3 else colours[..., 0], cmap="gray_r", vmin=0, vmax=1)
+                axes.imshow(
+                    colours if colours.shape[2] == 3 else colours[..., 0],
+                    cmap="gray_r",
+                    vmin=0,
+                    vmax=1,
+                )
         row[0].set_ylabel(NAMES[method], fontsize=9)
     for axes, title in zip(grid[0], titles, strict=True):
         axes.set_title(title, fontsize=9)

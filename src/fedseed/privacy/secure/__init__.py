@@ -1,9 +1,12 @@
-"""Secure sums: the coordinator learns the sum of the clients' vectors, and of no single one anything.
+"""Secure sums: the coordinator learns the sum of the clients' vectors, and of no single one
+anything.
 
-Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: "Practical Secure Aggregation for
-Privacy-Preserving Machine Learning", CCS 2017. docs/secure-sums.md says what it protects against, and what not.
+Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: "Practical Secure
+Aggregation for Privacy-Preserving Machine Learning", CCS 2017. docs/secure-sums.md says what it
+protects against, and what not.
 
-    y_u = x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv)    in whole numbers modulo 2^bits
+    y_u = x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv)    in whole numbers modulo
+    2^bits
 
     fixed       vectors as whole numbers        shamir    secrets cut into shares
     keys        agreement, encryption, masks    messages  what is said, as bytes
@@ -16,7 +19,9 @@ from fedseed.errors import MessageError
 
 
 class TooFewError(Exception):
-    """Fewer than the threshold are left, or somebody's secrets are not to be had: this attempt tells nothing."""
+    """Fewer than the threshold are left, or somebody's secrets are not to be had: this attempt
+    tells nothing.
+    """
 
 
 class LostError(Exception):
@@ -24,4 +29,6 @@ class LostError(Exception):
 
 
 class OpenedBeforeError(MessageError):
-    """A client has opened this round or a later one: the difference of two sums may be a sum of one."""
+    """A client has opened this round or a later one: the difference of two sums may be a sum of
+    one.
+    """

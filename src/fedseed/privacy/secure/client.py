@@ -1,11 +1,11 @@
-"""One client's side of secure sums: it keeps its secrets in memory, and decides itself what it says.
+"""One client's side of secure sums: it keeps its secrets in memory, and decides itself what it
+says.
 
-Whatever a coordinator asks, a client
-    masks one vector with the keys of a round's attempt, and no second one;
-    says of each member of that attempt a share of one of its two secrets, never of both;
-    says none before `threshold` survivors have signed the same list of survivors that it has signed itself;
-    opens a round once, whatever the attempt, and none below one that it has opened: two sums tell their difference;
-    opens only the newest attempt that it has masked its vector for.
+Whatever a coordinator asks, a client masks one vector with the keys of a round's attempt, and no
+    second one; says of each member of that attempt a share of one of its two secrets, never of
+    both; says none before `threshold` survivors have signed the same list of survivors that it has
+    signed itself; opens a round once, whatever the attempt, and none below one that it has opened:
+    two sums tell their difference; opens only the newest attempt that it has masked its vector for.
 """
 
 from collections.abc import Mapping
@@ -82,8 +82,10 @@ class SecureClient:
     form: FixedPoint  # how words are written
     # signs; a new key proves nothing but that messages have one author
     identity: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
-    known: Mapping[int, bytes] | None = None  # the others' public keys that sign; None: whatever the coordinator says
-    place: Path | None = None  # a file for the newest round that it has opened; None: nothing is kept
+    # the others' public keys that sign; None: whatever the coordinator says
+    known: Mapping[int, bytes] | None = None
+    # a file for the newest round that it has opened; None: nothing is kept
+    place: Path | None = None
     _setups: dict[bytes, _Setup] = field(default_factory=dict)  # the newest last
     _latest: tuple[int, int] = (0, 0)  # the newest round and attempt that a vector was masked for
 
@@ -94,10 +96,15 @@ class SecureClient:
                 self.place.parent.mkdir(parents=True, exist_ok=True)
                 self.opened = int(self.place.read_bytes()) if self.place.exists() else 0
             except (OSError, ValueError) as error:
-                raise StorageError(f"{self.place} holds the newest round that a client has opened: {error}") from error
+                raise StorageError(
+                    f"{self.place} holds the newest round that a client has opened: {error}"
+                ) from error
 
     def answer(self, ask: bytes) -> bytes:
-        """Returns what to say to an ask; the same ask is answered alike. Raises MessageError: nothing, and why."""
+        """Returns what to say to an ask; the same ask is answered alike.
+
+        Raises MessageError: nothing, and why.
+        """
         phase, name, body = unframed(ask)
         if phase is Phase.KEYS:
             if name not in self._setups:
@@ -105,22 +112,31 @@ class SecureClient:
         elif name not in self._setups:
             raise MessageError("a setup that this client has no keys for")
         setup = self._setups[name]
-        place: tuple[int, ...] = (phase, *(read_round(body)[:2] if phase in (Phase.CONFIRM, Phase.OPEN) else ()))
+        place: tuple[int, ...] = (
+            phase,
+            *(read_round(body)[:2] if phase in (Phase.CONFIRM, Phase.OPEN) else ()),
+        )
         if place in setup.said:
             before, answer = setup.said[place]
             if before != ask:
                 raise MessageError(f"{phase.name.lower()} were asked for otherwise before")
             return answer
         says = {
-            Phase.KEYS: self._keys, Phase.SHARES: self._shares, Phase.DELIVER: self._take, Phase.REVEAL: self._reveal,
-            Phase.CONFIRM: self._confirm, Phase.OPEN: self._open, Phase.DISOWN: self._disown,
-        }  # fmt: skip
+            Phase.KEYS: self._keys,
+            Phase.SHARES: self._shares,
+            Phase.DELIVER: self._take,
+            Phase.REVEAL: self._reveal,
+            Phase.CONFIRM: self._confirm,
+            Phase.OPEN: self._open,
+            Phase.DISOWN: self._disown,
+        }
         said = framed(phase, name, says[phase](setup, body))
         agreed = b"" if phase is Phase.KEYS else setup.agreed
         if phase is Phase.OPEN:
             agreed += sha256(setup.said[(Phase.DELIVER,)][0]).digest()
         answer = said + self.identity.sign(told(agreed, self.number, sha256(ask).digest(), said))
-        if phase not in (Phase.REVEAL, Phase.DISOWN):  # these show that others have lied, however often
+        # these show that others have lied, however often
+        if phase not in (Phase.REVEAL, Phase.DISOWN):
             setup.said[place] = ask, answer
         return answer
 
@@ -128,7 +144,8 @@ class SecureClient:
         """Returns this client's part of a round's sum: the setup's name, and the masked words.
 
         Raises:
-            MessageError: there are no keys for it, another vector was masked with them, or a later round has begun.
+            MessageError: there are no keys for it, another vector was masked with them, or a later
+                round has begun.
         """
         setup, at = self._for(round, attempt)
         plain = words.tobytes()
@@ -139,7 +156,9 @@ class SecureClient:
             return answer
         self._never_again(round)
         if (round, attempt) <= self._latest:
-            raise MessageError(f"round {round}: a vector was masked for this attempt, or for a later one")
+            raise MessageError(
+                f"round {round}: a vector was masked for this attempt, or for a later one"
+            )
         self._latest = round, attempt
         total = words + keys.self_mask(setup.selves[at], len(words), self.form)
         own = keys.private(setup.masks[at])
@@ -151,7 +170,10 @@ class SecureClient:
         return setup.masked[at][1]
 
     def _for(self, round: int, attempt: int) -> tuple[_Setup, int]:
-        """Returns the newest setup with keys for an attempt of a round, and its place there. Raises MessageError."""
+        """Returns the newest setup with keys for an attempt of a round, and its place there.
+
+        Raises MessageError.
+        """
         for setup in reversed(self._setups.values()):
             if setup.members and (at := setup.terms.place(round, attempt)) is not None:
                 return setup, at
@@ -162,11 +184,18 @@ class SecureClient:
         self._never_again(terms.round)
         asked = len(terms.clients)
         if self.number not in terms.clients or not 1 <= terms.count <= MOST_ROUNDS:
-            raise MessageError(f"terms of a setup for {terms.count} rounds, of which client {self.number} is no part")
-        if terms.threshold < self.threshold or not asked < 2 * terms.threshold <= 2 * asked or asked < FEWEST:
             raise MessageError(
-                f"a threshold of {terms.threshold} of {asked} clients: at least {self.threshold}, a majority, and "
-                f"{FEWEST} clients are needed"
+                f"terms of a setup for {terms.count} rounds, of which client {self.number} is no "
+                "part"
+            )
+        if (
+            terms.threshold < self.threshold
+            or not asked < 2 * terms.threshold <= 2 * asked
+            or asked < FEWEST
+        ):
+            raise MessageError(
+                f"a threshold of {terms.threshold} of {asked} clients: at least {self.threshold}, "
+                f"a majority, and {FEWEST} clients are needed"
             )
         masks, selves = ([token_bytes(SECRET_BYTES) for _ in range(terms.count)] for _ in range(2))
         self._setups[terms.setup] = _Setup(terms, X25519PrivateKey.generate(), masks, selves)
@@ -189,16 +218,25 @@ class SecureClient:
         if self.number not in bundles or bundles[self.number].encode() != b"".join(own):
             raise MessageError("another key in this client's name")
         if len(bundles) < max(terms.threshold, FEWEST) or not bundles.keys() <= set(terms.clients):
-            raise MessageError(f"keys of {len(bundles)} clients, or of others: {terms.threshold} are needed")
+            raise MessageError(
+                f"keys of {len(bundles)} clients, or of others: {terms.threshold} are needed"
+            )
         asked = sha256(terms.encode()).digest()
         for client, bundle in bundles.items():
             if self.known is not None and self.known.get(client) != bundle.identity:
                 raise MessageError(f"client {client} signs with another key than is known")
-            said = told(b"", client, asked, framed(Phase.KEYS, terms.setup, replace(bundle, signature=b"").encode()))
+            said = told(
+                b"",
+                client,
+                asked,
+                framed(Phase.KEYS, terms.setup, replace(bundle, signature=b"").encode()),
+            )
             if not keys.signature_fits(bundle.identity, bundle.signature, said):
                 raise MessageError(f"client {client} has not signed its keys")
         setup.bundles, setup.agreed = bundles, digest_of(bundles)
-        secrets = [secret for both in zip(setup.masks, setup.selves, strict=True) for secret in both]
+        secrets = [
+            secret for both in zip(setup.masks, setup.selves, strict=True) for secret in both
+        ]
         setup.dealt = deal(secrets, terms.setup, self.number, bundles, terms.threshold)
         return b"".join(part.encode() for _, part in setup.dealt.values())
 
@@ -212,7 +250,9 @@ class SecureClient:
         if len(members) < max(setup.terms.threshold, FEWEST):
             raise MessageError(f"{len(members)} members: {setup.terms.threshold} are needed")
         accused = {}
-        for member, data in zip(members, pieces(rest, len(members), part_bytes(setup.terms.count)), strict=True):
+        for member, data in zip(
+            members, pieces(rest, len(members), part_bytes(setup.terms.count)), strict=True
+        ):
             use = about(setup.terms.setup, member, self.number)
             try:
                 part = Part.decode(data, setup.terms.count)
@@ -245,25 +285,46 @@ class SecureClient:
         survivors, rest = read_numbers(rest)
         at = setup.terms.place(round, attempt)
         if rest or at is None or at not in setup.masked:
-            raise MessageError(f"round {round}, attempt {attempt}: this client has sent nothing there")
-        if self.number not in survivors or not set(survivors) <= set(members) or members != setup.members:
-            raise MessageError(f"round {round}: other members, survivors that are none, or without this client")
+            raise MessageError(
+                f"round {round}, attempt {attempt}: this client has sent nothing there"
+            )
+        if (
+            self.number not in survivors
+            or not set(survivors) <= set(members)
+            or members != setup.members
+        ):
+            raise MessageError(
+                f"round {round}: other members, survivors that are none, or without this client"
+            )
         if len(survivors) < (least := max(setup.terms.threshold, FEWEST)):
             raise MessageError(f"round {round}: {len(survivors)} survivors: {least} are needed")
         self._may_open(round, attempt)
-        setup.signed[at] = survivors, sha256(framed(Phase.CONFIRM, setup.terms.setup, body)).digest()
+        setup.signed[at] = (
+            survivors,
+            sha256(framed(Phase.CONFIRM, setup.terms.setup, body)).digest(),
+        )
         return b""
 
     def _never_again(self, round: int) -> None:
-        """Refuse a round that is no newer than the newest that was opened. Raises OpenedBeforeError."""
+        """Refuse a round that is no newer than the newest that was opened.
+
+        Raises OpenedBeforeError.
+        """
         if round <= self.opened:
-            raise OpenedBeforeError(f"round {round} or a later one was opened before: two sums tell their difference")
+            raise OpenedBeforeError(
+                f"round {round} or a later one was opened before: two sums tell their difference"
+            )
 
     def _may_open(self, round: int, attempt: int) -> None:
-        """Refuse what was opened before, and attempts that a later one has replaced. Raises MessageError."""
+        """Refuse what was opened before, and attempts that a later one has replaced.
+
+        Raises MessageError.
+        """
         self._never_again(round)
         if (round, attempt) != self._latest:
-            raise MessageError(f"round {round}: this client has masked a vector for a later attempt")
+            raise MessageError(
+                f"round {round}: this client has masked a vector for a later attempt"
+            )
 
     def _open(self, setup: _Setup, body: bytes) -> bytes:
         """Say shares: of survivors those of their own masks, of the others those of their keys."""
@@ -276,20 +337,27 @@ class SecureClient:
         (survivors, asked), said = setup.signed[at], framed(Phase.CONFIRM, setup.terms.setup)
         signed = [
             signer
-            for signer, signature in zip(signers, pieces(rest, len(signers), keys.SIGNATURE_BYTES), strict=True)
+            for signer, signature in zip(
+                signers, pieces(rest, len(signers), keys.SIGNATURE_BYTES), strict=True
+            )
             if signer in survivors and setup.signed_by(signer, signature, asked, said)
         ]
         if len(signed) < setup.terms.threshold:
             raise MessageError(
-                f"round {round}: {len(signed)} have signed these survivors: {setup.terms.threshold} must"
+                f"round {round}: {len(signed)} have signed these survivors: "
+                f"{setup.terms.threshold} must"
             )
         if self.place is not None:
             write_whole(self.place, b"%d" % round)  # before anything is said
         self.opened = round
-        return b"".join(setup.held[member][2 * at + (member in survivors)] for member in setup.members)
+        return b"".join(
+            setup.held[member][2 * at + (member in survivors)] for member in setup.members
+        )
 
     def _disown(self, setup: _Setup, body: bytes) -> bytes:
-        """Say the key of the mask that is shared with a dealer whose shares are wrong: it protects nobody else."""
+        """Say the key of the mask that is shared with a dealer whose shares are wrong: it protects
+        nobody else.
+        """
         round, attempt, rest = read_round(body)
         at, fault = setup.terms.place(round, attempt), Fault.decode(rest)
         dealer = setup.bundles.get(fault.dealer)
@@ -301,8 +369,13 @@ class SecureClient:
             unframed(said)[0] is not Phase.SHARES
             or not setup.signed_by(fault.dealer, signature, asked, said)
             or not fault.shown(
-                read_parts(parts, list(setup.bundles), setup.terms.count), dealer, at, setup.terms.threshold
+                read_parts(parts, list(setup.bundles), setup.terms.count),
+                dealer,
+                at,
+                setup.terms.threshold,
             )
         ):
-            raise MessageError(f"round {round}: nothing shows that client {fault.dealer} has dealt wrongly")
+            raise MessageError(
+                f"round {round}: nothing shows that client {fault.dealer} has dealt wrongly"
+            )
         return keys.pair_key(keys.private(setup.masks[at]), dealer.masks[at], setup.terms.setup, at)

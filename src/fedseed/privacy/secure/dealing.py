@@ -1,7 +1,7 @@
 """How a client deals its secrets, so that everybody can see afterwards who has lied about a share.
 
-A dealer signs what it has dealt, once: of every share it is known by a hash what it was. Each part is sealed with a key
-made for it alone, so the dealer can show one part, and no other, to everybody.
+A dealer signs what it has dealt, once: of every share it is known by a hash what it was. Each part
+is sealed with a key made for it alone, so the dealer can show one part, and no other, to everybody.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,15 @@ from fedseed.privacy.secure import keys
 from fedseed.privacy.secure.messages import Bundle, numbers, pieces, read_numbers
 from fedseed.privacy.secure.shamir import SHARE_BYTES, join, read_share, split
 
-PROOF_BYTES = 16  # of a share's hash: who holds a share can't find another one with it, and shares can't be guessed
+# of a share's hash: who holds a share can't find another one with it, and shares can't be guessed
+PROOF_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one holder gets of a dealer: the key that it is sealed with, the sealed shares, and their hashes."""
+    """What one holder gets of a dealer: the key that it is sealed with, the sealed shares, and
+    their hashes.
+    """
 
     key: bytes
     text: bytes
@@ -32,9 +35,16 @@ class Part:
 
     @classmethod
     def decode(cls, data: bytes, count: int) -> "Part":
-        """Reads what `encode` has written, for the two secrets of so many rounds; it has `part_bytes`."""
+        """Reads what `encode` has written, for the two secrets of so many rounds.
+
+        It has `part_bytes`.
+        """
         stop = len(data) - 2 * count * PROOF_BYTES
-        return cls(data[: keys.KEY_BYTES], data[keys.KEY_BYTES : stop], tuple(pieces(data[stop:], 2 * count)))
+        return cls(
+            data[: keys.KEY_BYTES],
+            data[keys.KEY_BYTES : stop],
+            tuple(pieces(data[stop:], 2 * count)),
+        )
 
     def shares(self, own: X25519PrivateKey, other: bytes, about: bytes) -> list[bytes]:
         """Returns what it holds, by its holder's private key and its own, or the other way round.
@@ -42,7 +52,11 @@ class Part:
         Raises:
             MessageError: it can't be read, or does not hold shares, or other ones than were hashed.
         """
-        found = pieces(keys.unseal(keys.agreed(own, other, about), self.text, about), len(self.hashes), SHARE_BYTES)
+        found = pieces(
+            keys.unseal(keys.agreed(own, other, about), self.text, about),
+            len(self.hashes),
+            SHARE_BYTES,
+        )
         if tuple(map(hashed, found)) != self.hashes:
             raise MessageError("other shares than were hashed")
         for share in found:
@@ -66,13 +80,24 @@ def hashed(share: bytes) -> bytes:
 
 
 def deal(
-    secrets: Sequence[bytes], setup: bytes, dealer: int, bundles: Mapping[int, Bundle], threshold: int
+    secrets: Sequence[bytes],
+    setup: bytes,
+    dealer: int,
+    bundles: Mapping[int, Bundle],
+    threshold: int,
 ) -> dict[int, tuple[X25519PrivateKey, Part]]:
-    """Returns a part of a dealer's secrets for each holder, and the key that seals it. Raises MessageError."""
+    """Returns a part of a dealer's secrets for each holder, and the key that seals it.
+
+    Raises MessageError.
+    """
     shared = [split(secret, [holder + 1 for holder in bundles], threshold) for secret in secrets]
     found = {}
     for at, (holder, bundle) in enumerate(bundles.items()):
-        shares, key, use = [shares[at] for shares in shared], X25519PrivateKey.generate(), about(setup, dealer, holder)
+        shares, key, use = (
+            [shares[at] for shares in shared],
+            X25519PrivateKey.generate(),
+            about(setup, dealer, holder),
+        )
         text = keys.seal(keys.agreed(key, bundle.sealing, use), b"".join(shares), use)
         found[holder] = key, Part(keys.public(key), text, tuple(map(hashed, shares)))
     return found
@@ -85,7 +110,9 @@ def read_parts(body: bytes, holders: Sequence[int], count: int) -> dict[int, Par
 
 
 def fits(bundle: Bundle, at: int, own: bool, secret: bytes | None) -> bool:
-    """Returns whether shares give the seed whose hash (of its own mask), or whose public key, a client has sent."""
+    """Returns whether shares give the seed whose hash (of its own mask), or whose public key, a
+    client has sent.
+    """
     if secret is None:
         return False
     if own:
@@ -95,7 +122,9 @@ def fits(bundle: Bundle, at: int, own: bool, secret: bytes | None) -> bool:
 
 @dataclass(frozen=True)
 class Fault:
-    """Shows that a dealer has dealt wrongly: shares as it has signed them, which do not give what it had sent."""
+    """Shows that a dealer has dealt wrongly: shares as it has signed them, which do not give what
+    it had sent.
+    """
 
     dealer: int  # who
     own: bool  # they are of the seed of its own mask, not of that of its key
@@ -119,7 +148,9 @@ class Fault:
         return cls(dealers[0], rest[:1] == b"\1", shares, rest[stop:])
 
     def shown(self, parts: Mapping[int, Part], bundle: Bundle, at: int, threshold: int) -> bool:
-        """Returns whether it is so, by the dealer's parts and public keys, for a round's place in the setup."""
+        """Returns whether it is so, by the dealer's parts and public keys, for a round's place in
+        the setup.
+        """
         shares = self.shares.items()
         if len(shares) != threshold or not self.shares.keys() <= parts.keys():
             return False

@@ -26,7 +26,9 @@ class FixedPoint:
         return np.dtype(f"<u{self.bits // 8}")
 
     def write(self, values: NDArray[np.floating[Any]], weight: int = 1) -> Words:
-        """Returns words for weight * values; one that is too large becomes the largest that a client may have.
+        """Returns words for weight * values.
+
+        One that is too large becomes the largest that a client may have.
 
         Args:
             values: finite numbers, 1-D.
@@ -39,4 +41,7 @@ class FixedPoint:
 
     def read(self, words: Words) -> NDArray[np.float64]:
         """Returns the numbers that a sum of words stands for."""
-        return words.astype(self.dtype).view(self.dtype.str.replace("u", "i")).astype(np.float64) / 2.0**self.fraction
+        return (
+            words.astype(self.dtype).view(self.dtype.str.replace("u", "i")).astype(np.float64)
+            / 2.0**self.fraction
+        )

@@ -1,4 +1,5 @@
-"""What secrets are made of: X25519 and HKDF agree on keys, AES-GCM encrypts shares, AES-CTR makes masks.
+"""What secrets are made of: X25519 and HKDF agree on keys, AES-GCM encrypts shares, AES-CTR makes
+masks.
 
 Everything comes from `cryptography`; each key is used for one thing, and says so in HKDF's info.
 """
@@ -25,7 +26,9 @@ _NONCE = bytes(12)  # each key encrypts one message
 
 def derived(secret: bytes, use: bytes) -> bytes:
     """Returns a key for one use, by HKDF with SHA-256."""
-    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"fedseed secure sums: " + use).derive(secret)
+    return HKDF(
+        algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"fedseed secure sums: " + use
+    ).derive(secret)
 
 
 def private(seed: bytes) -> X25519PrivateKey:
@@ -39,12 +42,17 @@ def public(key: X25519PrivateKey | Ed25519PrivateKey) -> bytes:
 
 
 def committed(seed: bytes) -> bytes:
-    """Returns a hash to check the self mask's seed by once it is put together; 128 bits can't be guessed before."""
+    """Returns a hash to check the self mask's seed by once it is put together.
+
+    128 bits can't be guessed before.
+    """
     return sha256(b"fedseed secure sums: self mask" + seed).digest()
 
 
 def check_public(data: bytes) -> None:
-    """Raises MessageError if a public key can't be used: a point of small order, whose secrets everybody knows."""
+    """Raises MessageError if a public key can't be used: a point of small order, whose secrets
+    everybody knows.
+    """
     agreed(X25519PrivateKey.generate(), data, b"")
 
 
@@ -66,12 +74,18 @@ def agreed(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:
 
 
 def seal(key: bytes, text: bytes, about: bytes) -> bytes:
-    """Encrypts `text`; `about` is bound to it and not hidden. The key must never encrypt anything else."""
+    """Encrypts `text`; `about` is bound to it and not hidden.
+
+    The key must never encrypt anything else.
+    """
     return AESGCM(key).encrypt(_NONCE, text, about)
 
 
 def unseal(key: bytes, data: bytes, about: bytes) -> bytes:
-    """Decrypts what `seal` made. Raises MessageError if it was not encrypted with this key and this `about`."""
+    """Decrypts what `seal` made.
+
+    Raises MessageError if it was not encrypted with this key and this `about`.
+    """
     try:
         return AESGCM(key).decrypt(_NONCE, data, about)
     except InvalidTag as error:
@@ -79,7 +93,9 @@ def unseal(key: bytes, data: bytes, about: bytes) -> bytes:
 
 
 def mask(key: bytes, count: int, form: FixedPoint) -> Words:
-    """Returns `count` words that nobody without the key tells from random ones: AES-256 in counter mode, from 0."""
+    """Returns `count` words that nobody without the key tells from random ones: AES-256 in counter
+    mode, from 0.
+    """
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(count * form.dtype.itemsize)), dtype=form.dtype)
 
@@ -90,12 +106,16 @@ def self_mask(seed: bytes, count: int, form: FixedPoint) -> Words:
 
 
 def pair_key(own: X25519PrivateKey, other: bytes, setup: bytes, at: int) -> bytes:
-    """Returns the key of the mask that two clients share in a round, by its place in a setup. Raises MessageError."""
+    """Returns the key of the mask that two clients share in a round, by its place in a setup.
+
+    Raises MessageError.
+    """
     return agreed(own, other, b"pair mask" + setup + at.to_bytes(2, "little"))
 
 
 def pair_mask(key: bytes, me: int, other: int, count: int, form: FixedPoint) -> Words:
-    """Returns what a client adds for one other: +PRG(s_uv) if its number is the lower one, else -PRG(s_uv).
+    """Returns what a client adds for one other: +PRG(s_uv) if its number is the lower one, else
+    -PRG(s_uv).
 
     Args:
         key: the pair's (`pair_key`).

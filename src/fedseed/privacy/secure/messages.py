@@ -1,16 +1,26 @@
-"""What coordinator and clients say to each other besides plans and masked vectors. Little-endian, no padding.
+"""What coordinator and clients say to each other besides plans and masked vectors.
 
-    ask      phase u8 | setup 8 bytes | ...        answer   the same phase and setup | ... | signature 64 bytes
+Little-endian, no padding.
+
+    ask      phase u8 | setup 8 bytes | ...        answer   the same phase and setup | ... |
+    signature 64 bytes
     KEYS     round u32, attempt u16, count u16, threshold u16, clients      the keys of a `Bundle`
-    SHARES   the bundles of all                                             a `Part` for each of them
-    DELIVER  members, and the part of each for this client                  whose can't be read, and a hash of each part
-    REVEAL   an accuser, the SHA-256 of its ask, and its answer             the key that its part was sealed with
-    CONFIRM  round, attempt, members, survivors                             nothing: the signature counts
-    OPEN     round, attempt, who has signed, and the signatures             a share of one secret of each member
-    DISOWN   round, attempt, and a `Fault`: a dealer's shares are wrong     the key of the mask shared with the dealer
+    SHARES   the bundles of all                                             a `Part` for each of
+    them
+    DELIVER  members, and the part of each for this client                  whose can't be read, and
+    a hash of each part
+    REVEAL   an accuser, the SHA-256 of its ask, and its answer             the key that its part
+    was sealed with
+    CONFIRM  round, attempt, members, survivors                             nothing: the signature
+    counts
+    OPEN     round, attempt, who has signed, and the signatures             a share of one secret of
+    each member
+    DISOWN   round, attempt, and a `Fault`: a dealer's shares are wrong     the key of the mask
+    shared with the dealer
 
-A setup has keys and shares for `count` rounds: the attempt of a round that it was made for, and the first attempts of
-the rounds after it. A signature says who answers, to which ask, and knowing which keys (`told`).
+A setup has keys and shares for `count` rounds: the attempt of a round that it was made for, and the
+first attempts of the rounds after it. A signature says who answers, to which ask, and knowing which
+keys (`told`).
 """
 
 import struct
@@ -64,14 +74,21 @@ def told(agreed: bytes, client: int, asked: bytes, said: bytes) -> bytes:
     """Returns what a client signs.
 
     Args:
-        agreed: the digest of everybody's keys; empty while they are not known, and with the hash of what was delivered
-            to it behind it where it says shares. It is what a signature of an earlier setup can't have: so keys that
-            were told in another run, whose secrets may be known by now, do not pass.
+        agreed: the digest of everybody's keys; empty while they are not known, and with the hash of
+            what was delivered to it behind it where it says shares. It is what a signature of an
+            earlier setup can't have: so keys that were told in another run, whose secrets may be
+            known by now, do not pass.
         client: its number.
         asked: the SHA-256 of the ask.
         said: its answer without the signature.
     """
-    return b"fedseed secure sums: answer" + sha256(agreed).digest() + _COUNT.pack(client) + asked + said
+    return (
+        b"fedseed secure sums: answer"
+        + sha256(agreed).digest()
+        + _COUNT.pack(client)
+        + asked
+        + said
+    )
 
 
 def numbers(clients: Sequence[int]) -> bytes:
@@ -151,15 +168,21 @@ class Bundle:
 
     def encode(self) -> bytes:
         """Returns it as it travels."""
-        return b"".join((self.identity, self.sealing, *self.masks, *self.commitments, self.signature))
+        return b"".join(
+            (self.identity, self.sealing, *self.masks, *self.commitments, self.signature)
+        )
 
     @classmethod
     def decode(cls, data: bytes, count: int) -> "Bundle":
         """Reads what `encode` has written, for so many rounds. Raises MessageError."""
         keys = pieces(data[:-SIGNATURE_BYTES], 2 + 2 * count, KEY_BYTES)
         return cls(
-            keys[0], keys[1], tuple(keys[2 : 2 + count]), tuple(keys[2 + count :]), data[-SIGNATURE_BYTES:]
-        )  # fmt: skip
+            keys[0],
+            keys[1],
+            tuple(keys[2 : 2 + count]),
+            tuple(keys[2 + count :]),
+            data[-SIGNATURE_BYTES:],
+        )
 
 
 def share_ask(setup: bytes, bundles: Mapping[int, Bundle]) -> bytes:
@@ -176,7 +199,10 @@ def digest_of(bundles: Mapping[int, Bundle]) -> bytes:
 def read_bundles(body: bytes, count: int) -> dict[int, Bundle]:
     """Returns the keys in such an ask. Raises MessageError."""
     clients, rest = read_numbers(body)
-    return {c: Bundle.decode(data, count) for c, data in zip(clients, pieces(rest, len(clients)), strict=True)}
+    return {
+        c: Bundle.decode(data, count)
+        for c, data in zip(clients, pieces(rest, len(clients)), strict=True)
+    }
 
 
 def round_ask(phase: Phase, setup: bytes, round: int, attempt: int, body: bytes) -> bytes:

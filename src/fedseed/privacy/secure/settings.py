@@ -20,7 +20,9 @@ _KEY_BYTES = 32
 
 
 def identity_text(key: bytes) -> str:
-    """Returns a public Ed25519 key of 32 bytes, as recipes have it: the line of base64 in its PEM file."""
+    """Returns a public Ed25519 key of 32 bytes, as recipes have it: the line of base64 in its PEM
+    file.
+    """
     return b64encode(_DER + key).decode()
 
 
@@ -32,25 +34,32 @@ def identity_of(text: str) -> bytes:
         data = b""
     if not data.startswith(_DER) or len(data) != len(_DER) + _KEY_BYTES:
         raise ValueError(
-            f"{text[:80]!r} is no public Ed25519 key: the middle line of the .pub file of `fedseed orbit keygen`"
+            f"{text[:80]!r} is no public Ed25519 key: the middle line of the .pub file of `fedseed "
+            "orbit keygen`"
         )
     return data[len(_DER) :]
 
 
 class SecureSums(BaseModel):
-    """The coordinator learns the sum of a round's answers, and of no single one anything (docs/secure-sums.md).
+    """The coordinator learns the sum of a round's answers, and of no single one anything
+    (docs/secure-sums.md).
 
     Args:
-        threshold: clients that must be there to open a sum: more than half of a round's. With fewer nothing is opened,
-            and the round is begun again. The more, the more clients may work together with the coordinator in vain.
-            The sum itself is of 3 or more, whatever the threshold.
-        fraction_bits: numbers are rounded to multiples of 2^-fraction_bits before they are added up.
-        most_clients: the largest number of clients in a round that whole numbers of 64 bits have room for: what a
-            client sends, weight included, is limited to 2^(63 - fraction_bits) / most_clients.
-        ahead: for how many rounds keys are agreed on at once, where the same clients take part in them.
-        identities: over a network, each client's public key, by name: the line of base64 in the .pub file that
-            `fedseed orbit keygen` writes. A client takes no other key for another client's, and `join --identity` says
-            where its own private key is. Empty: clients believe the coordinator who the others are.
+        threshold: clients that must be there to open a sum: more than half of a round's. With fewer
+            nothing is opened, and the round is begun again. The more, the more clients may work
+            together with the coordinator in vain. The sum itself is of 3 or more, whatever the
+            threshold.
+        fraction_bits: numbers are rounded to multiples of 2^-fraction_bits before they are added
+            up.
+        most_clients: the largest number of clients in a round that whole numbers of 64 bits have
+            room for: what a client sends, weight included, is limited to 2^(63 - fraction_bits) /
+            most_clients.
+        ahead: for how many rounds keys are agreed on at once, where the same clients take part in
+            them.
+        identities: over a network, each client's public key, by name: the line of base64 in the
+            .pub file that `fedseed orbit keygen` writes. A client takes no other key for another
+            client's, and `join --identity` says where its own private key is. Empty: clients
+            believe the coordinator who the others are.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -71,7 +80,9 @@ class SecureSums(BaseModel):
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
             if before != name:
-                raise ValueError(f"{name}: the key of {before}, too; each client needs one of its own")
+                raise ValueError(
+                    f"{name}: the key of {before}, too; each client needs one of its own"
+                )
         return identities
 
     @property
@@ -87,14 +98,24 @@ class SecureSums(BaseModel):
         """
         if not self.identities:
             return None
-        return {numbers[name]: identity_of(text) for name, text in self.identities.items() if name in numbers}
+        return {
+            numbers[name]: identity_of(text)
+            for name, text in self.identities.items()
+            if name in numbers
+        }
 
     def unknown(self, names: Iterable[str]) -> str | None:
-        """Returns which of these clients has no key in a recipe that has others'; None: all have, or none has."""
+        """Returns which of these clients has no key in a recipe that has others'.
+
+        None: all have, or none has.
+        """
         missing = [name for name in names if name not in self.identities] if self.identities else []
         if not missing:
             return None
-        return f"secure_sums.identities: {missing[0]} has no key there; name one for each client, or for none"
+        return (
+            f"secure_sums.identities: {missing[0]} has no key there; name one for each client, "
+            "or for none"
+        )
 
     def form(self, counted: bool) -> FixedPoint:
         """Returns how numbers are written.
@@ -109,21 +130,28 @@ class SecureSums(BaseModel):
         """Returns why so many clients in a round can't be; None: they can."""
         there = f"a round has {per_round} clients (federation.per_round)"
         if per_round < FEWEST:
-            return f"secure_sums: {there}, and of a sum of fewer than {FEWEST} each client knows the others' part"
+            return (
+                f"secure_sums: {there}, and of a sum of fewer than {FEWEST} each client knows "
+                "the others' part"
+            )
         if self.threshold > per_round:
             return f"secure_sums.threshold = {self.threshold}: {there}"
         if 2 * self.threshold <= per_round:
             least = per_round // 2 + 1
             return (
-                f"secure_sums.threshold = {self.threshold}: {there}; take more than half of them, {least} or more: "
-                "two groups could open different sums of one round otherwise"
+                f"secure_sums.threshold = {self.threshold}: {there}; take more than half of them, "
+                f"{least} or more: two groups could open different sums of one round otherwise"
             )
         if per_round > self.most_clients:
-            return f"secure_sums.most_clients = {self.most_clients}: {there}; take {per_round} or more"
+            return (
+                f"secure_sums.most_clients = {self.most_clients}: {there}; take {per_round} or more"
+            )
         return None
 
 
-def secure_problem(settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None) -> str | None:
+def secure_problem(
+    settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None
+) -> str | None:
     """Returns why secure sums can't be had; None: they can.
 
     Args:
@@ -134,12 +162,13 @@ def secure_problem(settings: SecureSums, method: Method, rule: AggregationRule, 
     """
     if not getattr(rule, "linear", isinstance(rule, Mean)):
         return (
-            f'secure_sums: aggregation.name = "{rule.name}" looks at single answers, and nobody sees any; leave one of '
-            "them out"
+            f'secure_sums: aggregation.name = "{rule.name}" looks at single answers, and nobody '
+            "sees any; leave one of them out"
         )
     if (private := settings_of(method)) is not None and private.level == "client":
         return (
-            'secure_sums: privacy.level = "client": the coordinator would have to bound each answer, and reads none; '
+            'secure_sums: privacy.level = "client": the coordinator would have to bound each '
+            "answer, and reads none; "
             'take privacy.level = "example", or leave one of them out'
         )
     if (why := method.needs_each) is not None:

@@ -1,7 +1,8 @@
 """Shamir's shares of a secret: any `threshold` of them give it back, fewer say nothing.
 
-Shamir: "How to Share a Secret", 1979. Share x is f(x), f a polynomial of degree threshold - 1 with f(0) = the secret
-and coefficients from the operating system, modulo the prime 2^130 - 5. Whole numbers of Python are not computed with in
+Shamir: "How to Share a Secret", 1979. Share x is f(x), f a polynomial of degree threshold - 1 with
+f(0) = the secret and coefficients from the operating system, modulo the prime 2^130 - 5. Whole
+numbers of Python are not computed with in
 constant time: shares are made and put together where nobody measures single operations.
 """
 
@@ -26,8 +27,15 @@ def split(secret: bytes, at: Sequence[int], threshold: int) -> list[bytes]:
     Returns:
         17 bytes for each.
     """
-    if len(secret) != SECRET_BYTES or len(set(at)) != len(at) or min(at) < 1 or not 1 <= threshold <= len(at):
-        raise ValueError(f"{len(at)} shares, {threshold} of which give {len(secret)} bytes back: that can't be")
+    if (
+        len(secret) != SECRET_BYTES
+        or len(set(at)) != len(at)
+        or min(at) < 1
+        or not 1 <= threshold <= len(at)
+    ):
+        raise ValueError(
+            f"{len(at)} shares, {threshold} of which give {len(secret)} bytes back: that can't be"
+        )
     falling = [*(randbelow(PRIME) for _ in range(threshold - 1)), int.from_bytes(secret, "little")]
     shares = []
     for x in at:
@@ -71,4 +79,8 @@ def join(shares: Mapping[int, int], by: Sequence[int] | None = None) -> bytes | 
     """
     by = factors(list(shares)) if by is None else by
     value = sum(factor * share for factor, share in zip(by, shares.values(), strict=True)) % PRIME
-    return value.to_bytes(SHARE_BYTES, "little")[:SECRET_BYTES] if value >> (8 * SECRET_BYTES) == 0 else None
+    return (
+        value.to_bytes(SHARE_BYTES, "little")[:SECRET_BYTES]
+        if value >> (8 * SECRET_BYTES) == 0
+        else None
+    )

@@ -1,8 +1,10 @@
-"""The coordinator's side of secure sums: it asks, carries sealed shares, opens sums, and finds out who lies.
+"""The coordinator's side of secure sums: it asks, carries sealed shares, opens sums, and finds out
+who lies.
 
-Conversations are generators: they yield what is asked of whom, and are sent what came back, so that who carries the
-bytes decides how long to wait. Whom they bar depends on nothing but what clients have signed: `convicted` holds the
-same conversation again over what was heard, so anybody can check it.
+Conversations are generators: they yield what is asked of whom, and are sent what came back, so that
+who carries the bytes decides how long to wait. Whom they bar depends on nothing but what clients
+have signed: `convicted` holds the same conversation again over what was heard, so anybody can check
+it.
 """
 
 import json
@@ -45,7 +47,8 @@ OPENING_TRIES = 4  # that shares are asked for: no other attempt of the round wi
 MOST_ASKED = 700_000  # bytes of a message to or from a client: a usual server takes a little more
 T = TypeVar("T")
 Heard = Mapping[int, bytes]  # answers to what was asked at once, by client
-Asking = Generator[dict[int, bytes], Heard, T]  # yields asks by client, is sent the answers that came
+# yields asks by client, is sent the answers that came
+Asking = Generator[dict[int, bytes], Heard, T]
 
 
 @dataclass
@@ -57,7 +60,8 @@ class Setup:
     agreed: bytes = b""  # the digest of the keys
     # sealed shares by dealer and holder; the dealers are the members
     parts: Mapping[int, Mapping[int, Part]] = field(default_factory=dict)
-    delivered: Mapping[int, bytes] = field(default_factory=dict)  # the hash of what each member was sent of these
+    # the hash of what each member was sent of these
+    delivered: Mapping[int, bytes] = field(default_factory=dict)
     heard: list[Heard] = field(default_factory=list)  # all answers so far
 
     @property
@@ -84,13 +88,17 @@ class Summing:
     threshold: int  # how many clients open a sum together
     form: FixedPoint  # how words are written
     ahead: int = 1  # for how many rounds keys are agreed on at once
-    known: Mapping[int, bytes] | None = None  # the public keys that sign for clients, by number; None: what they say
+    # the public keys that sign for clients, by number; None: what they say
+    known: Mapping[int, bytes] | None = None
     setup: Setup | None = None
-    barred: dict[int, Proof] = field(default_factory=dict)  # clients that have broken the rules: they are asked no more
-    doubted: dict[int, str] = field(default_factory=dict)  # whose answers count for nothing, and why, until cleared
+    # clients that have broken the rules: they are asked no more
+    barred: dict[int, Proof] = field(default_factory=dict)
+    # whose answers count for nothing, and why, until cleared
+    doubted: dict[int, str] = field(default_factory=dict)
 
     def prepare(self, round: int, attempt: int, clients: Sequence[int]) -> Asking[Setup]:
-        """Agrees on keys for a round, and those after it, unless that was done before with the same clients.
+        """Agrees on keys for a round, and those after it, unless that was done before with the same
+        clients.
 
         Args:
             round: the round.
@@ -104,16 +112,25 @@ class Summing:
             TooFewError: fewer than the threshold have answered, or somebody is barred or doubted.
         """
         found = self.setup
-        if found is not None and found.terms.place(round, attempt) is not None and found.members == tuple(clients):
+        if (
+            found is not None
+            and found.terms.place(round, attempt) is not None
+            and found.members == tuple(clients)
+        ):
             return found
         each = MOST_ASKED // max(1, len(clients)) - part_bytes(0) - 4 * keys.KEY_BYTES
         fit = each // (part_bytes(1) - part_bytes(0))
         ahead = max(1, min(self.ahead, fit))
-        terms = Terms(token_bytes(SETUP_BYTES), round, attempt, ahead, self.threshold, tuple(clients))
+        terms = Terms(
+            token_bytes(SETUP_BYTES), round, attempt, ahead, self.threshold, tuple(clients)
+        )
         return (yield from _Agreeing(self, Setup(terms)).setup())
 
-    def open(self, round: int, attempt: int, vectors: Mapping[int, Words]) -> Asking[tuple[Words, tuple[int, ...]]]:
-        """Returns the sum of the vectors without masks, and whose they are: all but those who have dealt wrongly.
+    def open(
+        self, round: int, attempt: int, vectors: Mapping[int, Words]
+    ) -> Asking[tuple[Words, tuple[int, ...]]]:
+        """Returns the sum of the vectors without masks, and whose they are: all but those who have
+        dealt wrongly.
 
         Args:
             round: the round.
@@ -127,10 +144,14 @@ class Summing:
         assert self.setup is not None
         return (yield from _Opening(self, self.setup, round, attempt, vectors).total())
 
-    def enough(self, clients: Sequence[int] | Mapping[int, object], what: str, least: int = 0) -> None:
+    def enough(
+        self, clients: Sequence[int] | Mapping[int, object], what: str, least: int = 0
+    ) -> None:
         """Raises TooFewError if the clients are fewer than the threshold, or than `least`."""
         if len(clients) < (needed := max(self.threshold, least)):
-            raise TooFewError(f"{len(clients)} clients {what}: {needed} are needed, nothing is opened")
+            raise TooFewError(
+                f"{len(clients)} clients {what}: {needed} are needed, nothing is opened"
+            )
 
 
 class _Talk:
@@ -144,10 +165,17 @@ class _Talk:
 
     def bar(self, client: int, reason: str) -> None:
         """Bars a client that has broken the rules, as what was heard shows."""
-        self.summing.barred.setdefault(client, Proof(reason, self.keys.terms, tuple(self.heard), self.opening))
+        self.summing.barred.setdefault(
+            client, Proof(reason, self.keys.terms, tuple(self.heard), self.opening)
+        )
 
-    def ask(self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T]) -> Asking[dict[int, T]]:
-        """Returns what was read in answers. Bars whoever has signed what can't be; ignores what is not signed."""
+    def ask(
+        self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T]
+    ) -> Asking[dict[int, T]]:
+        """Returns what was read in answers.
+
+        Bars whoever has signed what can't be; ignores what is not signed.
+        """
         came = yield dict(asks)
         self.heard.append({client: came[client] for client in sorted(asks.keys() & came.keys())})
         found = {}
@@ -164,7 +192,10 @@ class _Talk:
         return found
 
     def _signed(self, client: int, ask: bytes, answer: bytes) -> bytes:
-        """Returns what a client has answered. Raises MessageError: that is not signed, or answers something else."""
+        """Returns what a client has answered.
+
+        Raises MessageError: that is not signed, or answers something else.
+        """
         said, body, signature = signed_parts(answer)
         phase, name, _ = unframed(ask)
         if unframed(said)[:2] != (phase, name):
@@ -178,7 +209,9 @@ class _Talk:
             identity = self.keys.bundles[client].identity
         if phase is Phase.OPEN:
             agreed += self.keys.delivered[client]
-        if not keys.signature_fits(identity, signature, told(agreed, client, sha256(ask).digest(), said)):
+        if not keys.signature_fits(
+            identity, signature, told(agreed, client, sha256(ask).digest(), said)
+        ):
             raise MessageError("its answer is not signed with its key")
         return body
 
@@ -190,7 +223,9 @@ class _Agreeing(_Talk):
         """Returns the keys. Raises TooFewError."""
         summing, terms = self.summing, self.keys.terms
         summing.setup = None
-        self.keys.bundles = yield from self.ask(dict.fromkeys(terms.clients, terms.encode()), self._read_keys)
+        self.keys.bundles = yield from self.ask(
+            dict.fromkeys(terms.clients, terms.encode()), self._read_keys
+        )
         summing.enough(self.keys.bundles, "have sent keys", FEWEST)
         self.keys.agreed = digest_of(self.keys.bundles)
         holders = list(self.keys.bundles)
@@ -201,11 +236,13 @@ class _Agreeing(_Talk):
         summing.enough(self.keys.parts, "have sent shares", FEWEST)
         asks = {
             holder: framed(
-                Phase.DELIVER, terms.setup,
-                numbers(list(self.keys.parts)) + b"".join(parts[holder].encode() for parts in self.keys.parts.values()),
+                Phase.DELIVER,
+                terms.setup,
+                numbers(list(self.keys.parts))
+                + b"".join(parts[holder].encode() for parts in self.keys.parts.values()),
             )
             for holder in self.keys.parts
-        }  # fmt: skip
+        }
         self.keys.delivered = {holder: sha256(ask).digest() for holder, ask in asks.items()}
         before = len(summing.barred)
         accused = yield from self.ask(asks, self._read_receipt)
@@ -213,12 +250,16 @@ class _Agreeing(_Talk):
             yield from self._judge(accused)
         if len(summing.barred) > before or any(accused.values()):
             out = sorted({*list(summing.barred)[before:], *summing.doubted})
-            raise TooFewError(f"clients {out} are left out: somebody's shares can't be read, or it says so")
+            raise TooFewError(
+                f"clients {out} are left out: somebody's shares can't be read, or it says so"
+            )
         self.keys.heard, summing.setup = self.heard, self.keys
         return summing.setup
 
     def _read_keys(self, client: int, body: bytes) -> Bundle:
-        bundle = Bundle.decode(body + self.heard[-1][client][-keys.SIGNATURE_BYTES :], self.keys.terms.count)
+        bundle = Bundle.decode(
+            body + self.heard[-1][client][-keys.SIGNATURE_BYTES :], self.keys.terms.count
+        )
         for key in (bundle.sealing, *bundle.masks):
             keys.check_public(key)
         return bundle
@@ -226,14 +267,16 @@ class _Agreeing(_Talk):
     def _read_receipt(self, client: int, body: bytes) -> tuple[int, ...]:
         """Returns whose shares a client says that it can't read."""
         accused, hashes = read_numbers(body)
-        if not set(accused) <= self.keys.parts.keys() - {client} or pieces(hashes, len(accused), HASH_BYTES) != [
-            sha256(self.keys.parts[dealer][client].encode()).digest() for dealer in accused
-        ]:
+        if not set(accused) <= self.keys.parts.keys() - {client} or pieces(
+            hashes, len(accused), HASH_BYTES
+        ) != [sha256(self.keys.parts[dealer][client].encode()).digest() for dealer in accused]:
             raise MessageError("it accuses others of what they have not sent")
         return accused
 
     def _judge(self, accused: Mapping[int, Sequence[int]]) -> Asking[None]:
-        """Lets each dealer show what the part of one accuser was sealed with: then everybody can read it, or nobody."""
+        """Lets each dealer show what the part of one accuser was sealed with: then everybody can
+        read it, or nobody.
+        """
         said, pairs, asks = self.heard[-1], {}, {}
         for dealer in sorted({dealer for whom in accused.values() for dealer in whom}):
             accusers = [client for client, whom in accused.items() if dealer in whom]
@@ -249,21 +292,32 @@ class _Agreeing(_Talk):
 
         opened = yield from self.ask(asks, read)
         for dealer in asks.keys() - opened.keys() - self.summing.barred.keys():
-            self.summing.doubted[dealer] = "others say that they can't read its shares, and it does not show them"
+            self.summing.doubted[dealer] = (
+                "others say that they can't read its shares, and it does not show them"
+            )
         for dealer, key in opened.items():
             accuser = pairs[dealer]
             try:
                 use = about(self.keys.terms.setup, dealer, accuser)
-                self.keys.parts[dealer][accuser].shares(key, self.keys.bundles[accuser].sealing, use)
-                self.bar(accuser, f"it says that it can't read the shares of client {dealer}, which can be read")
+                self.keys.parts[dealer][accuser].shares(
+                    key, self.keys.bundles[accuser].sealing, use
+                )
+                self.bar(
+                    accuser,
+                    f"it says that it can't read the shares of client {dealer}, which can be read",
+                )
             except MessageError as error:
-                self.bar(dealer, f"client {accuser} can't read the shares that it has sealed: {error}")
+                self.bar(
+                    dealer, f"client {accuser} can't read the shares that it has sealed: {error}"
+                )
 
 
 class _Opening(_Talk):
     """The conversation that a sum is opened in."""
 
-    def __init__(self, summing: Summing, setup: Setup, round: int, attempt: int, vectors: Mapping[int, Words]) -> None:
+    def __init__(
+        self, summing: Summing, setup: Setup, round: int, attempt: int, vectors: Mapping[int, Words]
+    ) -> None:
         super().__init__(summing, setup)
         self.vectors = vectors
         self.survivors = tuple(sorted(vectors))
@@ -277,14 +331,18 @@ class _Opening(_Talk):
         summing, members = self.summing, self.keys.members
         summing.enough(self.survivors, "have sent their vectors", FEWEST)
         ask = self._ask(Phase.CONFIRM, numbers(members) + numbers(self.survivors))
-        signers = yield from self.ask(dict.fromkeys(self.survivors, ask), lambda client, body: pieces(body, 0))
+        signers = yield from self.ask(
+            dict.fromkeys(self.survivors, ask), lambda client, body: pieces(body, 0)
+        )
         summing.enough(signers, "have signed who is in the sum")
         if self.survivors != members:
             summing.setup = None  # who comes back may have lost its keys
         signatures = [self.heard[-1][client][-keys.SIGNATURE_BYTES :] for client in signers]
         ask = self._ask(Phase.OPEN, numbers(list(signers)) + b"".join(signatures))
         try:
-            held = yield from self._insist(dict.fromkeys(self.survivors, ask), self._read_shares, summing.threshold)
+            held = yield from self._insist(
+                dict.fromkeys(self.survivors, ask), self._read_shares, summing.threshold
+            )
             summing.enough(held, "have said their shares")
             secrets, faults = self._secrets(dict(list(held.items())[: summing.threshold]))
             left = tuple(client for client in self.survivors if client not in faults)
@@ -294,23 +352,33 @@ class _Opening(_Talk):
             for dealer, fault in faults.items():
                 ask = self._ask(Phase.DISOWN, fault.encode())
                 pairs[dealer] = yield from self._insist(
-                    dict.fromkeys(left, ask), lambda client, body: pieces(body, 1, keys.KEY_BYTES)[0], len(left)
+                    dict.fromkeys(left, ask),
+                    lambda client, body: pieces(body, 1, keys.KEY_BYTES)[0],
+                    len(left),
                 )
                 if len(pairs[dealer]) < len(left):
-                    raise TooFewError(f"not everybody has said its part of the masks of client {dealer}")
+                    raise TooFewError(
+                        f"not everybody has said its part of the masks of client {dealer}"
+                    )
         except TooFewError as error:
             summing.setup = None
-            raise LostError(f"{error}; shares were asked for, so no other attempt of the round is opened") from error
+            raise LostError(
+                f"{error}; shares were asked for, so no other attempt of the round is opened"
+            ) from error
         return self._unmasked(left, secrets, pairs), left
 
     def _ask(self, phase: Phase, body: bytes) -> bytes:
         return round_ask(phase, self.keys.terms.setup, *self.attempt, body)
 
-    def _insist(self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T], least: int) -> Asking[dict[int, T]]:
+    def _insist(
+        self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T], least: int
+    ) -> Asking[dict[int, T]]:
         """Asks up to OPENING_TRIES times: the same ask is answered alike."""
         found: dict[int, T] = {}
         for _ in range(OPENING_TRIES):
-            found |= yield from self.ask({client: asks[client] for client in asks if client not in found}, read)
+            found |= yield from self.ask(
+                {client: asks[client] for client in asks if client not in found}, read
+            )
             if len(found) >= least:
                 break
         return found
@@ -323,13 +391,22 @@ class _Opening(_Talk):
                 raise MessageError(f"another share of client {dealer}'s secret than it was dealt")
         return shares
 
-    def _secrets(self, held: Mapping[int, Sequence[bytes]]) -> tuple[dict[int, bytes], dict[int, Fault]]:
-        """Returns one seed of each member (of survivors their own mask's, else their key's), or its fault."""
+    def _secrets(
+        self, held: Mapping[int, Sequence[bytes]]
+    ) -> tuple[dict[int, bytes], dict[int, Fault]]:
+        """Returns one seed of each member (of survivors their own mask's, else their key's), or its
+        fault.
+        """
         secrets, faults = {}, {}
         by = shamir.factors([holder + 1 for holder in held])
         for column, member in enumerate(self.keys.members):
-            shares, own = {holder: row[column] for holder, row in held.items()}, member in self.survivors
-            secret = shamir.join({h + 1: int.from_bytes(share, "little") for h, share in shares.items()}, by)
+            shares, own = (
+                {holder: row[column] for holder, row in held.items()},
+                member in self.survivors,
+            )
+            secret = shamir.join(
+                {h + 1: int.from_bytes(share, "little") for h, share in shares.items()}, by
+            )
             if secret is None or not fits(self.keys.bundles[member], self.at, own, secret):
                 self.bar(member, "the shares that it dealt do not fit the keys that it had sent")
                 faults[member] = Fault(member, own, shares, self.heard[1][member])
@@ -338,9 +415,14 @@ class _Opening(_Talk):
         return secrets, faults
 
     def _unmasked(
-        self, left: Sequence[int], secrets: Mapping[int, bytes], pairs: Mapping[int, Mapping[int, bytes]]
+        self,
+        left: Sequence[int],
+        secrets: Mapping[int, bytes],
+        pairs: Mapping[int, Mapping[int, bytes]],
     ) -> Words:
-        """Takes away what did not cancel: own masks, and the masks for those who are not in the sum."""
+        """Takes away what did not cancel: own masks, and the masks for those who are not in the
+        sum.
+        """
         form, setup = self.summing.form, self.keys.terms.setup
         total: Words = np.sum([self.vectors[client] for client in left], axis=0, dtype=form.dtype)
         for member, secret in secrets.items():
@@ -348,7 +430,8 @@ class _Opening(_Talk):
                 total = total - keys.self_mask(secret, len(total), form)
                 continue
             own = keys.private(secret)
-            for other in left:  # what it would have added for them is the opposite of what they did for it
+            # what it would have added for them is the opposite of what they did for it
+            for other in left:
                 key = keys.pair_key(own, self.keys.bundles[other].masks[self.at], setup, self.at)
                 total = total + keys.pair_mask(key, member, other, len(total), form)
         for dealer, found in pairs.items():
@@ -358,14 +441,19 @@ class _Opening(_Talk):
 
 
 def convicted(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozenset[int]:
-    """Returns who is barred by what was heard; anybody can check it, and who has kept to the rules is never barred.
+    """Returns who is barred by what was heard.
+
+    Anybody can check it, and who has kept to the rules is never barred.
 
     Args:
         proof: what was heard.
         known: the public keys that sign for clients, by number; None: whatever they say.
     """
     form = FixedPoint(64, 0, 1)
-    summing, heard = Summing(proof.terms.threshold, form, proof.terms.count, known), iter(proof.heard)
+    summing, heard = (
+        Summing(proof.terms.threshold, form, proof.terms.count, known),
+        iter(proof.heard),
+    )
 
     def again(asking: Asking[object]) -> None:
         try:
@@ -384,13 +472,22 @@ def convicted(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozens
 
 def keep_proof(folder: Path, client: int, proof: Proof) -> None:
     """Writes why a client is barred into the file of its number. Raises StorageError."""
-    heard = [{str(one): b64encode(answer).decode() for one, answer in answers.items()} for answers in proof.heard]
-    about = {"reason": proof.reason, "terms": b64encode(proof.terms.encode()).decode(), "heard": heard}
+    heard = [
+        {str(one): b64encode(answer).decode() for one, answer in answers.items()}
+        for answers in proof.heard
+    ]
+    about = {
+        "reason": proof.reason,
+        "terms": b64encode(proof.terms.encode()).decode(),
+        "heard": heard,
+    }
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / f"{client}.json", json.dumps({**about, "opening": proof.opening}).encode())
 
 
-def kept_proofs(folder: Path, known: Mapping[int, bytes] | None) -> tuple[dict[int, Proof], list[Path]]:
+def kept_proofs(
+    folder: Path, known: Mapping[int, bytes] | None
+) -> tuple[dict[int, Proof], list[Path]]:
     """Reads the proofs in a folder, and holds the conversation of each again.
 
     Args:
@@ -405,7 +502,10 @@ def kept_proofs(folder: Path, known: Mapping[int, bytes] | None) -> tuple[dict[i
         try:
             about = json.loads(path.read_bytes())
             _, setup, terms = unframed(b64decode(about["terms"]))
-            heard = [{int(one): b64decode(text) for one, text in answers.items()} for answers in about["heard"]]
+            heard = [
+                {int(one): b64decode(text) for one, text in answers.items()}
+                for answers in about["heard"]
+            ]
             opening = about["opening"] and (*about["opening"][:2], tuple(about["opening"][2]))
             proof = Proof(str(about["reason"]), Terms.decode(setup, terms), tuple(heard), opening)
             if int(path.stem) not in convicted(proof, known):

@@ -1,8 +1,11 @@
-"""Chooses an implementation of the operations on directions. All give the same bits; they differ in speed.
+"""Chooses an implementation of the operations on directions.
 
-`reference` is plain NumPy, `cpu` is compiled by numba, `triton` works on tensors where they are: on a GPU, or anywhere
-through Triton's interpreter (TRITON_INTERPRET=1; slow, for tests). Weights on a CPU are handled by `cpu`, those on a
-GPU by `triton`, unless the environment variable FEDSEED_KERNELS names another one.
+All give the same bits; they differ in speed.
+
+`reference` is plain NumPy, `cpu` is compiled by numba, `triton` works on tensors where they are: on
+a GPU, or anywhere through Triton's interpreter (TRITON_INTERPRET=1; slow, for tests). Weights on a
+CPU are handled by `cpu`, those on a GPU by `triton`, unless the environment variable
+FEDSEED_KERNELS names another one.
 """
 
 import os
@@ -21,7 +24,9 @@ def load(name: str) -> Kernels:
     """Returns the implementation called `name`. Raises ValueError if there is none."""
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"FEDSEED_KERNELS = {name!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
-    flat, low = (import_module(f"fedseed.randomness.kernels.{part}{name}") for part in ("", "lowrank_"))
+    flat, low = (
+        import_module(f"fedseed.randomness.kernels.{part}{name}") for part in ("", "lowrank_")
+    )
     return Kernels(flat, low)
 
 

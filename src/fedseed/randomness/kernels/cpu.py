@@ -1,11 +1,13 @@
-"""Operations on directions for CPUs, compiled by numba: the reference's bits, without its temporary arrays.
+"""Operations on directions for CPUs, compiled by numba: the reference's bits, without its temporary
+arrays.
 
-A chunk of CHUNK elements at a time, small enough for the first-level cache: the sum over directions is made there and
-added to the weights in the same pass, so that memory sees one read and one write of the weights. Chunks start at
-multiples of CHUNK in the global index, which makes all blocks of random words whole; they are independent, so threads
-share them out without changing a bit. Loops are written for LLVM's vectoriser; numba does not contract a
-multiplication and an addition unless asked to, so each one rounds. All in one file, as numba's cache does not notice a
-change in a compiled function of another file.
+A chunk of CHUNK elements at a time, small enough for the first-level cache: the sum over directions
+is made there and added to the weights in the same pass, so that memory sees one read and one write
+of the weights. Chunks start at multiples of CHUNK in the global index, which makes all blocks of
+random words whole; they are independent, so threads share them out without changing a bit. Loops
+are written for LLVM's vectoriser; numba does not contract a multiplication and an addition unless
+asked to, so each one rounds. All in one file, as numba's cache does not notice a change in a
+compiled function of another file.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,10 +40,18 @@ _S32 = _L(32)
 _LOW = _L(0xFFFFFFFF)
 
 NORMAL, TRUNCATED_NORMAL, SIGNS, TABLE = 0, 1, 2, 3
-_KINDS = {"normal": NORMAL, "truncated_normal": TRUNCATED_NORMAL, "rademacher": SIGNS, "hadamard": TABLE}
-_PART = 1024  # elements at a time where their entries are kept for a moment: with all else in the first-level cache
+_KINDS = {
+    "normal": NORMAL,
+    "truncated_normal": TRUNCATED_NORMAL,
+    "rademacher": SIGNS,
+    "hadamard": TABLE,
+}
+# elements at a time where their entries are kept for a moment: with all else in the first-level
+# cache
+_PART = 1024
 _RUN = 16 * entries.CHUNK  # elements that a thread takes at a time
-_GROUP = 16  # directions that `project` takes at a time, so that their sums do not wait for each other
+# directions that `project` takes at a time, so that their sums do not wait for each other
+_GROUP = 16
 _CHUNK, _LANES, _SPAN = entries.CHUNK, entries.LANES, entries.SPAN
 
 _LOG0, _LOG1, _LOG2, _LOG3, _LOG4, _LOG5 = entries.LOG
@@ -54,9 +64,14 @@ _HALF, _ONE, _TWO, _ZERO = _F(0.5), _F(1), _F(2), _F(0)
 
 
 def _tile_shape() -> tuple[int, int]:
-    """(numbers in a register, rows of a matrix that a product takes): 28 of AVX-512's 32 registers, AVX2's 16; or 0."""
-    features = set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))  # what numba compiles for
-    return (16, 8) if "+avx512f" in features else (8, 4) if {"+avx2", "+fma"} <= features else (0, 0)
+    """(numbers in a register, rows of a matrix that a product takes): 28 of AVX-512's 32 registers,
+    AVX2's 16; or 0.
+    """
+    # what numba compiles for
+    features = set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+    return (
+        (16, 8) if "+avx512f" in features else (8, 4) if {"+avx2", "+fma"} <= features else (0, 0)
+    )
 
 
 _REGISTER, _ROWS = _tile_shape()
@@ -64,13 +79,20 @@ _WIDTH = 3  # registers: inputs that a tile of a product is wide at most
 _PANEL = _WIDTH * _REGISTER  # inputs
 _STEPS = 4  # columns that a turn of a tile's loop takes
 _DEPTH = 768  # columns of a matrix that a tile takes at a time
-_SLAB = 1 << 16  # elements of a matrix that a thread perturbs at a time: a quarter of a second-level cache
+# elements of a matrix that a thread perturbs at a time: a quarter of a second-level cache
+_SLAB = 1 << 16
 _LEAST, _MOST = 4, 32  # times _ROWS rows of it at least, and at most
 
 
-# -- instructions that Python has no words for -----------------------------------------------------------------------
+# -- instructions that Python has no words for
+# -----------------------------------------------------------------------
 
-_INDEX, _SHORT, _NUMBER, _HALF_NUMBER = ir.IntType(64), ir.IntType(32), ir.FloatType(), ir.HalfType()
+_INDEX, _SHORT, _NUMBER, _HALF_NUMBER = (
+    ir.IntType(64),
+    ir.IntType(32),
+    ir.FloatType(),
+    ir.HalfType(),
+)
 
 
 def _instruction(result: Any, build: Callable[[Any, Any], Any]) -> Any:
@@ -78,19 +100,23 @@ def _instruction(result: Any, build: Callable[[Any, Any], Any]) -> Any:
 
     @intrinsic
     def instruction(_context, value):  # type: ignore[no-untyped-def]
-        return result(value), lambda _context, builder, _signature, arguments: build(builder, arguments[0])
+        return result(value), lambda _context, builder, _signature, arguments: build(
+            builder, arguments[0]
+        )
 
     return instruction
 
 
-# 32 integer bits as a float32, and back; 16 bits of a float16, and back, rounded to nearest, ties to even
+# 32 integer bits as a float32, and back; 16 bits of a float16, and back, rounded to nearest, ties
+# to even
 _as_float = _instruction(types.float32, lambda builder, bits: builder.bitcast(bits, _NUMBER))
 _as_int = _instruction(types.int32, lambda builder, value: builder.bitcast(value, _SHORT))
 _from_half = _instruction(
     types.float32, lambda builder, bits: builder.fpext(builder.bitcast(bits, _HALF_NUMBER), _NUMBER)
 )
 _to_half = _instruction(
-    types.uint16, lambda builder, value: builder.bitcast(builder.fptrunc(value, _HALF_NUMBER), ir.IntType(16))
+    types.uint16,
+    lambda builder, value: builder.bitcast(builder.fptrunc(value, _HALF_NUMBER), ir.IntType(16)),
 )
 # the number at an address, which is one more afterwards: no other thread gets the same
 _ticket = _instruction(
@@ -107,8 +133,17 @@ def _at(builder: Any, address: Any, step: Any, row: int, kind: Any, offset: int 
     return builder.inttoptr(place, kind.as_pointer())
 
 
-def _loop(builder: Any, values: list[Any], stop: Any, step: int, turn: Callable[[Any, list[Any]], list[Any]]) -> Any:
-    """Writes a loop over i = 0, step, ... below `stop`; returns what `turn(i, values)` has made of the values."""
+def _loop(
+    builder: Any,
+    values: list[Any],
+    stop: Any,
+    step: int,
+    turn: Callable[[Any, list[Any]], list[Any]],
+) -> Any:
+    """Writes a loop over i = 0, step, ... below `stop`.
+
+    Returns what `turn(i, values)` has made of the values.
+    """
     before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(loop)
     builder.position_at_end(loop)
@@ -123,7 +158,8 @@ def _loop(builder: Any, values: list[Any], stop: Any, step: int, turn: Callable[
     return made
 
 
-# -- random words, and entries made of them --------------------------------------------------------------------------
+# -- random words, and entries made of them
+# --------------------------------------------------------------------------
 
 
 @njit(cache=True)
@@ -181,7 +217,9 @@ def _box_muller(u, v):  # type: ignore[no-untyped-def]
 def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
     y = (_F(np.int32(word)) * _P31) * mass
     square = y * y
-    p = (((((_P6 * square + _P5) * square + _P4) * square + _P3) * square + _P2) * square + _P1) * square + _P0
+    p = (
+        ((((_P6 * square + _P5) * square + _P4) * square + _P3) * square + _P2) * square + _P1
+    ) * square + _P0
     return min(max(y * p, -bound), bound)
 
 
@@ -202,7 +240,9 @@ def _fill(v, words, unit, k, block, blocks):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def signed(value, word, bit):  # type: ignore[no-untyped-def]
-    """Returns value with its sign turned if that bit of the word is set: the bit is moved to a float's sign bit."""
+    """Returns value with its sign turned if that bit of the word is set: the bit is moved to a
+    float's sign bit.
+    """
     return _as_float(_U(_U(_as_int(value)) ^ _U(_U(word << _U(31 - bit)) & _U(0x80000000))))
 
 
@@ -212,7 +252,11 @@ def _each(values, i):  # type: ignore[no-untyped-def]
 
 @overload(_each, inline="always")
 def _each_typed(values, i):  # type: ignore[no-untyped-def]
-    return (lambda values, i: values[i]) if isinstance(values, types.Array) else (lambda values, i: values)
+    return (
+        (lambda values, i: values[i])
+        if isinstance(values, types.Array)
+        else (lambda values, i: values)
+    )
 
 
 @njit(cache=True)
@@ -226,7 +270,8 @@ def _add_signed(total, words, blocks, values):  # type: ignore[no-untyped-def]
                 total[at + i] += signed(_each(values, at + i), word, i)
 
 
-# -- sums of directions, a chunk at a time ---------------------------------------------------------------------------
+# -- sums of directions, a chunk at a time
+# ---------------------------------------------------------------------------
 
 
 @njit(cache=True)
@@ -238,7 +283,10 @@ def _add_scaled(total, v, count, coefficient):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _sum_chunk(total, v, words, begin, count, units, payload):  # type: ignore[no-untyped-def]
-    """total[i + (begin & 127)] = the sum of all units on element begin + i; whole blocks of words, or a part of one."""
+    """total[i + (begin & 127)] = the sum of all units on element begin + i.
+
+    Whole blocks of words, or a part of one.
+    """
     lo = begin & 127
     block, blocks = begin >> 7, (lo + count + 127) >> 7
     at, some = lo & ~3, ((lo + count + 3) >> 2) - (lo >> 2)  # of entries that come in fours
@@ -247,7 +295,12 @@ def _sum_chunk(total, v, words, begin, count, units, payload):  # type: ignore[n
         unit = units[u]
         if unit.kind == TABLE:
             fill_words(words, blocks, block, unit.domain, unit.first, unit.key0, unit.key1)
-            _add_signed(total, words, blocks, payload[unit.begin + ((begin - lo) & (unit.end - unit.begin - 1)) :])
+            _add_signed(
+                total,
+                words,
+                blocks,
+                payload[unit.begin + ((begin - lo) & (unit.end - unit.begin - 1)) :],
+            )
             continue
         for j in range(unit.end - unit.begin):
             coefficient = payload[unit.begin + j]
@@ -259,7 +312,8 @@ def _sum_chunk(total, v, words, begin, count, units, payload):  # type: ignore[n
                 _add_scaled(total[at:], v, 4 * some, coefficient)
 
 
-# -- weights in their dtypes -----------------------------------------------------------------------------------------
+# -- weights in their dtypes
+# -----------------------------------------------------------------------------------------
 
 
 @njit(inline="always")
@@ -277,7 +331,10 @@ def _to_brain(value):  # type: ignore[no-untyped-def]
 
 
 def _get(source, i):  # type: ignore[no-untyped-def]
-    """Weight i as a float32. Bits of bfloat16 are unsigned integers here, those of float16 signed ones (`bits`)."""
+    """Weight i as a float32.
+
+    Bits of bfloat16 are unsigned integers here, those of float16 signed ones (`bits`).
+    """
 
 
 @overload(_get, inline="always")
@@ -317,7 +374,10 @@ def bits(array: Stored, dtype: str) -> Stored:
 
 
 def _old(source, out, i):  # type: ignore[no-untyped-def]
-    """Weight i of the source; None: of `out`. Loops whose input may be their output are not vectorised otherwise."""
+    """Weight i of the source; None: of `out`.
+
+    Loops whose input may be their output are not vectorised otherwise.
+    """
 
 
 @overload(_old, inline="always")
@@ -353,20 +413,31 @@ def _copy(out, source, count):  # type: ignore[no-untyped-def]
         out[i] = source[i]
 
 
-# -- moving: w + scale * sum, in one pass ----------------------------------------------------------------------------
+# -- moving: w + scale * sum, in one pass
+# ----------------------------------------------------------------------------
 
 
 @njit(cache=True)
 def _add_sum(out, source, begin, units, payload, scale, words, room):  # type: ignore[no-untyped-def]
-    """out = round(source + scale * sum of the units); out[0] is element `begin`, and whole blocks or a part of one."""
+    """out = round(source + scale * sum of the units).
+
+    Out[0] is element `begin`, and whole blocks or a part of one.
+    """
     only = units[0]
-    single = units.size == 1 and (only.kind == TABLE or only.end - only.begin == 1)  # no sum takes a detour then
+    # no sum takes a detour then
+    single = units.size == 1 and (only.kind == TABLE or only.end - only.begin == 1)
     if single and only.kind >= SIGNS and out.size & 127 == 0:
         fill_words(words, out.size >> 7, begin >> 7, only.domain, only.first, only.key0, only.key1)
         if only.kind == SIGNS:
             _store_signs(out, source, words, payload[only.begin], scale)
         else:
-            _store_signs(out, source, words, payload[only.begin + (begin & (only.end - only.begin - 1)) :], scale)
+            _store_signs(
+                out,
+                source,
+                words,
+                payload[only.begin + (begin & (only.end - only.begin - 1)) :],
+                scale,
+            )
     elif single and only.kind < SIGNS:
         v = room[0]
         _fill(v, words, only, only.first, begin >> 2, ((begin & 3) + out.size + 3) >> 2)
@@ -379,7 +450,10 @@ def _add_sum(out, source, begin, units, payload, scale, words, room):  # type: i
 
 @njit(cache=True)
 def _move_run(out, source, start, step, scale):  # type: ignore[no-untyped-def]
-    """`move`, or `move_steps`: one sum after the other is added to what the last one left. `step` is a `Prepared`."""
+    """`move`, or `move_steps`: one sum after the other is added to what the last one left.
+
+    `step` is a `Prepared`.
+    """
     units, payload, ends, scales = step
     words, room = np.empty((4, _CHUNK // 4), np.uint32), np.empty((2, _CHUNK), np.float32)
     size = _PART if units[0].kind < SIGNS else _CHUNK
@@ -395,10 +469,26 @@ def _move_run(out, source, start, step, scale):  # type: ignore[no-untyped-def]
         first = 0
         for s in range(ends.size):
             if s or same:
-                _add_sum(here, None, begin, units[first : ends[s]], payload, scale * scales[s], words, room)
+                _add_sum(
+                    here,
+                    None,
+                    begin,
+                    units[first : ends[s]],
+                    payload,
+                    scale * scales[s],
+                    words,
+                    room,
+                )
             else:
                 _add_sum(
-                    here, source[begin - start :], begin, units[: ends[s]], payload, scale * scales[s], words, room
+                    here,
+                    source[begin - start :],
+                    begin,
+                    units[: ends[s]],
+                    payload,
+                    scale * scales[s],
+                    words,
+                    room,
                 )
             first = ends[s]
         begin = end
@@ -428,37 +518,54 @@ def _add_sums(out, source, total, scale):  # type: ignore[no-untyped-def]
         _add_sums_run(out[a:b], source[a:b], total[a:b], scale)
 
 
-# -- a product with a matrix that is moved in the cache --------------------------------------------------------------
+# -- a product with a matrix that is moved in the cache
+# --------------------------------------------------------------
 
 
 def _tile(width):  # type: ignore[no-untyped-def]
-    """Returns a function that computes a tile of a product in registers, for inputs `width` registers wide."""
+    """Returns a function that computes a tile of a product in registers, for inputs `width`
+    registers wide.
+    """
 
     @intrinsic
     def tile(_context, sums, inputs, between, matrix, stride, columns, ahead):  # type: ignore[no-untyped-def]
-        """sums[r, i] += matrix[r, k] * inputs[k, i] for _ROWS rows, one column k after the other, each sum fused.
+        """sums[r, i] += matrix[r, k] * inputs[k, i] for _ROWS rows, one column k after the other,
+        each sum fused.
 
-        All arguments are integers: addresses of the first sum, input and element of the matrix; bytes between rows of
-        sums or inputs, and between rows of the matrix; how many columns, a multiple of _STEPS. `ahead`: address of
-        memory that will be wanted soon; columns / _STEPS lines of it are fetched into the second-level cache.
+        All arguments are integers: addresses of the first sum, input and element of the matrix;
+        bytes between rows of sums or inputs, and between rows of the matrix; how many columns, a
+        multiple of _STEPS. `ahead`: address of memory that will be wanted soon; columns / _STEPS
+        lines of it are fetched into the second-level cache.
         """
 
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             sums, inputs, between, matrix, stride, columns, ahead = arguments
             register = ir.VectorType(_NUMBER, _REGISTER)
             fused = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(register, [register] * 3), f"llvm.fma.v{_REGISTER}f32"
+                builder.module,
+                ir.FunctionType(register, [register] * 3),
+                f"llvm.fma.v{_REGISTER}f32",
             )
             byte = ir.IntType(8).as_pointer()
             fetch = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(ir.VoidType(), [byte, _SHORT, _SHORT, _SHORT]), "llvm.prefetch.p0"
+                builder.module,
+                ir.FunctionType(ir.VoidType(), [byte, _SHORT, _SHORT, _SHORT]),
+                "llvm.prefetch.p0",
             )
             parts = [4 * part * _REGISTER for part in range(width)]
-            places = [_at(builder, sums, between, row, register, part) for row in range(_ROWS) for part in parts]
+            places = [
+                _at(builder, sums, between, row, register, part)
+                for row in range(_ROWS)
+                for part in parts
+            ]
 
             def everywhere(pointer: Any) -> Any:
-                one = builder.insert_element(register(ir.Undefined), builder.load(pointer, align=4), _SHORT(0))
-                return builder.shuffle_vector(one, one, ir.VectorType(_SHORT, _REGISTER)([0] * _REGISTER))
+                one = builder.insert_element(
+                    register(ir.Undefined), builder.load(pointer, align=4), _SHORT(0)
+                )
+                return builder.shuffle_vector(
+                    one, one, ir.VectorType(_SHORT, _REGISTER)([0] * _REGISTER)
+                )
 
             def turn(column: Any, held: list[Any]) -> list[Any]:
                 total = list(held)
@@ -467,14 +574,19 @@ def _tile(width):  # type: ignore[no-untyped-def]
                 line = _at(builder, ahead, column, 64 // _STEPS, ir.IntType(8))
                 builder.call(fetch, [line, _SHORT(0), _SHORT(2), _SHORT(1)])
                 for step in range(_STEPS):
-                    values = [builder.load(_at(builder, here, between, step, register, p), align=4) for p in parts]
+                    values = [
+                        builder.load(_at(builder, here, between, step, register, p), align=4)
+                        for p in parts
+                    ]
                     for row in range(_ROWS):
                         element = everywhere(_at(builder, start, stride, row, _NUMBER, 4 * step))
                         for part, value in enumerate(values, row * width):
                             total[part] = builder.call(fused, [value, element, total[part]])
                 return total
 
-            total = _loop(builder, [builder.load(place, align=4) for place in places], columns, _STEPS, turn)
+            total = _loop(
+                builder, [builder.load(place, align=4) for place in places], columns, _STEPS, turn
+            )
             for result, place in zip(total, places, strict=True):
                 builder.store(result, place, align=4)
             return context.get_dummy_value()
@@ -489,9 +601,12 @@ _tile_1, _tile_2, _tile_3 = _tile(1), _tile(2), _tile(3)
 
 @intrinsic
 def _turn_tile(_context, to, between, source, stride):  # type: ignore[no-untyped-def]
-    """to[i, r] = source[r, i] for _ROWS rows of a register each; addresses, and bytes from row to row.
+    """to[i, r] = source[r, i] for _ROWS rows of a register each.
 
-    Rows r and r + _ROWS / 2 are interleaved, log2(_ROWS) times: each time the index's first bit becomes its last.
+    Addresses, and bytes from row to row.
+
+    Rows r and r + _ROWS / 2 are interleaved, log2(_ROWS) times: each time the index's first bit
+    becomes its last.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -501,7 +616,10 @@ def _turn_tile(_context, to, between, source, stride):  # type: ignore[no-untype
         def picked(a: Any, b: Any, numbers: list[int]) -> Any:
             return builder.shuffle_vector(a, b, ir.VectorType(_SHORT, len(numbers))(numbers))
 
-        rows = [builder.load(_at(builder, source, stride, row, register), align=4) for row in range(_ROWS)]
+        rows = [
+            builder.load(_at(builder, source, stride, row, register), align=4)
+            for row in range(_ROWS)
+        ]
         for _ in range(_ROWS.bit_length() - 1):
             rows = [
                 picked(a, b, [half + i // 2 + i % 2 * _REGISTER for i in range(_REGISTER)])
@@ -519,24 +637,39 @@ def _turn_tile(_context, to, between, source, stride):  # type: ignore[no-untype
 
 @njit(cache=True)
 def _turn(out, source, rows):  # type: ignore[no-untyped-def]
-    """out[:, :rows] = the transpose of source[:rows]; rows are a multiple of _ROWS, columns of _REGISTER."""
+    """out[:, :rows] = the transpose of source[:rows].
+
+    Rows are a multiple of _ROWS, columns of _REGISTER.
+    """
     between, stride = out.strides[0], source.strides[0]
     for i in range(0, source.shape[1], _REGISTER):
         for r in range(0, rows, _ROWS):  # addresses: slices would take longer to make than to use
-            to, from_ = out.ctypes.data + i * between + 4 * r, source.ctypes.data + r * stride + 4 * i
+            to, from_ = (
+                out.ctypes.data + i * between + 4 * r,
+                source.ctypes.data + r * stride + 4 * i,
+            )
             _turn_tile(to, between, from_, stride)
 
 
 @njit(cache=True)
 def _multiply_slab(sums, x, slab, rows, ahead, last):  # type: ignore[no-untyped-def]
-    """sums += slab times x, for a multiple of _ROWS rows; what lies from `ahead` to `last` is fetched meanwhile."""
+    """sums += slab times x, for a multiple of _ROWS rows.
+
+    What lies from `ahead` to `last` is fetched meanwhile.
+    """
     columns, count = x.shape
     for m in range(0, count, _PANEL):
         for k in range(0, columns, _DEPTH):
             depth = min(_DEPTH, columns - k)
             for row in range(0, rows, _ROWS):
-                to, inputs = sums.ctypes.data + 4 * (row * count + m), x.ctypes.data + 4 * (k * count + m)
-                matrix, near = slab.ctypes.data + 4 * (row * columns + k), min(ahead, last - depth * 64 // _STEPS)
+                to, inputs = (
+                    sums.ctypes.data + 4 * (row * count + m),
+                    x.ctypes.data + 4 * (k * count + m),
+                )
+                matrix, near = (
+                    slab.ctypes.data + 4 * (row * columns + k),
+                    min(ahead, last - depth * 64 // _STEPS),
+                )
                 ahead += depth * 64 // _STEPS
                 if count - m >= 3 * _REGISTER:
                     _tile_3(to, inputs, 4 * count, matrix, 4 * columns, depth, near)
@@ -548,7 +681,9 @@ def _multiply_slab(sums, x, slab, rows, ahead, last):  # type: ignore[no-untyped
 
 @njit(cache=True, parallel=True)
 def _product(out, x, source, bias, start, step, scale, room):  # type: ignore[no-untyped-def]
-    """Slabs go to threads as they come for them: one that has to wait for its processor holds up nobody."""
+    """Slabs go to threads as they come for them: one that has to wait for its processor holds up
+    nobody.
+    """
     turned, slabs, sums, taken = room
     columns, rows = x.shape[1], slabs.shape[1]
     for piece in prange(columns // 16):
@@ -559,7 +694,9 @@ def _product(out, x, source, bias, start, step, scale, room):  # type: ignore[no
         while n < bias.size:
             here = min(rows, bias.size - n)
             begin, end = n * columns, min(source.size, (n + here) * columns)
-            _move_run(slab.reshape(-1)[: end - begin], source[begin:end], start + begin, step, scale)
+            _move_run(
+                slab.reshape(-1)[: end - begin], source[begin:end], start + begin, step, scale
+            )
             for row in range(here):
                 own[row] = bias[n + row]
             after = _ticket(taken.ctypes.data) * rows
@@ -570,7 +707,8 @@ def _product(out, x, source, bias, start, step, scale, room):  # type: ignore[no
             n = after
 
 
-# -- inner products --------------------------------------------------------------------------------------------------
+# -- inner products
+# ------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True)
@@ -595,14 +733,20 @@ def _sum_signed(lanes, words, count, chunk):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _sum_rows(_context, lanes, v, chunk, rows):  # type: ignore[no-untyped-def]
-    """lanes[i] += v[r, i] * chunk[r, i], row after row of _LANES; addresses. Sums stay in registers meanwhile."""
+    """lanes[i] += v[r, i] * chunk[r, i], row after row of _LANES; addresses.
+
+    Sums stay in registers meanwhile.
+    """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         lanes, v, chunk, rows = arguments
         row_of = ir.VectorType(_NUMBER, _LANES)
 
         def turn(row: Any, held: list[Any]) -> list[Any]:
-            a, b = (builder.load(_at(builder, of, row, 4 * _LANES, row_of), align=4) for of in (v, chunk))
+            a, b = (
+                builder.load(_at(builder, of, row, 4 * _LANES, row_of), align=4)
+                for of in (v, chunk)
+            )
             return [builder.fadd(held[0], builder.fmul(a, b))]
 
         place = builder.inttoptr(lanes, row_of.as_pointer())
@@ -615,9 +759,14 @@ def _sum_rows(_context, lanes, v, chunk, rows):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _project_span(sums, span, j0, units, x, start):  # type: ignore[no-untyped-def]
-    """sums[j] = the part of <direction j, x> that lies in a span, for the group of directions from j0 on."""
+    """sums[j] = the part of <direction j, x> that lies in a span, for the group of directions from
+    j0 on.
+    """
     unit, count = units[0], min(_GROUP, sums.size - j0)
-    words, lanes = np.empty((_GROUP, 4, _CHUNK // 4), np.uint32), np.empty((_GROUP, _LANES), np.float32)
+    words, lanes = (
+        np.empty((_GROUP, 4, _CHUNK // 4), np.uint32),
+        np.empty((_GROUP, _LANES), np.float32),
+    )
     v, chunk = np.empty(_PART, np.float32), np.empty(_CHUNK, np.float32)
     base, end = max(start, span * _SPAN) // _CHUNK * _CHUNK, min(start + x.size, (span + 1) * _SPAN)
     while base < end:
@@ -625,13 +774,26 @@ def _project_span(sums, span, j0, units, x, start):  # type: ignore[no-untyped-d
         lanes[:count] = _ZERO
         if unit.kind == SIGNS:
             for j in range(count):
-                fill_words(words[j], _CHUNK // 128, base >> 7, unit.domain, unit.first + j0 + j, unit.key0, unit.key1)
+                fill_words(
+                    words[j],
+                    _CHUNK // 128,
+                    base >> 7,
+                    unit.domain,
+                    unit.first + j0 + j,
+                    unit.key0,
+                    unit.key1,
+                )
             _sum_signed(lanes, words, count, chunk)
         else:
             for j in range(count):
                 for part in range(0, _CHUNK, _PART):
                     _fill(v, words[0], unit, unit.first + j0 + j, (base + part) >> 2, _PART // 4)
-                    _sum_rows(lanes[j].ctypes.data, v.ctypes.data, chunk[part:].ctypes.data, _PART // _LANES)
+                    _sum_rows(
+                        lanes[j].ctypes.data,
+                        v.ctypes.data,
+                        chunk[part:].ctypes.data,
+                        _PART // _LANES,
+                    )
         for j in range(count):
             total = 0.0
             for lane in range(_LANES):
@@ -675,12 +837,14 @@ def _project(sums, tasks, units, x, start, from_span):  # type: ignore[no-untype
         _project_run(sums, 1, units, x, start, from_span, task)
 
 
-# -- words for the host ----------------------------------------------------------------------------------------------
+# -- words for the host
+# ----------------------------------------------------------------------------------------------
 
 
 @njit(cache=True)
 def _add_rows(out, rows):  # type: ignore[no-untyped-def]
-    for row in range(len(rows)):  # in order; of few numbers `np.add.accumulate` takes three times as long
+    # in order; of few numbers `np.add.accumulate` takes three times as long
+    for row in range(len(rows)):
         for i in range(out.size):
             out[i] += rows[row, i]
 
@@ -701,7 +865,8 @@ def _fill_element_words(out, domain, k, key0, key1, start):  # type: ignore[no-u
 @njit(cache=True)
 def _draw_brain(out, values, words, count):  # type: ignore[no-untyped-def]
     """bfloat16 bits of floor(value / spacing + word / 2**32) * spacing, in whole numbers."""
-    for i in range(count):  # the word's upper half is added to the magnitude, below zero its complement
+    # the word's upper half is added to the magnitude, below zero its complement
+    for i in range(count):
         bits = _U(_as_int(values[i]))
         magnitude = _U(bits & _U(0x7FFFFFFF))
         sign = _U(bits >> _U(31))
@@ -713,7 +878,9 @@ def _draw_brain(out, values, words, count):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _draw_half(out, values, words, count):  # type: ignore[no-untyped-def]
-    """float16 bits of the same, in doubles: below 2**-14 a value may have bits that whole numbers have no room for."""
+    """float16 bits of the same, in doubles: below 2**-14 a value may have bits that whole numbers
+    have no room for.
+    """
     for i in range(count):
         exponent = max((_as_int(values[i]) >> np.int32(23)) & np.int32(0xFF), np.int32(127 - 14))
         spacing = np.float64(_as_float(_U(_U(exponent - np.int32(10)) << _U(23))))
@@ -734,23 +901,46 @@ def _draw(out, values, half, domain, k, key0, key1, start):  # type: ignore[no-u
             _draw_brain(out[a:b], values[a:b], words, b - a)
 
 
-def draw(out: NDArray[np.uint16], values: Floats, dtype: str, rounding: tuple[int, int], start: int) -> None:
+def draw(
+    out: NDArray[np.uint16], values: Floats, dtype: str, rounding: tuple[int, int], start: int
+) -> None:
     """out = values rounded up or down, by the words of elements start, start + 1, ..."""
     key0, key1 = split_seed(rounding[0])
-    _draw(out, values, dtype == "float16", int(Domain.ROUNDING), rounding[1], _L(key0), _L(key1), start)
+    _draw(
+        out,
+        values,
+        dtype == "float16",
+        int(Domain.ROUNDING),
+        rounding[1],
+        _L(key0),
+        _L(key1),
+        start,
+    )
 
 
 _UNIT = np.dtype(
-    [("kind", "i8"), ("domain", "i8"), ("key0", "u8"), ("key1", "u8"), ("first", "i8"), ("begin", "i8"), ("end", "i8"),
-     ("mass", "f4"), ("bound", "f4")]
-)  # fmt: skip
+    [
+        ("kind", "i8"),
+        ("domain", "i8"),
+        ("key0", "u8"),
+        ("key1", "u8"),
+        ("first", "i8"),
+        ("begin", "i8"),
+        ("end", "i8"),
+        ("mass", "f4"),
+        ("bound", "f4"),
+    ]
+)
 
 
-# -- the host's side: what the other kernels offer, too --------------------------------------------------------------
+# -- the host's side: what the other kernels offer, too
+# --------------------------------------------------------------
 
 
 class Prepared(NamedTuple):
-    """Sums as the compiled loops take them: a row per unit, and coefficients or tables one after the other."""
+    """Sums as the compiled loops take them: a row per unit, and coefficients or tables one after
+    the other.
+    """
 
     units: NDArray[Any]
     payload: Floats
@@ -760,7 +950,9 @@ class Prepared(NamedTuple):
 
 def _constants(spec: Spec, length: int) -> tuple[int, int, tuple[int, int], np.float32, np.float32]:
     kind = _KINDS[spec.name]
-    mass, bound = reference.truncated_normal_constants(length) if kind == TRUNCATED_NORMAL else (_ZERO, _ZERO)
+    mass, bound = (
+        reference.truncated_normal_constants(length) if kind == TRUNCATED_NORMAL else (_ZERO, _ZERO)
+    )
     domain = Domain.SIGNS if spec.name == "hadamard" else Domain.DIRECTION
     return kind, int(domain), split_seed(spec.seed), mass, bound
 
@@ -777,9 +969,14 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
             named = [(first, np.ascontiguousarray(coefficients, dtype=np.float32))]
             if kind == TABLE:  # small tables side by side, so that a chunk's columns are one run
                 tables = reference.hadamard_tables(spec.tile, first, coefficients)
-                named = [(number, np.tile(table, max(1, _CHUNK // spec.tile))) for number, table in tables]
+                named = [
+                    (number, np.tile(table, max(1, _CHUNK // spec.tile)))
+                    for number, table in tables
+                ]
             for number, values in named:
-                rows.append((kind, domain, *keys, number, position, position + len(values), mass, bound))
+                rows.append(
+                    (kind, domain, *keys, number, position, position + len(values), mass, bound)
+                )
                 payload.append(values)
                 position += len(values)
         if len(rows) == before:  # nothing to add up; there is always a unit
@@ -789,8 +986,13 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
     return Prepared(np.array(rows, dtype=_UNIT), np.concatenate(payload), np.array(ends), scales)
 
 
-def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
-    """out = round(source + scale * sum), where source holds elements start, start + 1, ...; steps in one pass."""
+def move(
+    out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int
+) -> None:
+    """out = round(source + scale * sum), where source holds elements start, start + 1, ...
+
+    steps in one pass.
+    """
     act = _move_run if len(out) <= _RUN else _move  # threads would take longer to start
     act(bits(out, dtype), bits(source, dtype), start, tuple(prepared), _F(scale))
 
@@ -802,14 +1004,21 @@ def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float
 
 
 def _multiply(
-    x: Floats, source: Floats, bias: Floats | None, prepared: Prepared, scale: float, start: int, room: Room
+    x: Floats,
+    source: Floats,
+    bias: Floats | None,
+    prepared: Prepared,
+    scale: float,
+    start: int,
+    room: Room,
 ) -> Floats:
     """Returns x times the transpose of what `move` makes of `source`, plus bias: shape (n, rows).
 
-    There is never more of that matrix than a slab for each thread. The sums are taken column after column with fused
-    multiply-adds, whatever the number of threads. `x` has shape (n, columns), `source` (rows, columns), in C order;
-    columns are a multiple of 16; `bias`, of shape (rows,), is added as it is. `room` gives memory for as many numbers
-    as asked for; what it held is lost. The rest is as `move` takes it.
+    There is never more of that matrix than a slab for each thread. The sums are taken column after
+    column with fused multiply-adds, whatever the number of threads. `x` has shape (n, columns),
+    `source` (rows, columns), in C order; columns are a multiple of 16; `bias`, of shape (rows,), is
+    added as it is. `room` gives memory for as many numbers as asked for; what it held is lost. The
+    rest is as `move` takes it.
     """
     (count, columns), total, threads = x.shape, len(source), get_num_threads()
     rows = _ROWS * min(_MOST, max(_LEAST, _SLAB // columns // _ROWS))
@@ -822,7 +1031,9 @@ def _multiply(
     shapes = (1, columns, len(x)), (threads, rows, columns), (threads, rows, len(x))
     ends = [0, *accumulate(prod(shape) for shape in shapes)]
     memory = room(ends[-1])
-    turned, slabs, sums = (memory[a:b].reshape(shape) for (a, b), shape in zip(pairwise(ends), shapes, strict=True))
+    turned, slabs, sums = (
+        memory[a:b].reshape(shape) for (a, b), shape in zip(pairwise(ends), shapes, strict=True)
+    )
     kept = turned[0], slabs, sums, np.zeros(1, np.int64)
     _product(out, x, source.reshape(-1), biases, start, tuple(prepared), _F(scale), kept)
     return out[:count, :total]
@@ -831,7 +1042,9 @@ def _multiply(
 product = _multiply if _REGISTER else None
 
 
-def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> NDArray[np.float64]:
+def project_sums(
+    spec: Spec, first: int, count: int, x: Floats, start: int, length: int
+) -> NDArray[np.float64]:
     """Returns the part of a projection that adds up over runs of elements (see the reference)."""
     kind, domain, keys, mass, bound = _constants(spec, length)
     units = np.array([(kind, domain, *keys, first, 0, 0, mass, bound)], dtype=_UNIT)
@@ -847,7 +1060,8 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
     columns = []
     for number in range(first // spec.tile, -(-(first + count) // spec.tile)):
         folded, units["first"] = np.zeros(width), number
-        wave = max(1, (1 << 22) // width)  # spans at a time: bounds the memory for their sums by 16 MiB
+        # spans at a time: bounds the memory for their sums by 16 MiB
+        wave = max(1, (1 << 22) // width)
         for from_span in range(0, spans, wave):
             sums = np.zeros((min(wave, spans - from_span), width), dtype=np.float32)
             act(sums, len(sums), units, x, start, start // _SPAN + from_span)

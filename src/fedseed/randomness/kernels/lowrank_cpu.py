@@ -1,11 +1,14 @@
-"""Sums of low-rank directions for CPUs: the reference's bits, with an eighth of a matrix product's additions.
+"""Sums of low-rank directions for CPUs: the reference's bits, with an eighth of a matrix product's
+additions.
 
-Eight outer products of signs at a time (the reference's groups): on a column there are only 2^8 sums that they can
-make, whichever row, and half of them are the others' negatives. So a table of 2^7 sums is made for some columns, and
-each row adds the entry that its eight signs name, with the sign of the first. A projection does the same with eight
-columns. Four tables are at hand at a time, so that what is added to is read and written once for four additions. Rows
-and columns are taken in tiles whose tables and sums stay in the caches; tiles are independent, so threads share them
-out without changing a bit. All in one file, as numba's cache does not notice a change in a function of another one.
+Eight outer products of signs at a time (the reference's groups): on a column there are only 2^8
+sums that they can make, whichever row, and half of them are the others' negatives. So a table of
+2^7 sums is made for some columns, and each row adds the entry that its eight signs name, with the
+sign of the first. A projection does the same with eight columns. Four tables are at hand at a time,
+so that what is added to is read and written once for four additions. Rows and columns are taken in
+tiles whose tables and sums stay in the caches; tiles are independent, so threads share them out
+without changing a bit. All in one file, as numba's cache does not notice a change in a function of
+another one.
 """
 
 import numpy as np
@@ -25,7 +28,8 @@ _SUMS = 1 << (GROUP - 1)  # rows of a table
 _TABLES = 4  # at hand at a time: their signs are the bits of a word
 _WORD = 32
 _LINE = 64  # bytes of a line of the cache: a row that lies across two of them takes twice as long
-_ROWS = 4096  # rows of a matrix (or directions) that one table serves: their sums stay in the second-level cache
+# rows of a matrix (or directions) that one table serves: their sums stay in the second-level cache
+_ROWS = 4096
 _MANY = 48  # rows from which on a table is less work than the sums themselves
 _FEW = 1 << 16  # elements up to which threads would take longer to start than the work does
 _WAVE = 1 << 22  # numbers that a projection keeps for tiles that are not added up yet
@@ -74,7 +78,10 @@ def _sign_all(words, pairs, domain, start):  # type: ignore[no-untyped-def]
 
 
 def _across(pairs: Pairs, domain: Domain, start: int, count: int) -> NDArray[np.uint32]:
-    """words[q, i]: bit t is the sign bit of element start + i of pair 32 q + t; zero where there is no such pair."""
+    """words[q, i]: bit t is the sign bit of element start + i of pair 32 q + t.
+
+    Zero where there is no such pair.
+    """
     words = np.empty((-(-len(pairs) // _WORD), count), dtype=np.uint32)
     if len(words) < 2 or words.size <= _FEW // _WORD:
         _sign_some(words, 0, len(words), pairs, int(domain), start)
@@ -93,7 +100,10 @@ def _fill_along(words, pairs, domain, start, last):  # type: ignore[no-untyped-d
 
 
 def _along(pairs: Pairs, domain: Domain, start: int, count: int) -> NDArray[np.uint32]:
-    """words[i, f]: bit e is the sign bit of element start + 32 i + e of pair f; zero from element start + count on."""
+    """words[i, f]: bit e is the sign bit of element start + 32 i + e of pair f.
+
+    Zero from element start + count on.
+    """
     words = np.empty((-(-count // _WORD), len(pairs)), dtype=np.uint32)
     _fill_along(words, pairs, int(domain), start, _U(0xFFFFFFFF >> (-count % _WORD)))
     return words
@@ -101,7 +111,9 @@ def _along(pairs: Pairs, domain: Domain, start: int, count: int) -> NDArray[np.u
 
 @njit(cache=True)
 def _codes(words):  # type: ignore[no-untyped-def]
-    """Returns the codes of groups (a word's bytes) for `_add_entries`: the first's sign, and the others' times that."""
+    """Returns the codes of groups (a word's bytes) for `_add_entries`: the first's sign, and the
+    others' times that.
+    """
     codes = np.empty_like(words)
     for q in range(len(words)):
         for i in range(words.shape[1]):
@@ -123,7 +135,9 @@ def _signed(words, coefficients):  # type: ignore[no-untyped-def]
 
 
 def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
-    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count)."""
+    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs,
+    count).
+    """
     return _signed(_across(pairs, domain, start, count), np.ones(len(pairs), np.float32))
 
 
@@ -142,7 +156,9 @@ def _fill_table(table, terms):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _add_entries(total, tables, codes):  # type: ignore[no-untyped-def]
-    """total[a] += an entry of each of four tables, one after the other: a byte of codes[a] is its number and sign."""
+    """total[a] += an entry of each of four tables, one after the other: a byte of codes[a] is its
+    number and sign.
+    """
     for a in range(len(total)):
         code = codes[a]
         p0, p1, p2, p3 = (
@@ -160,7 +176,10 @@ def _add_entries(total, tables, codes):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _total_by_table(total, tables, terms, codes, rights, coefficients, lo):  # type: ignore[no-untyped-def]
-    """total[a, b] for the rows of `codes` and columns lo + b; `rights` and `coefficients` fill whole words."""
+    """total[a, b] for the rows of `codes` and columns lo + b.
+
+    `rights` and `coefficients` fill whole words.
+    """
     total[:] = 0
     for q in range(len(codes)):
         for i in range(_TABLES):
@@ -174,7 +193,9 @@ def _total_by_table(total, tables, terms, codes, rights, coefficients, lo):  # t
 
 @njit(cache=True, parallel=True)
 def _fill_by_table(out, codes, rights, coefficients):  # type: ignore[no-untyped-def]
-    """out = the sum on its rows: tiles of _ROWS rows and _WIDTH columns, whose tables and sums stay in the caches."""
+    """out = the sum on its rows: tiles of _ROWS rows and _WIDTH columns, whose tables and sums stay
+    in the caches.
+    """
     rows, columns = out.shape
     across, down = rights.shape[1] // _WIDTH, (rows + _ROWS - 1) // _ROWS
     for task in prange(down * across):
@@ -189,7 +210,9 @@ def _fill_by_table(out, codes, rights, coefficients):  # type: ignore[no-untyped
 
 @njit(cache=True)
 def _fill_row(out, group, a, lefts, rights):  # type: ignore[no-untyped-def]
-    """out[b] = the sum on one row: rights[f] = coefficient * w_j, lefts[:, a] = the sign bits of u_j."""
+    """out[b] = the sum on one row: rights[f] = coefficient * w_j, lefts[:, a] = the sign bits of
+    u_j.
+    """
     for first in range(0, len(rights), GROUP):
         to = group if first else out
         for f in range(first, min(first + GROUP, len(rights))):
@@ -241,7 +264,8 @@ def _take(x, row, taken, first):  # type: ignore[no-untyped-def]
     """taken[b, lane] = x[first + lane, b]: rows as lanes, zero where there is none."""
     taken[:] = 0
     low, high = max(row, first), min(row + len(x), first + _WIDTH)
-    for begin in range(0, x.shape[1], TILE):  # a few columns at a time, so that their rows stay in the cache
+    # a few columns at a time, so that their rows stay in the cache
+    for begin in range(0, x.shape[1], TILE):
         for a in range(low, high):
             for b in range(begin, min(x.shape[1], begin + TILE)):
                 taken[b, a - first] = x[a - row, b]
@@ -249,7 +273,9 @@ def _take(x, row, taken, first):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, parallel=True)
 def _products(sums, x, row, from_pair, codes, lefts):  # type: ignore[no-untyped-def]
-    """sums[i, f] = the products on tiles 2 (from_pair + i) and the next, whose rows are all that x has there."""
+    """sums[i, f] = the products on tiles 2 (from_pair + i) and the next, whose rows are all that x
+    has there.
+    """
     for i in prange(len(sums)):
         taken, tables = _rows(len(codes) * _WORD), _rows(_TABLES * _SUMS)
         _take(x, row, taken, (from_pair + i) * _WIDTH)
@@ -264,13 +290,18 @@ def _products(sums, x, row, from_pair, codes, lefts):  # type: ignore[no-untyped
             for f in range(len(y)):
                 for tile in range(2):
                     total, turned = 0.0, lefts[i, first + f] >> _U(TILE * tile)
-                    for lane in range(TILE):  # sum over the tile's rows, one after the other, of u[f, a] y[f, a]
+                    # sum over the tile's rows, one after the other, of u[f, a] y[f, a]
+                    for lane in range(TILE):
                         total += np.float64(signed(y[f, TILE * tile + lane], turned, lane))
                     sums[i, first + f, tile] = total
 
 
-def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row: int) -> NDArray[np.float64]:
-    """<u_j w_j^T, x> for the pairs of directions from `first` on, on rows from `row` on (see the reference)."""
+def products(
+    spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row: int
+) -> NDArray[np.float64]:
+    """<u_j w_j^T, x> for the pairs of directions from `first` on, on rows from `row` on (see the
+    reference).
+    """
     if not count or not len(x):
         return np.zeros(count * spec.rank)
     pairs = pairs_of(spec, np.arange(first, first + count))

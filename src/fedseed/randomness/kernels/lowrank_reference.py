@@ -1,13 +1,14 @@
 """Plain reference of the low-rank basis: sums of outer products of signs, in NumPy.
 
-On a matrix of m rows and n columns, direction k is sum_j u_j w_j^T / sqrt(r) over j < r, with u_j of m signs and w_j
-of n; element e = j 2^44 + start + a of the stream's domain LEFT is u_j[a], and likewise w_j[b] of RIGHT, where `start`
-is the index of the matrix' first element, so that no two matrices share numbers. Vectors have the entries of
-`rademacher`, whatever the rank.
+On a matrix of m rows and n columns, direction k is sum_j u_j w_j^T / sqrt(r) over j < r, with u_j
+of m signs and w_j of n; element e = j 2^44 + start + a of the stream's domain LEFT is u_j[a], and
+likewise w_j[b] of RIGHT, where `start` is the index of the matrix' first element, so that no two
+matrices share numbers. Vectors have the entries of `rademacher`, whatever the rank.
 
-Sums are taken in single precision in an order that every implementation follows. All pairs (direction, j) with a
-coefficient other than zero are counted through, in order; eight of them make a group; a group is added up term by
-term, and the groups one after the other. (A table of the 2^8 sums of a group then serves all rows of a matrix.)
+Sums are taken in single precision in an order that every implementation follows. All pairs
+(direction, j) with a coefficient other than zero are counted through, in order; eight of them make
+a group; a group is added up term by term, and the groups one after the other. (A table of the 2^8
+sums of a group then serves all rows of a matrix.)
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,9 @@ PAIR = np.dtype([("seed", "u8"), ("k", "i8"), ("j", "i8"), ("coefficient", "f4")
 
 
 def pairs_of(spec: Spec, directions: Any, coefficients: Any = 1.0) -> Pairs:
-    """Returns the pairs of some directions, each of which has one coefficient for all of its pairs."""
+    """Returns the pairs of some directions, each of which has one coefficient for all of its
+    pairs.
+    """
     found = np.empty((spec.rank, len(directions)), dtype=PAIR)
     found["seed"], found["k"], found["j"] = spec.seed, directions, np.arange(spec.rank)[:, None]
     found["coefficient"] = coefficients
@@ -56,7 +59,9 @@ def factor(seed: int, domain: Domain, k: int, j: int, start: int, count: int) ->
 
 
 def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
-    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count)."""
+    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs,
+    count).
+    """
     rows = [factor(seed, domain, k, j, start, count) for seed, k, j, _ in pairs.tolist()]
     return np.stack(rows) if rows else np.zeros((0, count), dtype=np.float32)
 
@@ -74,12 +79,16 @@ def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
     return out
 
 
-def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row: int) -> NDArray[np.float64]:
-    """Returns <u_j w_j^T, x> for the r pairs of each direction first + i, i < count, on rows row, row + 1, ...
+def products(
+    spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row: int
+) -> NDArray[np.float64]:
+    """Returns <u_j w_j^T, x> for the r pairs of each direction first + i, i < count, on rows row,
+    row + 1, ...
 
-    Single precision along a row: groups of eight columns, each added up column by column, one group after the other.
-    Double precision across rows: tiles of sixteen (row index div 16), each added up row by row, one tile after the
-    other.
+    Single precision along a row: groups of eight columns, each added up column by column, one group
+    after the other.
+    Double precision across rows: tiles of sixteen (row index div 16), each added up row by row, one
+    tile after the other.
 
     Args:
         spec: the basis.
@@ -97,7 +106,9 @@ def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row:
         terms = columns * np.pad(w, (0, -len(w) % GROUP))
         groups = reference.sum_in_order(terms.reshape(len(x), -1, GROUP), axis=2)
         rows = reference.sum_in_order(groups, axis=1).astype(np.float64)
-        u = factor(spec.seed, Domain.LEFT, first + i, j, matrix.start, matrix.rows)[row : row + len(x)]
+        u = factor(spec.seed, Domain.LEFT, first + i, j, matrix.start, matrix.rows)[
+            row : row + len(x)
+        ]
         tiles = np.pad(rows * u, (before, after)).reshape(-1, TILE)
         sums[i, j] += reference.sum_in_order(reference.sum_in_order(tiles, axis=1), axis=0)
     return sums.reshape(-1)

@@ -1,8 +1,9 @@
 """Sums of low-rank directions as Triton kernels: the reference's bits, on tensors where they are.
 
-The signs of eight pairs go into a byte for each row and each column. A program has a tile of a matrix in registers and
-adds up eight signed coefficients, then these to its total, as the reference does; there are as many additions as in a
-matrix product, and nothing is read but bytes. Projections keep the products along rows, which a second kernel adds up.
+The signs of eight pairs go into a byte for each row and each column. A program has a tile of a
+matrix in registers and adds up eight signed coefficients, then these to its total, as the reference
+does; there are as many additions as in a matrix product, and nothing is read but bytes. Projections
+keep the products along rows, which a second kernel adds up.
 """
 
 from collections.abc import Sequence
@@ -40,17 +41,22 @@ from fedseed.randomness.stream import Domain
 
 _COUNT, _LANES = tl.constexpr(GROUP), tl.constexpr(TILE)
 _ELEMENTS = 256  # elements whose signs a program of `_fill` makes
-_ROWS, _COLUMNS = tl.constexpr(32), tl.constexpr(64)  # the tile of a matrix that a program of `_sum` adds up
+# the tile of a matrix that a program of `_sum` adds up
+_ROWS, _COLUMNS = tl.constexpr(32), tl.constexpr(64)
 _PAIRS = 64  # pairs that a program of `_along` works on
 # numbers in a row of a table of jobs, with the first program's
 _FILL = tl.constexpr(7)  # first pair's numbers, pairs, elements, start, domain, where they go
-# out, source, size, start, elements before it in its row, rows, columns, coefficients, groups, signs of both, words
+# out, source, size, start, elements before it in its row, rows, columns, coefficients, groups,
+# signs of both, words
 _SUM = tl.constexpr(15)
 
 
 @triton.jit(do_not_specialize=["jobs"])
 def _fill(table, pairs, out, jobs, ELEMENTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[g, i]: bit t is the sign bit of element start + i of pair 8 g + t; for each job of a table."""
+    """out[g, i]: bit t is the sign bit of element start + i of pair 8 g + t.
+
+    For each job of a table.
+    """
     row, mine = job_of(table, jobs, _FILL)
     count = tl.load(row + 2)
     size = tl.load(row + 3)
@@ -77,7 +83,8 @@ def _fill(table, pairs, out, jobs, ELEMENTS: tl.constexpr):  # type: ignore[no-u
 def _sum(table, signs, factors, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
     """Moves a tile of a matrix by the sum over all pairs, eight at a time, for each job of a table.
 
-    `factors` are the coefficients; `HOW` is that of `fedseed.randomness.kernels.triton._add_up`, without a kind.
+    `factors` are the coefficients; `HOW` is that of `fedseed.randomness.kernels.triton._add_up`,
+    without a kind.
     """
     dtype: tl.constexpr = HOW // 4 % 8
     drawn: tl.constexpr = HOW // 32 % 2
@@ -118,16 +125,22 @@ def _sum(table, signs, factors, jobs, scale_bits, HOW: tl.constexpr):  # type: i
 
 @triton.jit(do_not_specialize=["groups", "count"])
 def _along(out, x, rights, groups, rows, columns, count, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[a, f] = <w[f], x[a]>: eight columns at a time. rights[g, f]: bit t is the sign bit of column 8 g + t."""
+    """out[a, f] = <w[f], x[a]>: eight columns at a time. rights[g, f]: bit t is the sign bit of
+    column 8 g + t.
+    """
     f = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     a = tl.program_id(1) * _LANES + tl.arange(0, _LANES)
     total = tl.full((_LANES, PAIRS), 0.0, tl.float32)
     for g in range(groups):
-        pattern = tl.load(rights + g * count.to(tl.int64) + f, mask=f < count, other=0).to(tl.uint32)
+        pattern = tl.load(rights + g * count.to(tl.int64) + f, mask=f < count, other=0).to(
+            tl.uint32
+        )
         group = tl.full((_LANES, PAIRS), 0.0, tl.float32)
         for t in tl.static_range(_COUNT):
             b = _COUNT * g + t
-            value = tl.load(x + a.to(tl.int64) * columns + b, mask=(a < rows) & (a * 0 + b < columns), other=0.0)
+            value = tl.load(
+                x + a.to(tl.int64) * columns + b, mask=(a < rows) & (a * 0 + b < columns), other=0.0
+            )
             group += signed(value[:, None], pattern[None, :], t)
         total += group
     at = a[:, None].to(tl.int64) * count + f[None, :]
@@ -136,13 +149,17 @@ def _along(out, x, rights, groups, rows, columns, count, PAIRS: tl.constexpr):  
 
 @triton.jit(do_not_specialize=["row", "rows", "count"])
 def _down(out, y, lefts, row, rows, count, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[f] += the sum over rows of u[f, a] y[a, f]: tile by tile of the matrix, which begins `row` rows before y."""
+    """out[f] += the sum over rows of u[f, a] y[a, f]: tile by tile of the matrix, which begins
+    `row` rows before y.
+    """
     f = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     inside = f < count
     total = tl.load(out + f, mask=inside, other=0.0)
     tile = tl.full((PAIRS,), 0.0, tl.float64)
     for a in range(rows):
-        pattern = tl.load(lefts + (f // _COUNT).to(tl.int64) * rows + a, mask=inside, other=0).to(tl.uint32)
+        pattern = tl.load(lefts + (f // _COUNT).to(tl.int64) * rows + a, mask=inside, other=0).to(
+            tl.uint32
+        )
         value = tl.load(y + a * count.to(tl.int64) + f, mask=inside, other=0.0)
         tile += signed(value, pattern, (f % _COUNT).to(tl.uint32)).to(tl.float64)
         ends = ((row + a + 1) % _LANES == 0) | (a == rows - 1)
@@ -164,8 +181,12 @@ class Records:
         self.coefficients = np.zeros(self.groups * GROUP, dtype=np.float32)
         self.coefficients[: self.count] = pairs["coefficient"]
 
-    def patterns(self, domain: Domain, start: int, count: int, device: torch.device) -> torch.Tensor:
-        """Returns signs of elements start, start + 1, ..., eight pairs to a byte: shape (groups, count)."""
+    def patterns(
+        self, domain: Domain, start: int, count: int, device: torch.device
+    ) -> torch.Tensor:
+        """Returns signs of elements start, start + 1, ..., eight pairs to a byte: shape (groups,
+        count).
+        """
         out = torch.empty(self.groups * count, dtype=torch.uint8, device=device)
         _filled([(0, self.count, count, start, int(domain), 0)], sent(self.numbers, device), out)
         return out.view(self.groups, count)
@@ -177,7 +198,9 @@ def _groups(pairs: Pairs) -> int:
 
 
 def _filled(rows: Sequence[tuple[int, ...]], pairs: torch.Tensor, out: torch.Tensor) -> None:
-    """Launches `_fill` for (first pair's numbers, pairs, elements, start, domain, where they go) each."""
+    """Launches `_fill` for (first pair's numbers, pairs, elements, start, domain, where they go)
+    each.
+    """
     if len(out):
         programs = [-(-pairs // GROUP) * -(-size // _ELEMENTS) for _, pairs, size, *_ in rows]
         table, grid = table_of(rows, programs, out.device)
@@ -185,23 +208,31 @@ def _filled(rows: Sequence[tuple[int, ...]], pairs: torch.Tensor, out: torch.Ten
 
 
 def move_all(
-    jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, rounding: tuple[int, int] | None = None
+    jobs: Sequence[tuple[Job, Matrix, int, int]],
+    scale: float,
+    rounding: tuple[int, int] | None = None,
 ) -> None:
     """`structured.Kernels.move_all` on matrices: two launches for all of a dtype.
 
-    A job is a run (whose `prepared` are pairs), the matrix it lies on, and which of its rows it touches.
+    A job is a run (whose `prepared` are pairs), the matrix it lies on, and which of its rows it
+    touches.
     """
     groups: dict[tuple[torch.device, str], list[tuple[Job, Matrix, int, int]]] = {}
     for job in jobs:
         wave = groups.setdefault((job[0].out.device, job[0].dtype), [])
         wave.append(job)
-        if sum(_groups(one.prepared) * (last - first + m.columns) for one, m, first, last in wave) > SCRATCH:
+        if (
+            sum(_groups(one.prepared) * (last - first + m.columns) for one, m, first, last in wave)
+            > SCRATCH
+        ):
             _move_wave(groups.pop((job[0].out.device, job[0].dtype)), scale, rounding)
     for wave in groups.values():
         _move_wave(wave, scale, rounding)
 
 
-def _move_wave(jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, rounding: tuple[int, int] | None) -> None:
+def _move_wave(
+    jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, rounding: tuple[int, int] | None
+) -> None:
     first_job = jobs[0][0]
     device, dtype = first_job.out.device, DTYPES[first_job.dtype]
     by_pairs = {id(job.prepared): job.prepared for job, *_ in jobs}
@@ -216,10 +247,22 @@ def _move_wave(jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, round
         fills.append((pairs, records.count, rows, matrix.start + first, int(Domain.LEFT), held))
         fills.append((pairs, records.count, matrix.columns, matrix.start, int(Domain.RIGHT), right))
         before = job.start - matrix.start - first * matrix.columns
-        sums.append((
-            job.out.data_ptr(), job.source.data_ptr(), len(job.out), job.start, before, rows, matrix.columns,
-            own, records.groups, held, right, *rounding_words(rounding),
-        ))  # fmt: skip
+        sums.append(
+            (
+                job.out.data_ptr(),
+                job.source.data_ptr(),
+                len(job.out),
+                job.start,
+                before,
+                rows,
+                matrix.columns,
+                own,
+                records.groups,
+                held,
+                right,
+                *rounding_words(rounding),
+            )
+        )
         programs.append(-(-rows // _ROWS.value) * -(-matrix.columns // _COLUMNS.value))
         held = right + records.groups * matrix.columns
     signs = torch.empty(held, dtype=torch.uint8, device=device)
@@ -227,13 +270,23 @@ def _move_wave(jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, round
     table, grid = table_of(sums, programs, device)
     aligned = all(number % 16 == 0 for row in sums for number in (*row[:5], row[6]))
     launch(
-        _sum, (grid,), table, signs, sent(coefficients, device), len(sums), int_bits(scale),
+        _sum,
+        (grid,),
+        table,
+        signs,
+        sent(coefficients, device),
+        len(sums),
+        int_bits(scale),
         HOW=4 * dtype + 32 * (rounding is not None) + 64 * aligned,
-    )  # fmt: skip
+    )
 
 
-def signs(pairs: Pairs, domain: Domain, start: int, count: int, device: torch.device | None = None) -> torch.Tensor:
-    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count), float32."""
+def signs(
+    pairs: Pairs, domain: Domain, start: int, count: int, device: torch.device | None = None
+) -> torch.Tensor:
+    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count),
+    float32.
+    """
     patterns = Records(pairs).patterns(domain, start, count, device or default_device())
     places = torch.arange(GROUP, dtype=torch.uint8, device=patterns.device)
     bits = (patterns[:, None] >> places[:, None]) & 1
@@ -243,7 +296,9 @@ def signs(pairs: Pairs, domain: Domain, start: int, count: int, device: torch.de
 def products(
     spec: Spec, first: int, count: int, matrix: Matrix, x: torch.Tensor | NDArray[Any], row: int
 ) -> NDArray[np.float64]:
-    """<u_j w_j^T, x> for the pairs of directions from `first` on, on rows from `row` on (see the reference)."""
+    """<u_j w_j^T, x> for the pairs of directions from `first` on, on rows from `row` on (see the
+    reference).
+    """
     if not isinstance(x, torch.Tensor):
         x = torch.from_numpy(np.require(x, dtype=np.float32, requirements=["C", "W"]))
     records = Records(pairs_of(spec, np.arange(first, first + count)))
@@ -254,7 +309,8 @@ def products(
     signs = records.patterns(Domain.RIGHT, matrix.start, matrix.columns, device)
     out = torch.zeros(records.count, dtype=torch.float64, device=device)
     rights = _by_columns(signs, records.count)
-    wave = max(1, SCRATCH // records.count // TILE) * TILE  # rows at a time, tiles of the matrix whole
+    # rows at a time, tiles of the matrix whole
+    wave = max(1, SCRATCH // records.count // TILE) * TILE
     at, grid = row, -(-records.count // _PAIRS)
     while at < row + len(x):
         stop = min(row + len(x), (at // TILE) * TILE + wave)
@@ -262,16 +318,26 @@ def products(
         y = torch.empty(len(part), records.count, dtype=torch.float32, device=device)
         lefts = records.patterns(Domain.LEFT, matrix.start + at, len(part), device)
         launch(
-            _along, (grid, -(-len(part) // TILE)), y, part, rights, len(rights), len(part), matrix.columns,
-            records.count, PAIRS=_PAIRS,
-        )  # fmt: skip
+            _along,
+            (grid, -(-len(part) // TILE)),
+            y,
+            part,
+            rights,
+            len(rights),
+            len(part),
+            matrix.columns,
+            records.count,
+            PAIRS=_PAIRS,
+        )
         launch(_down, (grid,), out, y, lefts, at, len(part), records.count, PAIRS=_PAIRS)
         at = stop
     return out.cpu().numpy()
 
 
 def _by_columns(signs: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns bytes of eight columns a pair, shape (groups of columns, pairs), from bytes of eight pairs a column."""
+    """Returns bytes of eight columns a pair, shape (groups of columns, pairs), from bytes of eight
+    pairs a column.
+    """
     groups = -(-signs.shape[1] // GROUP)
     out = torch.zeros(groups, count, dtype=torch.uint8, device=signs.device)
     for t in range(GROUP):

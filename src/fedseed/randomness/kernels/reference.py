@@ -1,10 +1,12 @@
 """Plain reference of the operations on directions: NumPy, short enough to check by eye.
 
-Every other implementation gives the same bits as this one (`tests/randomness/test_kernels.py`). Functions take a
-`Spec`, which names the basis without depending on it, and work on one run of elements [start, stop) of the
-parameter vector, counted from the vector's beginning. `length` is the size of the block the run belongs to.
+Every other implementation gives the same bits as this one (`tests/randomness/test_kernels.py`).
+Functions take a `Spec`, which names the basis without depending on it, and work on one run of
+elements [start, stop) of the parameter vector, counted from the vector's beginning. `length` is the
+size of the block the run belongs to.
 
-Sums of directions are given as `Part`s and prepared once (`prepare_steps`), then used on any number of runs of a block.
+Sums of directions are given as `Part`s and prepared once (`prepare_steps`), then used on any number
+of runs of a block.
 """
 
 from collections.abc import Sequence
@@ -43,7 +45,8 @@ class Part(NamedTuple):
     coefficients: Floats
 
 
-SQUARES = Spec("squares", 0, 1)  # what `project_all` of kernels on tensors takes for squares in place of products
+# what `project_all` of kernels on tensors takes for squares in place of products
+SQUARES = Spec("squares", 0, 1)
 
 
 class Job(NamedTuple):
@@ -57,7 +60,9 @@ class Job(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A run of elements whose products with directions are wanted: of a - b, in single precision."""
+    """A run of elements whose products with directions are wanted: of a - b, in single
+    precision.
+    """
 
     a: Any
     b: Any  # None: of a
@@ -68,7 +73,10 @@ class Operand(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """Steps ready for use in a block of `length` elements. Other implementations have their own form."""
+    """Steps ready for use in a block of `length` elements.
+
+    Other implementations have their own form.
+    """
 
     steps: Sequence[tuple[Sequence[Part], float]]
     length: int
@@ -96,18 +104,24 @@ def _normal(block_words: NDArray[np.uint32]) -> Floats:
     radius = np.sqrt(np.maximum(q, entries.F(0.0)))
     # angle: a quarter from the top two bits, and x in [-1/2, 1/2) quarters from the other thirty
     quarter = w[:, 1] >> 30
-    x = ((w[:, 1] & 0x3FFFFFFF).astype(np.int32) - np.int32(1 << 29)).astype(np.float32) * entries.TWO_POW_MINUS_30
+    x = ((w[:, 1] & 0x3FFFFFFF).astype(np.int32) - np.int32(1 << 29)).astype(
+        np.float32
+    ) * entries.TWO_POW_MINUS_30
     square = x * x
     sine = x * _polynomial(square, entries.SIN)
     cosine = _polynomial(square, entries.COS)
     odd = (quarter & 1).astype(bool)
-    first = np.where(odd, sine, cosine) * np.where((quarter == 1) | (quarter == 2), entries.F(-1), entries.F(1))
+    first = np.where(odd, sine, cosine) * np.where(
+        (quarter == 1) | (quarter == 2), entries.F(-1), entries.F(1)
+    )
     second = np.where(odd, cosine, sine) * np.where(quarter >= 2, entries.F(-1), entries.F(1))
     return np.stack([radius * first, radius * second], axis=-1).reshape(-1)
 
 
 def truncated_normal_constants(length: int) -> tuple[np.float32, np.float32]:
-    """Returns (erf(a / sqrt 2), a) in single precision, a rounded towards zero so that no entry exceeds 1/sqrt(d)."""
+    """Returns (erf(a / sqrt 2), a) in single precision, a rounded towards zero so that no entry
+    exceeds 1/sqrt(d).
+    """
     exact = entries.bound(length)
     bound = np.float32(exact)
     if float(bound) > exact:
@@ -116,7 +130,9 @@ def truncated_normal_constants(length: int) -> tuple[np.float32, np.float32]:
 
 
 def _truncated_normal(block_words: NDArray[np.uint32], length: int) -> Floats:
-    """Returns sqrt(2) erfinv(u erf(a / sqrt 2)), u uniform on [-1, 1]: the inverse distribution function."""
+    """Returns sqrt(2) erfinv(u erf(a / sqrt 2)), u uniform on [-1, 1]: the inverse distribution
+    function.
+    """
     mass, bound = truncated_normal_constants(length)
     u = block_words.reshape(-1).view(np.int32).astype(np.float32) * entries.TWO_POW_MINUS_31
     y = u * mass
@@ -132,11 +148,15 @@ def _signs(block_words: NDArray[np.uint32]) -> Floats:
 def signs(seed: int, domain: int, k: int, start: int, stop: int) -> Floats:
     """Returns elements start..stop of a vector of signs."""
     first = start // 128
-    return _signs(words(seed, domain, k, first, -(-stop // 128) - first))[start - first * 128 :][: stop - start]
+    return _signs(words(seed, domain, k, first, -(-stop // 128) - first))[start - first * 128 :][
+        : stop - start
+    ]
 
 
 def _unstructured(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
-    """Returns elements of a direction of an unstructured basis, or of the sign vector D of `hadamard`."""
+    """Returns elements of a direction of an unstructured basis, or of the sign vector D of
+    `hadamard`.
+    """
     per_block = entries.ENTRIES_PER_BLOCK[spec.name]
     domain = Domain.SIGNS if spec.name == "hadamard" else Domain.DIRECTION
     first = start // per_block
@@ -151,13 +171,18 @@ def _unstructured(spec: Spec, k: int, start: int, stop: int, length: int) -> Flo
 
 
 def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
-    """Returns a random 32-bit word for each of the elements start..stop: four elements share a Philox call."""
+    """Returns a random 32-bit word for each of the elements start..stop: four elements share a
+    Philox call.
+    """
     first = start // 4
-    return words(seed, domain, k, first, -(-stop // 4) - first).reshape(-1)[start - 4 * first :][: stop - start]
+    return words(seed, domain, k, first, -(-stop // 4) - first).reshape(-1)[start - 4 * first :][
+        : stop - start
+    ]
 
 
 def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width 1, 2, 4, ...
+    """Returns H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width
+    1, 2, 4, ...
 
     The transform is its own transpose.
     """
@@ -171,7 +196,8 @@ def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def hadamard_tables(tile: int, first: int, coefficients: Floats) -> list[tuple[int, Floats]]:
-    """Returns (number, H^T c) for each basis number that the directions first, first + 1, ... touch.
+    """Returns (number, H^T c) for each basis number that the directions first, first + 1, ...
+    touch.
 
     Direction k is row k mod B of the basis with number k div B (B = `tile`).
     """
@@ -194,8 +220,8 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
 def combine(parts: Sequence[Part], length: int, start: int, stop: int) -> Floats:
     """Returns the sum of all parts over elements start..stop, added up term by term in their order.
 
-    Directions with coefficient zero are skipped. The directions of a `hadamard` part that share a basis number make
-    one term, D * tile(H^T c).
+    Directions with coefficient zero are skipped. The directions of a `hadamard` part that share a
+    basis number make one term, D * tile(H^T c).
     """
     total = np.zeros(stop - start, dtype=np.float32)
     for spec, first, coefficients in parts:
@@ -210,13 +236,17 @@ def combine(parts: Sequence[Part], length: int, start: int, stop: int) -> Floats
     return total
 
 
-def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
-    """Sets out = round(source + scale * sum), all operations in single precision, rounded to the dtype at the end.
+def move(
+    out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int
+) -> None:
+    """Sets out = round(source + scale * sum), all operations in single precision, rounded to the
+    dtype at the end.
 
     Further steps are added to what the one before has left.
 
     Args:
-        out: where the result goes, 1-D; may be `source`. 16-bit dtypes are given as their bits (uint16).
+        out: where the result goes, 1-D; may be `source`. 16-bit dtypes are given as their bits
+            (uint16).
         source: elements start, start + 1, ... of the weights.
         dtype: "float32", "bfloat16" or "float16".
         prepared: the sums of directions, and their own scales.
@@ -224,12 +254,20 @@ def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: flo
         start: index of the first element in the parameter vector.
     """
     for parts, own in prepared.steps:
-        add_sums(out, source, dtype, combine(parts, prepared.length, start, start + len(source)), scale * own)
+        add_sums(
+            out,
+            source,
+            dtype,
+            combine(parts, prepared.length, start, start + len(source)),
+            scale * own,
+        )
         source = out
 
 
 def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
-    """Sets out = round(source + scale * sums), where the sums over directions are computed already."""
+    """Sets out = round(source + scale * sums), where the sums over directions are computed
+    already.
+    """
     change = sums * entries.F(scale) + entries.F(0)  # no negative zero
     out[:] = from_float(to_float(source, dtype) + change, dtype)
 
@@ -256,7 +294,9 @@ def from_float(values: Floats, dtype: str) -> Stored:
 
 
 def draw(out: Stored, values: Floats, dtype: str, rounding: tuple[int, int], start: int) -> None:
-    """Sets out = values, rounded up or down by the words of elements start, start + 1, ..., of a seed and a step."""
+    """Sets out = values, rounded up or down by the words of elements start, start + 1, ..., of a
+    seed and a step.
+    """
     words = element_words(rounding[0], Domain.ROUNDING, rounding[1], start, start + len(values))
     with np.errstate(over="ignore", invalid="ignore"):
         out[:] = from_float(stochastic(values, words, dtype), dtype)
@@ -280,8 +320,13 @@ def stochastic(values: Floats, bits: NDArray[np.uint32], dtype: str) -> Floats:
     return (np.floor(exact / spacing + bits * 2.0**-32) * spacing).astype(np.float32)
 
 
-def sum_in_order(values: NDArray[np.float32] | NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """Returns the strictly sequential sum in the array's own precision; + 0 makes a negative zero positive."""
+def sum_in_order(
+    values: NDArray[np.float32] | NDArray[np.float64], axis: int
+) -> NDArray[np.float64]:
+    """Returns the strictly sequential sum in the array's own precision.
+
+    + 0 makes a negative zero positive.
+    """
     return np.take(np.add.accumulate(values, axis=axis), -1, axis=axis) + values.dtype.type(0)
 
 
@@ -292,34 +337,43 @@ def _spans(start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def _aligned(values: Floats, start: int, unit: int) -> Floats:
-    """Returns `values` with zeros before and after, so that it covers whole units of the global index."""
+    """Returns `values` with zeros before and after, so that it covers whole units of the global
+    index.
+    """
     before = start % unit
     after = -(start + len(values)) % unit
     return np.pad(values, (before, after))
 
 
-def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> NDArray[np.float64]:
+def project_sums(
+    spec: Spec, first: int, count: int, x: Floats, start: int, length: int
+) -> NDArray[np.float64]:
     """Returns the part of a projection that adds up over runs of elements, in double precision.
 
-    For `hadamard` these are B sums for each basis number, folded from the sums over each span (single precision, at
-    most 256 numbers each); one transform then serves all directions. For other bases: the products themselves.
+    For `hadamard` these are B sums for each basis number, folded from the sums over each span
+    (single precision, at most 256 numbers each); one transform then serves all directions. For
+    other bases: the products themselves.
     """
     spans = _spans(start, start + len(x))
     if spec.name == "hadamard":
-        width = max(spec.tile, entries.CHUNK)  # small tiles: several side by side, so that the work is the same
+        # small tiles: several side by side, so that the work is the same
+        width = max(spec.tile, entries.CHUNK)
         columns = []
         for number in range(first // spec.tile, -(-(first + count) // spec.tile)):
             folded = np.zeros(width)
             for a, b in spans:
                 products = _unstructured(spec, number, a, b, length) * x[a - start : b - start]
                 folded += sum_in_order(_aligned(products, a, width).reshape(-1, width), axis=0)
-            columns.append(sum_in_order(folded.reshape(-1, spec.tile), axis=0))  # those that a tile puts together
+            # those that a tile puts together
+            columns.append(sum_in_order(folded.reshape(-1, spec.tile), axis=0))
         return np.concatenate(columns) if columns else np.zeros(0)
     result = np.zeros(count, dtype=np.float64)
     for j in range(count):
         for a, b in spans:
             products = _unstructured(spec, first + j, a, b, length) * x[a - start : b - start]
-            rows = _aligned(products, a, entries.CHUNK).reshape(-1, entries.CHUNK // entries.LANES, entries.LANES)
+            rows = _aligned(products, a, entries.CHUNK).reshape(
+                -1, entries.CHUNK // entries.LANES, entries.LANES
+            )
             lanes = sum_in_order(rows, axis=1).astype(np.float64)
             result[j] += sum_in_order(sum_in_order(lanes, axis=1), axis=0)
     return result
@@ -329,6 +383,8 @@ def project_finish(spec: Spec, first: int, count: int, sums: NDArray[np.float64]
     """Returns the products, from what `project_sums` returned (or the sum of several such)."""
     if spec.name != "hadamard":
         return sums.astype(np.float32)
-    products = np.concatenate([hadamard_transform(c) for c in sums.reshape(-1, spec.tile)] or [np.zeros(0)])
+    products = np.concatenate(
+        [hadamard_transform(c) for c in sums.reshape(-1, spec.tile)] or [np.zeros(0)]
+    )
     at = first % spec.tile
     return products[at : at + count].astype(np.float32)

@@ -1,7 +1,9 @@
-"""Kernels that know where a vector's matrices lie: the low-rank basis over any implementation of the others.
+"""Kernels that know where a vector's matrices lie: the low-rank basis over any implementation of
+the others.
 
-A run of elements is cut at the tensors' ends. On tensors of one dimension a low-rank direction is one of `rademacher`;
-on a matrix its rows are summed a few at a time and added to the weights, so that the sums stay in the cache.
+A run of elements is cut at the tensors' ends. On tensors of one dimension a low-rank direction is
+one of `rademacher`; on a matrix its rows are summed a few at a time and added to the weights, so
+that the sums stay in the cache.
 """
 
 from collections.abc import Sequence
@@ -11,7 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedseed.randomness.kernels import lowrank_reference as plain
-from fedseed.randomness.kernels.reference import Floats, Job, Part, Spec, project_finish, sum_in_order
+from fedseed.randomness.kernels.reference import (
+    Floats,
+    Job,
+    Part,
+    Spec,
+    project_finish,
+    sum_in_order,
+)
 from fedseed.randomness.matrices import Matrices, Run
 from fedseed.randomness.stream import Domain
 
@@ -36,8 +45,9 @@ class Sum(NamedTuple):
 class Kernels:
     """An implementation of all bases; see `reference` for the meaning of the arguments.
 
-    What has nothing to do with matrices is the flat kernels' own: `TENSORS` (whether they take and give torch tensors
-    in place of arrays), `draw` (rounds stochastically), `product` (None: make a copy).
+    What has nothing to do with matrices is the flat kernels' own: `TENSORS` (whether they take and
+    give torch tensors in place of arrays), `draw` (rounds stochastically), `product` (None: make a
+    copy).
 
     Args:
         flat: the implementation (a module) of the other bases.
@@ -52,14 +62,21 @@ class Kernels:
         return getattr(self._flat, name)
 
     def prepare(self, parts: Sequence[Part], length: int) -> Any:
-        """Prepares a sum of directions of one kind, in a block of `length` elements, for `combine` and `move`."""
+        """Prepares a sum of directions of one kind, in a block of `length` elements, for `combine`
+        and `move`.
+        """
         if not parts or parts[0].spec.name != "lowrank":
             return self._flat.prepare_steps([(parts, 1.0)], length)
         matrices = parts[0].spec.matrices
         if matrices is None or any(part.spec.matrices is not matrices for part in parts):
-            raise ValueError("a sum of lowrank directions: all of them on the same tensors, whose shapes are needed")
+            raise ValueError(
+                "a sum of lowrank directions: all of them on the same tensors, whose shapes are "
+                "needed"
+            )
         on_vectors = [Part(_on_vectors(part.spec), part.first, part.coefficients) for part in parts]
-        return Sum(matrices, self._flat.prepare_steps([(on_vectors, 1.0)], length), plain.pairs(parts))
+        return Sum(
+            matrices, self._flat.prepare_steps([(on_vectors, 1.0)], length), plain.pairs(parts)
+        )
 
     def direction(self, spec: Spec, k: int, start: int, stop: int, length: int) -> Any:
         """Elements start..stop of direction k."""
@@ -77,13 +94,23 @@ class Kernels:
             self.move(out, out, "float32", prepared, 1.0, start)
         return out
 
-    def signs(self, spec: Spec, directions: Sequence[int], domain: Domain, start: int, count: int, *device: Any) -> Any:
-        """Returns signs start, start + 1, ... that low-rank directions are made of, shape (directions, rank, count).
+    def signs(
+        self,
+        spec: Spec,
+        directions: Sequence[int],
+        domain: Domain,
+        start: int,
+        count: int,
+        *device: Any,
+    ) -> Any:
+        """Returns signs start, start + 1, ... that low-rank directions are made of, shape
+        (directions, rank, count).
 
         Args:
             spec: the basis, "lowrank".
             directions: their indices.
-            domain: `LEFT` for u_j, `RIGHT` for w_j; `DIRECTION` (with a rank of 1) for tensors of one dimension.
+            domain: `LEFT` for u_j, `RIGHT` for w_j; `DIRECTION` (with a rank of 1) for tensors of
+                one dimension.
             start: index of the tensor's first element in the vector.
             count: how many signs.
             device: where to make them, for kernels that work on tensors.
@@ -91,18 +118,23 @@ class Kernels:
         made = self._low.signs(plain.pairs_of(spec, directions), domain, start, count, *device)
         return made.reshape(len(directions), spec.rank, count)
 
-    def move(self, out: Any, source: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
+    def move(
+        self, out: Any, source: Any, dtype: str, prepared: Any, scale: float, start: int
+    ) -> None:
         """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
         self.move_all([Job(out, source, dtype, prepared, start)], scale)
 
-    def move_all(self, jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None = None) -> None:
+    def move_all(
+        self, jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None = None
+    ) -> None:
         """`move` for each job, in as few launches as there can be.
 
         Args:
-            jobs: what to move. For kernels that take tensors the dtype may be "total": the sum itself, in float32.
+            jobs: what to move. For kernels that take tensors the dtype may be "total": the sum
+                itself, in float32.
             scale: multiplies the sums.
-            rounding: round stochastically, by these seed and step of the shared stream; only for kernels that take
-                tensors. None: to nearest.
+            rounding: round stochastically, by these seed and step of the shared stream; only for
+                kernels that take tensors. None: to nearest.
         """
         flat, on_matrices = [], []
         for job in jobs:
@@ -112,7 +144,11 @@ class Kernels:
                 flat.append(job)
             else:
                 for run in job.prepared.matrices.cut(job.start, job.start + len(job.source)):
-                    out, source, start = job.out[run.lo : run.hi], job.source[run.lo : run.hi], job.start + run.lo
+                    out, source, start = (
+                        job.out[run.lo : run.hi],
+                        job.source[run.lo : run.hi],
+                        job.start + run.lo,
+                    )
                     if run.matrix.columns:
                         own = Job(out, source, job.dtype, job.prepared.pairs, start)
                         on_matrices.append((own, run.matrix, *run.rows(job.start)))
@@ -128,7 +164,8 @@ class Kernels:
             step = max(1, (FEW_PIECE if len(job.prepared) <= FEW else PIECE) // matrix.columns)
             for a in range(first, last, step):
                 sums = self._low.total(job.prepared, matrix, a, min(last, a + step)).reshape(-1)
-                begin = matrix.start + a * matrix.columns - job.start  # of the first of these rows in the run
+                # of the first of these rows in the run
+                begin = matrix.start + a * matrix.columns - job.start
                 lo, hi = max(0, begin), min(len(job.out), begin + len(sums))
                 sums = sums[lo - begin : hi - begin]
                 self._flat.add_sums(job.out[lo:hi], job.source[lo:hi], job.dtype, sums, scale)
@@ -143,18 +180,28 @@ class Kernels:
                 source = out
 
     def prepare_steps(self, steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Any:
-        """Prepares (parts, scale) of each step in a block of `length` elements; `move` rounds after each step."""
+        """Prepares (parts, scale) of each step in a block of `length` elements.
+
+        `move` rounds after each step.
+        """
         names = {part.spec.name for parts, _ in steps for part in parts}
         if "lowrank" not in names and (len(names) < 2 or not self.TENSORS):
             return self._flat.prepare_steps(steps, length)
         return [(self.prepare(parts, length), scale) for parts, scale in steps]
 
-    def project(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Floats:
+    def project(
+        self, spec: Spec, first: int, count: int, x: Any, start: int, length: int
+    ) -> Floats:
         """Inner products of x, which begins at element `start`, with directions."""
-        return self.project_finish(spec, first, count, self.project_sums(spec, first, count, x, start, length))
+        return self.project_finish(
+            spec, first, count, self.project_sums(spec, first, count, x, start, length)
+        )
 
-    def project_sums(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Any:
-        """Returns the part of a projection that adds up over runs of elements: for `lowrank`, the products.
+    def project_sums(
+        self, spec: Spec, first: int, count: int, x: Any, start: int, length: int
+    ) -> Any:
+        """Returns the part of a projection that adds up over runs of elements: for `lowrank`, the
+        products.
 
         Returns:
             float64, where the kernels work: an array or a tensor.
@@ -167,7 +214,9 @@ class Kernels:
             values, at = x[run.lo : run.hi], start + run.lo
             if run.matrix.columns:
                 row, whole = self._whole_rows(run, start, values)
-                pairs = self._low.products(spec, first, count, run.matrix, whole, row).reshape(count, spec.rank)
+                pairs = self._low.products(spec, first, count, run.matrix, whole, row).reshape(
+                    count, spec.rank
+                )
                 sums += sum_in_order(pairs, axis=1) * (1 / sqrt(spec.rank))
             else:
                 own = self._flat.project_sums(_on_vectors(spec), first, count, values, at, length)
@@ -181,7 +230,9 @@ class Kernels:
         before = start + run.lo - run.matrix.start - first * columns
         size, own = (last - first) * columns, values
         if before or len(own) != size:
-            values = np.zeros(size, np.float32) if isinstance(own, np.ndarray) else own.new_zeros(size)
+            values = (
+                np.zeros(size, np.float32) if isinstance(own, np.ndarray) else own.new_zeros(size)
+            )
             values[before : before + len(own)] = own
         return first, values.reshape(last - first, columns)
 

@@ -1,23 +1,27 @@
 """Operations on directions as Triton kernels: the reference's bits, on tensors where they are.
 
-Every program works on a tile of elements that begins at a multiple of the tile's size in the global index, so that
-blocks of random words are whole; what lies outside a run is masked. A tile's sum over directions stays in registers,
-and the weights are read once and written once. No direction is ever written to memory.
+Every program works on a tile of elements that begins at a multiple of the tile's size in the global
+index, so that blocks of random words are whole; what lies outside a run is masked. A tile's sum
+over directions stays in registers, and the weights are read once and written once. No direction is
+ever written to memory.
 
-A Philox block is computed once and its four words go to four *pieces* of a tile. For signs a piece has shape
-(32, blocks), a column per word and a row per bit; otherwise it has shape (blocks,), an entry per word. This way a
-thread expands words it has made itself, and nothing is exchanged between threads while directions are added up.
+A Philox block is computed once and its four words go to four *pieces* of a tile. For signs a piece
+has shape (32, blocks), a column per word and a row per bit; otherwise it has shape (blocks,), an
+entry per word. This way a thread expands words it has made itself, and nothing is exchanged between
+threads while directions are added up.
 
 For the same bits on a GPU:
 
-- No multiplication and addition are contracted into one rounding (`OPTIONS`), square roots are rounded correctly,
-  there are no divisions and no functions of a mathematical library.
+- No multiplication and addition are contracted into one rounding (`OPTIONS`), square roots are
+  rounded correctly, there are no divisions and no functions of a mathematical library.
 - No sum over a tile's axis is left to the compiler, whose order is its own; sums run along loops.
-- bfloat16 is rounded by integer arithmetic (Triton's interpreter truncates). float16 is converted by the hardware, to
-  nearest even and with denormals. 32-bit denormals are kept as well: Triton does not ask for flushing (old versions
-  do for square roots, whose argument here is 0 or above 1e-7).
+- bfloat16 is rounded by integer arithmetic (Triton's interpreter truncates). float16 is converted
+  by the hardware, to nearest even and with denormals. 32-bit denormals are kept as well: Triton
+  does not ask for flushing (old versions do for square roots, whose argument here is 0 or above
+  1e-7).
 
-Triton's interpreter runs all of it without a GPU: TRITON_INTERPRET=1, set before this module is imported.
+Triton's interpreter runs all of it without a GPU: TRITON_INTERPRET=1, set before this module is
+imported.
 """
 
 from collections.abc import Sequence
@@ -33,7 +37,15 @@ from fedseed.errors import to_install
 from fedseed.randomness import entries
 from fedseed.randomness.kernels import reference
 from fedseed.randomness.kernels.reference import SQUARES, Job, Operand, Part, Spec
-from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1, Domain, split_seed
+from fedseed.randomness.stream import (
+    MULTIPLIER_0,
+    MULTIPLIER_1,
+    ROUNDS,
+    WEYL_0,
+    WEYL_1,
+    Domain,
+    split_seed,
+)
 
 try:
     import triton
@@ -43,7 +55,8 @@ except ImportError as error:
 
 TENSORS = True  # tensors in, tensors out
 product = None  # a GPU multiplies fastest by a copy
-OPTIONS = {"enable_fp_fusion": False}  # what every launch asks of the compiler: a rounding after each operation
+# what every launch asks of the compiler: a rounding after each operation
+OPTIONS = {"enable_fp_fusion": False}
 
 C = tl.constexpr
 _KINDS = {"normal": 0, "truncated_normal": 1, "rademacher": 2, "hadamard": 3}
@@ -57,14 +70,20 @@ _SIN0, _SIN1, _SIN2, _SIN3 = (C(float(c)) for c in entries.SIN)
 _COS0, _COS1, _COS2, _COS3 = (C(float(c)) for c in entries.COS)
 _P0, _P1, _P2, _P3, _P4, _P5, _P6 = (C(float(c)) for c in entries.PROBIT)
 _SQRT_HALF, _TWO_LN_2 = C(entries.SQRT_HALF_BITS), C(float(entries.TWO_LN_2))
-_P30, _P31, _P32 = C(float(entries.TWO_POW_MINUS_30)), C(float(entries.TWO_POW_MINUS_31)), C(2.0**-32)
+_P30, _P31, _P32 = (
+    C(float(entries.TWO_POW_MINUS_30)),
+    C(float(entries.TWO_POW_MINUS_31)),
+    C(2.0**-32),
+)
 _CHUNK, _SPAN, _LANES = C(entries.CHUNK), C(entries.SPAN), C(entries.LANES)
 
-_ENTRIES_TILE, _SIGNS_TILE, _TABLE_TILE = C(1024), C(8192), C(4096)  # elements that a program of `_add_up` works on
+# elements that a program of `_add_up` works on
+_ENTRIES_TILE, _SIGNS_TILE, _TABLE_TILE = C(1024), C(8192), C(4096)
 _TILE = {0: 1024, 1: 1024, 2: 8192, 3: 4096}  # the same, by kind
 _COLUMNS = 1024  # columns that a program of `_fold` works on
 _DIRECTIONS = 128  # directions that a program of `_products` works on: one a thread
-SCRATCH = 1 << 24  # sums that a projection keeps between two launches at most, or those of one run: 128 MiB
+# sums that a projection keeps between two launches at most, or those of one run: 128 MiB
+SCRATCH = 1 << 24
 _ROUNDING = C(int(Domain.ROUNDING))
 _ROW = C(7)  # numbers in a unit: key (two words), number, mass, bound, payload from, to
 # numbers in a row of a table of jobs, after the first program's
@@ -81,12 +100,16 @@ class _Target(NamedTuple):
     to: int  # where the sum goes
 
 
-# -- entries -------------------------------------------------------------------------------------------------------
+# -- entries
+# ------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def philox_words(block, k, domain, key0, key1):  # type: ignore[no-untyped-def]
-    """Returns four words of Philox blocks; `block` (int64) and `k` (uint32) are scalars or tiles that broadcast."""
+    """Returns four words of Philox blocks.
+
+    `block` (int64) and `k` (uint32) are scalars or tiles that broadcast.
+    """
     c0 = block.to(tl.uint32)
     c1 = (block >> 32).to(tl.uint32)
     c2 = k
@@ -138,7 +161,9 @@ def _box_muller(u, v):  # type: ignore[no-untyped-def]
 def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
     y = (word.to(tl.int32, bitcast=True).to(tl.float32) * _P31) * mass
     square = y * y
-    p = (((((_P6 * square + _P5) * square + _P4) * square + _P3) * square + _P2) * square + _P1) * square + _P0
+    p = (
+        ((((_P6 * square + _P5) * square + _P4) * square + _P3) * square + _P2) * square + _P1
+    ) * square + _P0
     value = y * p
     value = tl.where(value > bound, bound, value)
     return tl.where(value < -bound, -bound, value)
@@ -157,7 +182,8 @@ def _drawn(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # type: igno
     return e0, e1, e2, e3
 
 
-# -- sums of directions --------------------------------------------------------------------------------------------
+# -- sums of directions
+# --------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -173,7 +199,9 @@ def _unit(at):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def job_of(table, jobs, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the row of a table, `WIDTH` wide, that this program works on: the last whose first program it is."""
+    """Returns the row of a table, `WIDTH` wide, that this program works on: the last whose first
+    program it is.
+    """
     me = tl.program_id(0)
     lo = me * 0
     hi = lo + jobs
@@ -208,7 +236,10 @@ def read(x, p, inside, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rounded(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the nearest number that the dtype has; with `DRAW` one of the two next to it, by a random word."""
+    """Returns the nearest number that the dtype has.
+
+    With `DRAW` one of the two next to it, by a random word.
+    """
     if DTYPE == _BRAIN:
         bits = value.to(tl.uint32, bitcast=True)
         magnitude = bits & 0x7FFFFFFF
@@ -244,9 +275,14 @@ def write(out, p, inside, value, DTYPE: tl.constexpr):  # type: ignore[no-untype
 
 @triton.jit
 def _word_of(element, words):  # type: ignore[no-untyped-def]
-    """Returns the random word by which an element is rounded; `words` are the step and the key's words."""
+    """Returns the random word by which an element is rounded.
+
+    `words` are the step and the key's words.
+    """
     turn, key0, key1 = tl.load(words), tl.load(words + 1), tl.load(words + 2)
-    w0, w1, w2, w3 = philox_words(element >> 2, turn.to(tl.uint32), _ROUNDING, key0.to(tl.uint32), key1.to(tl.uint32))
+    w0, w1, w2, w3 = philox_words(
+        element >> 2, turn.to(tl.uint32), _ROUNDING, key0.to(tl.uint32), key1.to(tl.uint32)
+    )
     i = element & 3
     return tl.where(i == 0, w0, tl.where(i == 1, w1, tl.where(i == 2, w2, w3)))
 
@@ -268,14 +304,17 @@ def moved(old, total, scale, element, words, DTYPE: tl.constexpr, DRAW: tl.const
 def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
     """Moves a tile of one of the jobs of a table by the sums over all units of its steps.
 
-    A job's run has `size` elements, the first of which is element `start` of the vector. Each step is rounded. `HOW`:
-    kind + 4 dtype + 32 for words to round by + 64 where all addresses, sizes and starts are multiples of 16.
+    A job's run has `size` elements, the first of which is element `start` of the vector. Each step
+    is rounded. `HOW`: kind + 4 dtype + 32 for words to round by + 64 where all addresses, sizes and
+    starts are multiples of 16.
     """
     kind: tl.constexpr = HOW % 4
     dtype: tl.constexpr = HOW // 4 % 8
     drawn: tl.constexpr = HOW // 32 % 2
     aligned: tl.constexpr = HOW // 64
-    whole: tl.constexpr = _SIGNS_TILE if kind == _SIGNS else _TABLE_TILE if kind == _TABLE else _ENTRIES_TILE
+    whole: tl.constexpr = (
+        _SIGNS_TILE if kind == _SIGNS else _TABLE_TILE if kind == _TABLE else _ENTRIES_TILE
+    )
     width: tl.constexpr = _ENTRIES_TILE if drawn else whole  # each element's word takes registers
     row, tile = job_of(table, jobs, _JOB)
     out = pointer(row + 1, dtype, aligned)
@@ -294,7 +333,8 @@ def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[n
     b = tl.arange(0, blocks)
     bit = 0
     none = tl.full((blocks,), 0.0, tl.float32)
-    if kind >= _SIGNS:  # a column per block, because threads are dealt out along rows: a block's words stay in one
+    # a column per block, because threads are dealt out along rows: a block's words stay in one
+    if kind >= _SIGNS:
         b = b[None, :]
         bit = tl.arange(0, 32)[:, None]
         none = tl.full((32, blocks), 0.0, tl.float32)
@@ -319,7 +359,8 @@ def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[n
     steps = tl.load(prepared)
     for step in range(steps):
         units = prepared + tl.load(prepared + 1 + 2 * step)
-        own = tl.load(prepared + 2 + 2 * step).to(tl.float32, bitcast=True)  # this one, or the launch's, is 1
+        # this one, or the launch's, is 1
+        own = tl.load(prepared + 2 + 2 * step).to(tl.float32, bitcast=True)
         scale = scale_bits.to(tl.float32, bitcast=True) * own
         t0, t1, t2, t3 = none, none, none, none
         for u in range(tl.load(units)):
@@ -329,8 +370,13 @@ def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[n
             high = tl.load(unit + 6)
             if kind == _TABLE:
                 w0, w1, w2, w3 = philox_words(block, number, 1, unit0, unit1)
-                # a table is at least as wide as a tile, and both are powers of two: the tile's columns are one run
-                column = prepared + tl.multiple_of(low + ((tile * width) & (high - low - 1)), 32) + offset
+                # a table is at least as wide as a tile, and both are powers of two: the tile's
+                # columns are one run
+                column = (
+                    prepared
+                    + tl.multiple_of(low + ((tile * width) & (high - low - 1)), 32)
+                    + offset
+                )
                 t0 += signed(tl.load(column), w0, bit)
                 t1 += signed(tl.load(column + 32), w1, bit)
                 t2 += signed(tl.load(column + 64), w2, bit)
@@ -378,13 +424,19 @@ def _draw(out, values, words, size, start, DTYPE: tl.constexpr, TILE: tl.constex
     write(out, p, p < size, _rounded(value, word, DTYPE, True), DTYPE)
 
 
-# -- inner products ------------------------------------------------------------------------------------------------
+# -- inner products
+# ------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def _run_of(row, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns a run's operands, its size, and the index of its first element."""
-    return pointer(row + 1, A, False), pointer(row + 2, B, False), tl.load(row + 3), tl.load(row + 4)
+    return (
+        pointer(row + 1, A, False),
+        pointer(row + 2, B, False),
+        tl.load(row + 3),
+        tl.load(row + 4),
+    )
 
 
 @triton.jit
@@ -401,21 +453,29 @@ def _difference(a, b, p, size, A: tl.constexpr, B: tl.constexpr):  # type: ignor
 def _four(a, b, p, step, size, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
     """Elements p, p + step, p + 2 step and p + 3 step of a difference."""
     x0, x1 = _difference(a, b, p, size, A, B), _difference(a, b, p + step, size, A, B)
-    x2, x3 = _difference(a, b, p + 2 * step, size, A, B), _difference(a, b, p + 3 * step, size, A, B)
+    x2, x3 = (
+        _difference(a, b, p + 2 * step, size, A, B),
+        _difference(a, b, p + 3 * step, size, A, B),
+    )
     return x0, x1, x2, x3
 
 
 @triton.jit
 def _lane(lanes, at, i):  # type: ignore[no-untyped-def]
-    """Row i of `lanes` in double precision. All else is zero in this sum, so that its order is none."""
+    """Row i of `lanes` in double precision.
+
+    All else is zero in this sum, so that its order is none.
+    """
     return tl.sum(tl.where(at == i, lanes, 0.0), axis=0).to(tl.float64)
 
 
 @triton.jit(do_not_specialize=["jobs", "split"])
 def _products(table, units, sums, jobs, split, HOW: tl.constexpr, DIRECTIONS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Products of a part of a run that lies in one span with directions: of each chunk (`split`), or added up.
+    """Products of a part of a run that lies in one span with directions: of each chunk (`split`),
+    or added up.
 
-    a thread has a direction of its own and all lanes of it. `HOW`: kind + 4 dtype of a + 32 dtype of b.
+    a thread has a direction of its own and all lanes of it. `HOW`: kind + 4 dtype of a + 32 dtype
+    of b.
     """
     kind: tl.constexpr = HOW % 4
     of_a: tl.constexpr = HOW // 4 % 8
@@ -482,7 +542,9 @@ def _squares(table, units, sums, jobs, HOW: tl.constexpr, CHUNK: tl.constexpr): 
 
 @triton.jit(do_not_specialize=["jobs"])
 def _fold(table, units, sums, jobs, A: tl.constexpr, B: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """sums[j] = sum of D[i] x[i] over the elements of a run in one span with i mod width = j, in order."""
+    """sums[j] = sum of D[i] x[i] over the elements of a run in one span with i mod width = j, in
+    order.
+    """
     row, mine = job_of(table, jobs, _RUN)
     a, b, size, start = _run_of(row, A, B)
     width = tl.load(row + 8)
@@ -514,7 +576,9 @@ def _fold(table, units, sums, jobs, A: tl.constexpr, B: tl.constexpr, COLUMNS: t
 
 @triton.jit(do_not_specialize=["jobs"])
 def _add_rows(table, sums, out, jobs, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out += the rows of `sums`, one after the other in double precision, for each job of a table."""
+    """out += the rows of `sums`, one after the other in double precision, for each job of a
+    table.
+    """
     row, tile = job_of(table, jobs, _SUM)
     count = tl.load(row + 3)
     j = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -528,7 +592,8 @@ def _add_rows(table, sums, out, jobs, COLUMNS: tl.constexpr):  # type: ignore[no
     tl.store(to, total, mask=inside)
 
 
-# -- the host's side -----------------------------------------------------------------------------------------------
+# -- the host's side
+# -----------------------------------------------------------------------------------------------
 
 
 def _interpreted() -> bool:
@@ -539,35 +604,50 @@ def _interpreted() -> bool:
 def default_device() -> torch.device:
     """Returns the device of results that no tensor says a place for."""
     there_is_one = torch.cuda.is_available() and not _interpreted()
-    return torch.device("cuda", torch.cuda.current_device()) if there_is_one else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if there_is_one else torch.device("cpu")
+    )
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, **constants: Any) -> None:
-    """Run a kernel on the device of its first argument, each operation with a rounding of its own."""
+def launch(
+    kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, **constants: Any
+) -> None:
+    """Run a kernel on the device of its first argument, each operation with a rounding of its
+    own.
+    """
     device = args[0].device
     if _interpreted():
-        with np.errstate(all="ignore"):  # words wrap round, float16 overflows to infinity: as they should
+        # words wrap round, float16 overflows to infinity: as they should
+        with np.errstate(all="ignore"):
             kernel[grid](*args, **constants)
         return
     if device.type == "cpu":
-        raise RuntimeError("Triton's kernels need a GPU, or TRITON_INTERPRET=1 in the environment when Python starts")
+        raise RuntimeError(
+            "Triton's kernels need a GPU, or TRITON_INTERPRET=1 in the environment when Python "
+            "starts"
+        )
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         kernel[grid](*args, num_warps=warps, **OPTIONS, **constants)
 
 
 def int_bits(value: Any, dtype: Any = np.float32) -> int:
-    """Returns the 32 bits of a float or an unsigned word as an int32: always of the same type to the compiler."""
+    """Returns the 32 bits of a float or an unsigned word as an int32: always of the same type to
+    the compiler.
+    """
     return int(np.array(value, dtype=dtype).view(np.int32))
 
 
 class Prepared:
-    """The sums of one step or more as the kernels take them; copied to a device when first used there, and kept.
+    """The sums of one step or more as the kernels take them.
+
+    Copied to a device when first used there, and kept.
 
     Args:
         kind: of all parts.
-        numbers: 32-bit numbers: how many steps there are; where the units of each begin, and its scale's bits; units of
-            each, after their number; and, from a multiple of 32 on, coefficients (pairs of a direction's index and its
-            coefficient's bits) or tables, one after the other. Their count is a multiple of 32.
+        numbers: 32-bit numbers: how many steps there are; where the units of each begin, and its
+            scale's bits; units of each, after their number; and, from a multiple of 32 on,
+            coefficients (pairs of a direction's index and its coefficient's bits) or tables, one
+            after the other. Their count is a multiple of 32.
     """
 
     def __init__(self, kind: int, numbers: NDArray[np.int32]) -> None:
@@ -588,14 +668,22 @@ def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def _about(spec: Spec, number: int, length: int) -> list[int]:
-    """Returns what `_unit` reads: bits of the key's words, a number, and bits of erf(a / sqrt 2) and a."""
+    """Returns what `_unit` reads: bits of the key's words, a number, and bits of erf(a / sqrt 2)
+    and a.
+    """
     words = (*split_seed(spec.seed), number)
-    limits = reference.truncated_normal_constants(length) if spec.name == "truncated_normal" else (0.0, 0.0)
+    limits = (
+        reference.truncated_normal_constants(length)
+        if spec.name == "truncated_normal"
+        else (0.0, 0.0)
+    )
     return [*(int_bits(word, np.uint32) for word in words), *map(int_bits, limits)]
 
 
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
-    """Prepares (parts of one kind, scale) of each step in a block of `length` elements, for `move_all`."""
+    """Prepares (parts of one kind, scale) of each step in a block of `length` elements, for
+    `move_all`.
+    """
     kind = _KINDS[next((part.spec.name for parts, _ in steps for part in parts), "rademacher")]
     units = [_units(kind, parts, length) for parts, _ in steps]
     head, at = [len(steps)], 1 + 2 * len(steps)
@@ -617,26 +705,36 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
     return Prepared(kind, numbers)
 
 
-def _units(kind: int, parts: Sequence[Part], length: int) -> list[tuple[list[int], NDArray[np.int32]]]:
+def _units(
+    kind: int, parts: Sequence[Part], length: int
+) -> list[tuple[list[int], NDArray[np.int32]]]:
     """Returns what `_unit` reads and the payload, for each unit of a sum."""
     units = []
     for spec, first, coefficients in parts:
         if spec.name == "hadamard":
             for number, table in reference.hadamard_tables(spec.tile, first, coefficients):
-                wide = np.tile(table, max(1, _TILE[kind] // spec.tile))  # small tables side by side: see `_add_up`
+                # small tables side by side: see `_add_up`
+                wide = np.tile(table, max(1, _TILE[kind] // spec.tile))
                 units.append((_about(spec, number, length), wide.view(np.int32)))
         else:
             values = np.ascontiguousarray(coefficients, dtype=np.float32)
             # the reference skips zeros; to add +-0 to a sum that began with +0 would change nothing
             used = np.flatnonzero(values)
-            pairs = np.stack([(used + first).astype(np.uint32).view(np.int32), values[used].view(np.int32)], axis=1)
+            pairs = np.stack(
+                [(used + first).astype(np.uint32).view(np.int32), values[used].view(np.int32)],
+                axis=1,
+            )
             if len(used):
                 units.append((_about(spec, 0, length), pairs.reshape(-1)))
     return units
 
 
-def table_of(rows: Sequence[Sequence[int]], programs: Sequence[int], device: torch.device) -> tuple[torch.Tensor, int]:
-    """Returns a table of jobs on a device, each row after its first program's number, and the number of programs."""
+def table_of(
+    rows: Sequence[Sequence[int]], programs: Sequence[int], device: torch.device
+) -> tuple[torch.Tensor, int]:
+    """Returns a table of jobs on a device, each row after its first program's number, and the
+    number of programs.
+    """
     ends = np.cumsum(programs, dtype=np.int64)
     table = np.concatenate([(ends - programs)[:, None], np.array(rows, dtype=np.int64)], axis=1)
     return sent(table, device), int(ends[-1])
@@ -670,16 +768,30 @@ def move_all(jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None
             numbers = sent(together, device)
         words = rounding_words(rounding)
         rows = [
-            (job.out.data_ptr(), job.source.data_ptr(), len(job.out), job.start, at[id(job.prepared.numbers)], *words)
+            (
+                job.out.data_ptr(),
+                job.source.data_ptr(),
+                len(job.out),
+                job.start,
+                at[id(job.prepared.numbers)],
+                *words,
+            )
             for job in own
         ]
         tile = _TILE[kind] if rounding is None else _ENTRIES_TILE.value
-        table, programs = table_of(rows, [-(-(row[3] + row[2]) // tile) - row[3] // tile for row in rows], device)
+        table, programs = table_of(
+            rows, [-(-(row[3] + row[2]) // tile) - row[3] // tile for row in rows], device
+        )
         aligned = all(number % 16 == 0 for row in rows for number in row[:4])
         launch(
-            _add_up, (programs,), table, numbers, len(own), int_bits(scale),
+            _add_up,
+            (programs,),
+            table,
+            numbers,
+            len(own),
+            int_bits(scale),
             HOW=kind + 4 * DTYPES[dtype] + 32 * (rounding is not None) + 64 * aligned,
-        )  # fmt: skip
+        )
 
 
 def rounding_words(rounding: tuple[int, int] | None) -> list[int]:
@@ -693,7 +805,9 @@ def empty(count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.float32, device=default_device())
 
 
-def draw(out: torch.Tensor, values: torch.Tensor, dtype: str, rounding: tuple[int, int], start: int) -> None:
+def draw(
+    out: torch.Tensor, values: torch.Tensor, dtype: str, rounding: tuple[int, int], start: int
+) -> None:
     """out = values rounded up or down, by the random words of elements start, start + 1, ..."""
     if len(out):
         words = sent(np.array(rounding_words(rounding), dtype=np.int64), out.device)
@@ -704,7 +818,9 @@ def draw(out: torch.Tensor, values: torch.Tensor, dtype: str, rounding: tuple[in
 def project_sums(
     spec: Spec, first: int, count: int, x: torch.Tensor | NDArray[Any], start: int, length: int
 ) -> torch.Tensor:
-    """Returns the part of a projection that adds up over runs of elements (see the reference), where x is."""
+    """Returns the part of a projection that adds up over runs of elements (see the reference),
+    where x is.
+    """
     if not isinstance(x, torch.Tensor):
         x = torch.from_numpy(np.require(x, dtype=np.float32, requirements=["C", "W"]))
     device = x.device if x.is_cuda else default_device()
@@ -713,7 +829,9 @@ def project_sums(
 
 
 def project_all(spec: Spec, first: int, runs: Sequence[Operand]) -> dict[int, NDArray[np.float64]]:
-    """Returns `project_sums` of all runs of each block, added up in order; `SQUARES`: of each block's squares.
+    """Returns `project_sums` of all runs of each block, added up in order.
+
+    `SQUARES`: of each block's squares.
 
     Args:
         spec: the basis.
@@ -728,7 +846,9 @@ def project_all(spec: Spec, first: int, runs: Sequence[Operand]) -> dict[int, ND
     return {block: found[part] for block, part in parts.items()}
 
 
-def _projected(spec: Spec, first: int, runs: Sequence[Operand]) -> tuple[torch.Tensor, dict[int, slice]]:
+def _projected(
+    spec: Spec, first: int, runs: Sequence[Operand]
+) -> tuple[torch.Tensor, dict[int, slice]]:
     """Returns the sums of all blocks, one after the other, and where those of each are."""
     folds, size = spec.name == "hadamard", 0
     units: list[int] = []
@@ -738,7 +858,9 @@ def _projected(spec: Spec, first: int, runs: Sequence[Operand]) -> tuple[torch.T
     work, parts = [], {}
     for block, own in by_block.items():
         count, begin = own[0].directions, size
-        for number in range(first // spec.tile, -(-(first + count) // spec.tile)) if folds else [first]:
+        for number in (
+            range(first // spec.tile, -(-(first + count) // spec.tile)) if folds else [first]
+        ):
             target = _Target(len(units), max(spec.tile, entries.CHUNK) if folds else count, size)
             units += _about(spec, number, own[0].length)
             size += spec.tile if folds else count
@@ -760,25 +882,41 @@ def _projected(spec: Spec, first: int, runs: Sequence[Operand]) -> tuple[torch.T
 
 
 def _project_wave(
-    spec: Spec, wave: Sequence[tuple[_Target, Operand]], units: torch.Tensor, split: bool, result: torch.Tensor
+    spec: Spec,
+    wave: Sequence[tuple[_Target, Operand]],
+    units: torch.Tensor,
+    split: bool,
+    result: torch.Tensor,
 ) -> None:
-    """Adds products of runs to `result`: of their parts in each span, if `split` of each chunk, and then added up."""
+    """Adds products of runs to `result`: of their parts in each span, if `split` of each chunk, and
+    then added up.
+    """
     if not wave:
         return
     folds, device = spec.name == "hadamard", result.device
     tile = min(_DIRECTIONS, 1 << (max(target.width for target, _ in wave) - 1).bit_length())
-    products: dict[tuple[int, int], tuple[list[tuple[int, ...]], list[int]]] = {}  # by dtypes: rows, programs
+    # by dtypes: rows, programs
+    products: dict[tuple[int, int], tuple[list[tuple[int, ...]], list[int]]] = {}
     chunks_up, spans_up, folded, runs_up = _Sums(), _Sums(), _Sums(), _Sums()
     for target, run in wave:
         places = [0 if x is None else x.data_ptr() for x in (run.a, run.b)]
-        dtypes = [DTYPES["total" if x is None else str(x.dtype).removeprefix("torch.")] for x in (run.a, run.b)]
+        dtypes = [
+            DTYPES["total" if x is None else str(x.dtype).removeprefix("torch.")]
+            for x in (run.a, run.b)
+        ]
         rows, programs = products.setdefault((dtypes[0], dtypes[1]), ([], []))
         at, stop, spans = run.start, run.start + len(run.a), 0
         while at < stop:
             end = min(stop, (at // entries.SPAN + 1) * entries.SPAN)
             chunks = -(-end // entries.CHUNK) - at // entries.CHUNK
-            to = chunks_up.add(chunks, target.width) if split else spans_up.held + spans * target.width
-            rows.append((*places, len(run.a), run.start, at // entries.CHUNK, chunks, *target[:2], to))
+            to = (
+                chunks_up.add(chunks, target.width)
+                if split
+                else spans_up.held + spans * target.width
+            )
+            rows.append(
+                (*places, len(run.a), run.start, at // entries.CHUNK, chunks, *target[:2], to)
+            )
             parts = chunks if split else 1
             programs.append(target.width // _COLUMNS if folds else parts * -(-target.width // tile))
             at, spans = end, spans + 1
@@ -787,7 +925,9 @@ def _project_wave(
             folded.add(target.width // spec.tile, spec.tile)
     for target, own in groupby(target for target, _ in wave):
         runs_up.add(len(list(own)), spec.tile if folds else target.width, target.to)
-    sums = torch.empty(chunks_up.held if split else spans_up.held, dtype=torch.float64, device=device)
+    sums = torch.empty(
+        chunks_up.held if split else spans_up.held, dtype=torch.float64, device=device
+    )
     for (a, b), (rows, programs) in products.items():
         table, grid = table_of(rows, programs, device)
         on = table, units, sums, len(rows)
@@ -797,7 +937,15 @@ def _project_wave(
             launch(_squares, (grid,), *on, HOW=4 * a + 32 * b, CHUNK=entries.CHUNK)
         else:
             how = _KINDS[spec.name] + 4 * a + 32 * b
-            launch(_products, (grid,), *on, int(split), HOW=how, DIRECTIONS=tile, warps=max(2, tile // 16))
+            launch(
+                _products,
+                (grid,),
+                *on,
+                int(split),
+                HOW=how,
+                DIRECTIONS=tile,
+                warps=max(2, tile // 16),
+            )
     for stage in (chunks_up, spans_up, folded):
         sums = stage.carried_out(sums)
     runs_up.carried_out(sums, result)
@@ -812,18 +960,26 @@ class _Sums:
         self._made = 0
 
     def add(self, rows: int, width: int, to: int | None = None) -> int:
-        """Takes the next rows, whose sum goes to a place, or behind the others'; returns where they begin."""
+        """Takes the next rows, whose sum goes to a place, or behind the others'.
+
+        Returns where they begin.
+        """
         begin = self.held
         self._jobs.append([begin, rows, width, self._made if to is None else to])
         self.held, self._made = begin + rows * width, self._made + width
         return begin
 
     def carried_out(self, sums: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the sums, one after the other, or added to `out`; `sums` itself where there is nothing to add up."""
+        """Returns the sums, one after the other, or added to `out`.
+
+        `sums` itself where there is nothing to add up.
+        """
         if not self._jobs or (out is None and all(rows == 1 for _, rows, *_ in self._jobs)):
             return sums
         if out is None:
             out = torch.zeros(self._made, dtype=torch.float64, device=sums.device)
-        table, programs = table_of(self._jobs, [-(-width // 128) for _, _, width, _ in self._jobs], sums.device)
+        table, programs = table_of(
+            self._jobs, [-(-width // 128) for _, _, width, _ in self._jobs], sums.device
+        )
         launch(_add_rows, (programs,), table, sums, out, len(self._jobs), COLUMNS=128)
         return out

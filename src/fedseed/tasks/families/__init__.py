@@ -1,7 +1,8 @@
-"""The task families of the generated many-task instruction corpus, which the data files here describe.
+"""The task families of the generated many-task instruction corpus, which the data files here
+describe.
 
-"base" families are met as instructions in pre-training, "train" families go to the federated clients, and "heldout"
-families are never met as instructions at all.
+"base" families are met as instructions in pre-training, "train" families go to the federated
+clients, and "heldout" families are never met as instructions at all.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from fedseed.tasks.families.language import draw, names_in, read_data, write
 
 GROUPS: tuple[str, ...] = ("base", "train", "heldout")
 
-_PATIENCE = 2_000  # draws that repeat earlier ones, in a row, after which a family counts as exhausted
+# draws that repeat earlier ones, in a row, after which a family counts as exhausted
+_PATIENCE = 2_000
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Instance:
     instruction: str
     input: str
     output: str
-    content: str = field(default="", repr=False, compare=False)  # what is asked, the same in every wording
+    # what is asked, the same in every wording
+    content: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,10 @@ def _all() -> list[Family]:
     """Reads the families. A family may name a scene, which then says what is drawn and shown."""
     read = read_data("families.toml")
     scenes = {None: {}, **read["scenes"]}
-    return [Family(name, **{**scenes[said.pop("scene", None)], **said}) for name, said in read["families"].items()]
+    return [
+        Family(name, **{**scenes[said.pop("scene", None)], **said})
+        for name, said in read["families"].items()
+    ]
 
 
 def families(group: str | None = None) -> list[Family]:
@@ -63,7 +69,10 @@ def families(group: str | None = None) -> list[Family]:
 
 @lru_cache(maxsize=512)  # a sweep's runs draw the same ones
 def instances(chosen: Family, count: int, seed: int | str = 0) -> tuple[Instance, ...]:
-    """Returns the first `count` distinct instances of the seed's sequence. Raises ValueError if there are fewer."""
+    """Returns the first `count` distinct instances of the seed's sequence.
+
+    Raises ValueError if there are fewer.
+    """
     # A string seed is hashed by content, so the sequence is the same anywhere.
     rng = Random(f"fedseed-family/{chosen.name}/{seed}")
     found: dict[str, Instance] = {}

@@ -1,7 +1,7 @@
 """Draws words and makes texts of them, as the data files here say; their expressions are Jinja's.
 
-A draw is a list of lines, "name = expression" (or "one two = expression", of a list of two); later lines and texts use
-the names. Expressions know the lists and tables of world.toml, and:
+A draw is a list of lines, "name = expression" (or "one two = expression", of a list of two); later
+lines and texts use the names. Expressions know the lists and tables of world.toml, and:
 
     choice(people)            one item of a list, which may be "women + men" or "range(2, 60)"
     sample(people, 2)         a list of two different items
@@ -9,8 +9,8 @@ the names. Expressions know the lists and tables of world.toml, and:
     others(colours, colour)   the items but one
     by(who, ages)             the items in the order of their keys
 
-An expression with a condition ("choice(praise) if liked") gives its names no value where that is false. A text has
-expressions in braces, as "{animal.name|a}"; lists are written with commas.
+An expression with a condition ("choice(praise) if liked") gives its names no value where that is
+false. A text has expressions in braces, as "{animal.name|a}"; lists are written with commas.
 """
 
 import tomllib
@@ -41,12 +41,19 @@ def _read_world() -> dict[str, Any]:
         world[name] = dict(world[name])
     world["opposites"] |= {right: left for left, right in world["opposites"].items()}
     units = world["number_words"]
-    tens = [f"{ten}{'-' * (unit > 0)}{units[unit] if unit else ''}" for ten in world["tens"] for unit in range(10)]
+    tens = [
+        f"{ten}{'-' * (unit > 0)}{units[unit] if unit else ''}"
+        for ten in world["tens"]
+        for unit in range(10)
+    ]
     return world | {
         "people": world["women"] + world["men"],
         "things": list(world["plurals"]),
-        "nouns": world["plurals"] | {animal["name"]: animal["plural"] for animal in world["animals"]},
-        "kind_of": {member: kind for kind, members in world["categories"].items() for member in members},
+        "nouns": world["plurals"]
+        | {animal["name"]: animal["plural"] for animal in world["animals"]},
+        "kind_of": {
+            member: kind for kind, members in world["categories"].items() for member in members
+        },
         "number_words": units + tens,
         "numbers": list(range(1, len(units + tens))),
     }
@@ -56,7 +63,10 @@ WORLD = _read_world()
 
 
 def _after(value: Any, steps: int) -> Any:
-    """Returns the number, day or month so many steps after another; January comes after December."""
+    """Returns the number, day or month so many steps after another.
+
+    January comes after December.
+    """
     if isinstance(value, int):
         return value + steps
     cycle = WORLD["days"] if value in WORLD["days"] else WORLD["months"]
@@ -64,9 +74,12 @@ def _after(value: Any, steps: int) -> Any:
 
 
 LANGUAGE = Environment(
-    variable_start_string="{", variable_end_string="}", autoescape=False, keep_trailing_newline=True,
+    variable_start_string="{",
+    variable_end_string="}",
+    autoescape=False,
+    keep_trailing_newline=True,
     finalize=lambda value: ", ".join(map(str, value)) if isinstance(value, list) else value,
-)  # fmt: skip
+)
 # what expressions know; given to each of them, which is faster than Jinja's own globals
 KNOWN: Values = WORLD | {
     "range": range,
@@ -89,7 +102,11 @@ _template = cache(LANGUAGE.from_string)
 def draw(lines: Sequence[str], rng: Random) -> Values:
     """Draws the values that the lines name, in their order."""
     values: dict[str, Any] = {}
-    tools = KNOWN | {"choice": rng.choice, "sample": rng.sample, "chance": lambda percent: rng.random() < percent / 100}
+    tools = KNOWN | {
+        "choice": rng.choice,
+        "sample": rng.sample,
+        "chance": lambda percent: rng.random() < percent / 100,
+    }
     for line in lines:
         names, expression = _parsed(line)
         made = expression(tools | values)
