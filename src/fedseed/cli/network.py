@@ -43,6 +43,7 @@ from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import privacy_spent
 from fedseed.runs.answers import FILE, read_answers
+from fedseed.runs.folder import compare_recipes
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe, read_recipe, read_toml
 from fedseed.runs.spec import RunSpec
@@ -123,6 +124,8 @@ def serve(
     name = run_name(checked, recipe, reaching.run)
     folder = out or Path("runs") / name
     if (folder / "summary.json").exists():
+        if (folder / "recipe.toml").exists():
+            compare_recipes(folder, checked.to_toml(), extensible=False)
         console.print(f"the run in {folder} is finished: nothing is changed")
         summary = read_summary(folder)
     else:

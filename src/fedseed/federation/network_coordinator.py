@@ -104,9 +104,9 @@ class NetworkCoordinator(Working):
         self.began = time.time()
 
     async def start(self, fresh: bool, known: bool) -> Header:
-        """Takes up the run, or waits for clients and begins it; returns the header.
+        """Read the run's log, or wait for clients and make it; returns the header.
 
-        `open` comes next.
+        `open` comes next, then `take_over`: until then another coordinator may write.
 
         Args:
             fresh: whether to delete a run of this name from the server first.
@@ -155,9 +155,15 @@ class NetworkCoordinator(Working):
                 self.reception.base.needed = False  # the log has newer ones
             elif self.reception.base.missing:
                 await self.reception.assemble()
+        return header
+
+    async def take_over(self) -> None:
+        """Become the only coordinator that may write to the log, and watch it from now on.
+
+        Raises TakenOverError: another has written since the log was read.
+        """
         await self.log.begin_session()
         self.work(self._watch_log())
-        return header
 
     async def _watch_log(self, between: float = LOOK_SECONDS) -> None:
         """Ends the run when the log is another coordinator's, or (partly) lost, also while nothing

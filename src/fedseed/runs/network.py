@@ -115,8 +115,14 @@ class NetworkRun(Run):
         self.spec = RunSpec.of(recipe, out)
         self._refusals = 0  # by the server
         self._synced = 0.0
-        self._loop = asyncio.new_event_loop()
         self._talk: NetworkCoordinator | None = None
+        # before anything is said to the server: a wrong folder must not end another coordinator
+        self.folder = RunFolder(
+            out, self.spec.recipe_text, True, self.spec.chat_template, claim=True
+        )
+        self._loop = asyncio.new_event_loop()
+        if self.folder.finished:
+            return
         if exporter is not None:
             # before there are clients: that none comes is worth seeing
             exporter.attach(self._status)
@@ -218,6 +224,7 @@ class NetworkRun(Run):
         return self._wait(self.talk.log.take_up(self.talk.run, self.spec.logs(steps)))
 
     def catch_up(self, restored: Restored) -> None:
+        self._wait(self.talk.take_over())
         first = restored.round - len(restored.unlogged) + 1
         for number, payload in enumerate(restored.unlogged, start=first):
             step = Message(
@@ -293,6 +300,8 @@ class NetworkRun(Run):
         """Close the connection; again is fine."""
         if self._loop.is_closed():
             return
+        if self.folder is not None:
+            self.folder.release()
         if self._talk is not None:
             with suppress(NetworkError):
                 self._wait(self._talk.close())
