@@ -43,7 +43,7 @@ class Appender:
     def is_in_place(self) -> bool:
         """Return whether the path still leads to this file: nobody has deleted or replaced it."""
         try:
-            there = os.stat(self.path, follow_symlinks=False)
+            there = self.path.lstat()
         except FileNotFoundError:
             return False
         return os.path.samestat(there, os.fstat(self.handle))

@@ -45,9 +45,7 @@ def prepare(folder, net, other):
     return other
 
 
-@pytest.mark.parametrize(
-    "case", mark(CASES, lambda case: case not in QUICK), ids=" in ".join
-)
+@pytest.mark.parametrize("case", mark(CASES, lambda case: case not in QUICK), ids=" in ".join)
 def test_one_that_is_refused_leaves_a_paused_one_alone(
     case, problem, network, shared_server, in_process, tmp_path
 ):

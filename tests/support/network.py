@@ -5,6 +5,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make
 from fedseed.transport.nats import NatsEnd
+from fedseed.transport.nats_address import bracketed
 from support.forked import start
 from support.parts import part_of
 from support.problem import Problem
@@ -46,38 +48,44 @@ WITHOUT = "FEDSEED_WITHOUT_NATS"  # set it to leave out the tests that need nats
 
 
 class Server:
-    """A nats-server with JetStream on a free port."""
+    """A nats-server with JetStream on a free port.
 
-    def __init__(self, folder, config=None, port=None):
+    Args:
+        folder: its store and its log.
+        config: its configuration, in place of options.
+        port: None: a free one.
+        binary: the program.
+        host: the address that it listens at.
+    """
+
+    def __init__(self, folder, config=None, port=None, binary="nats-server", host="127.0.0.1"):
         if os.environ.get(WITHOUT):
             pytest.skip(f"{WITHOUT} is set")
-        assert shutil.which("nats-server"), (
+        assert shutil.which(binary), (
             f"nats-server is missing: apt-get install nats-server, or set {WITHOUT}=1 to leave "
             "these tests out"
         )
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = port or free_port()
-        self.config = config
-        self.url = f"nats://127.0.0.1:{self.port}"
+        self.config, self.binary, self.host = config, binary, host
+        self.url = f"nats://{bracketed(host)}:{self.port}"
         self.start()
 
-    def start(self):
-        command = ["nats-server", "-l", str(self.folder / "server.log")]
+    def start(self, jetstream=True):
+        command = [self.binary, "-l", str(self.folder / "server.log")]
         if self.config is None:
-            command += [
-                "-a",
-                "127.0.0.1",
-                "-p",
-                str(self.port),
-                "-js",
-                "-sd",
-                str(self.folder / "store"),
-            ]
+            command += ["-a", self.host, "-p", str(self.port)]
+            if jetstream:
+                command += ["-js", "-sd", str(self.folder / "store")]
         else:
             command += ["-c", str(self.config)]
         self.process = subprocess.Popen(command)
-        until(lambda: reachable(self.port), 60, "nats-server does not start")
+        until(lambda: reachable(self.port, self.host), 60, "nats-server does not start")
+
+    def reload(self):
+        """Have it read its configuration again."""
+        self.process.send_signal(signal.SIGHUP)
 
     def kill(self):
         self.process.kill()
@@ -113,9 +121,9 @@ def free_port():
         return free.getsockname()[1]
 
 
-def reachable(port):
+def reachable(port, host="127.0.0.1"):
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection((host, port), timeout=1).close()
     except OSError:
         return False
     return True
@@ -281,8 +289,8 @@ class Written(Progress):
 
 
 def coordinator(order, recipe, way, progress):
-    """Args: order: has `out`, and may have `pictures`, `ends_at`: the round whose step it does not
-    write.
+    """Args: order: has `out`, and may have `pictures`, `fresh`, `ends_at`: the round whose step it
+    does not write.
     """
     if not order.get("pictures"):
         fedseed.runs.network.draw_apart = lambda *_: None
@@ -294,7 +302,8 @@ def coordinator(order, recipe, way, progress):
         return close(self)
 
     SecureCoordinator.close = ends
-    result = coordinate(recipe, order["run"], way, Path(order["out"]), progress=progress)
+    fresh = order.get("fresh", False)
+    result = coordinate(recipe, order["run"], way, Path(order["out"]), fresh, progress=progress)
     return result.summary["weights_digest"]
 
 

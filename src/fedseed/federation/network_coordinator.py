@@ -33,6 +33,7 @@ from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine
 from fedseed.transport.base import (
     CoordinatorEnd,
+    LogCutError,
     LogLostError,
     LogOlderError,
     TakenOverError,
@@ -121,6 +122,8 @@ class NetworkCoordinator(Working):
         if fresh and there is not None:
             await end.delete()
             there = None
+        if there is not None and there.cut:
+            raise LogCutError(self.run)
         await end.allow(None, None)
         await end.listen(
             self.receive,
@@ -175,9 +178,13 @@ class NetworkCoordinator(Working):
             known = self.log.last
             try:
                 log = await self.session.end.log()
-                taken_over = log is not None and await self.log.is_taken_over(log.last)
+                taken_over = False
+                if log is not None and not log.cut:
+                    taken_over = await self.log.is_taken_over(log.last)
             except NetworkError:  # an interruption
                 continue
+            if log is not None and log.cut:
+                return self.session.fail(LogCutError(self.run))
             if taken_over:
                 return self.session.fail(TakenOverError(self.run))
             if log is not None and log.last < known:

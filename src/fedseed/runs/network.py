@@ -39,7 +39,7 @@ from fedseed.runs.parties import ROSTER_FILE, names_beforehand, read_names
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import Restored
-from fedseed.transport.base import Events, LogLostError, Transport
+from fedseed.transport.base import Events, LogLostError, LogUnusableError, Transport
 
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
@@ -135,19 +135,18 @@ class NetworkRun(Run):
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Let the connection work until this is done.
 
-        Raises NetworkError, also if the server has lost the run.
+        Raises NetworkError, also if the server has lost the run, or its log can't be used.
         """
         try:
             return self._loop.run_until_complete(work)
-        except LogLostError as error:
-            replaces = self.spec.method.catch_up.replaces
-            how = (
-                "the weights were there, it makes all rounds again"
-                if replaces
-                else "it has the log in the orbit"
-            )
-            remedy = f"start `fedseed serve` again with the same --out: {how}"
-            raise NetworkError(f"{error}: {remedy}") from error
+        except (LogLostError, LogUnusableError) as error:
+            how = "it has the log in the orbit"
+            if self.spec.method.catch_up.replaces:
+                how = "the weights were there, it makes all rounds again"
+            options = "with the same --out"
+            if isinstance(error, LogUnusableError):
+                options = "with --fresh and the same --out"
+            raise NetworkError(f"{error}: start `fedseed serve` again {options}: {how}") from error
 
     async def _start(
         self, recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool
@@ -174,7 +173,9 @@ class NetworkRun(Run):
             patience=wanted.patience,
             proofs=out / PROOFS,
         )
-        end = await transport.coordinator(Events(refused=self._refused, failed=self._failed))
+        end = await transport.coordinator(
+            Events(refused=self._refused, noted=self.progress.warn, failed=self._failed)
+        )
         if end.unproven is not None:
             self.progress.note(end.unproven)
         self._talk = NetworkCoordinator(
