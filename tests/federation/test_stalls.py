@@ -167,7 +167,10 @@ def test_a_key_that_was_taken_back_is_said_and_waited_for(problem, network, tmp_
 @pytest.mark.parametrize("recipe", mark([LONG, FERRET, FEDAVG], lambda one: one != LONG))
 @pytest.mark.parametrize(
     "changes",
-    mark([{"max_msgs": 4}, {"max_age": 1.0}, {"sealed": True}], lambda one: "max_age" in one),
+    mark(
+        [{"max_msgs": 4}, {"max_age": 1.0, "duplicate_window": 1.0}, {"sealed": True}],
+        lambda one: "max_age" in one,
+    ),
 )
 def test_a_stream_that_was_sealed_or_cut_is_made_anew(
     changes, recipe, problem, network, server, in_process

@@ -46,6 +46,7 @@ from support.parts import part_of
 from support.problem import Problem
 from support.secure import Liar
 
+PROGRAM_NAME = "FEDSEED_NATS_SERVER"  # another nats-server than the one that is found
 WITHOUT = "FEDSEED_WITHOUT_NATS"  # set it to leave out the tests that need nats-server
 
 
@@ -86,13 +87,16 @@ class Server:
         folder: its store and its log.
         config: its configuration, in place of options.
         port: None: a free one.
-        binary: the program.
+        binary: the program; None: $FEDSEED_NATS_SERVER, otherwise the one that `fedseed keys` has
+            made the configuration for, or the system's.
         host: the address that it listens at.
     """
 
-    def __init__(self, folder, config=None, port=None, binary="nats-server", host="127.0.0.1"):
+    def __init__(self, folder, config=None, port=None, binary=None, host="127.0.0.1"):
         if os.environ.get(WITHOUT):
             pytest.skip(f"{WITHOUT} is set")
+        made_for = config and find_server()
+        binary = binary or os.environ.get(PROGRAM_NAME) or made_for or "nats-server"
         assert shutil.which(binary), (
             f"nats-server is missing: apt-get install nats-server, or set {WITHOUT}=1 to leave "
             "these tests out"
