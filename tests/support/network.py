@@ -141,12 +141,19 @@ class Server:
         self.start()
 
 
-def keyed_server(folder, run, clients):
-    """One with TLS and keys, in its folder `keys`, as `fedseed keys` makes them."""
+def keyed_server(folder, run, clients, server=None):
+    """One with TLS and keys, in its folder `keys`, as `fedseed keys` makes them.
+
+    `server`: the program; None: the one that `fedseed keys` finds.
+    """
     port, keys = free_port(), Path(folder) / "keys"
     Path(folder).mkdir(parents=True, exist_ok=True)
     make(run, keys, clients, ["localhost", "127.0.0.1"], port)
-    server = Server(folder, keys / "nats-server.conf", port)
+    config = keys / "nats-server.conf"
+    if server is not None:  # the configuration is for another one's version
+        text = config.read_text()
+        config.write_text(text.replace(", sync_interval: always", ""))
+    server = Server(folder, config, port, binary=server)
     server.keys, server.url = keys, f"tls://127.0.0.1:{port}"
     return server
 

@@ -292,6 +292,9 @@ def _explained(error: Exception, place: str, access: Access) -> tuple[NetworkErr
 def _refusal(cause: BaseException, access: Access) -> str | None:
     """Return why this side and the server do not go together; None: it is something else."""
     text = str(cause).lower()
+    certificate = isinstance(cause, ssl.SSLCertVerificationError)
+    if certificate and not hasattr(cause, "verify_message"):
+        return None  # aiohttp's, whose cause is the one that says why
     if isinstance(cause, ssl.SSLCertVerificationError):
         reason = cause.verify_message
         hint = "is it the right --ca file, and the right server?"
