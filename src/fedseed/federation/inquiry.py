@@ -2,7 +2,7 @@
 of them, or each.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from statistics import median_low
@@ -57,7 +57,7 @@ class Inquiry:
     _phases: set[str] = field(default_factory=set)
     # seconds from the question to each host's last evaluation, and of all of them together
     _took: dict[str, float] = field(default_factory=dict)
-    _evaluated_for: Counter[str] = field(default_factory=Counter)
+    _evaluated_for: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
         self.late = Late[str](self.session)  # hosts that have let the others wait

@@ -123,17 +123,17 @@ class NatsEnd(ObjectsEnd):
                 self.subjects.stream
             )
         except NotFoundError:
-            self.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+            self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
             return None
         except (TimeoutError, nats.errors.Error) as error:
             if is_without_jetstream(error):
-                self.troubles.report(JETSTREAM, NO_JETSTREAM)
+                self.connection.troubles.report(JETSTREAM, NO_JETSTREAM)
                 raise NetworkError(NO_JETSTREAM) from error
             raise NetworkError(
                 f"the server does not answer about run {self.subjects.run}: has it JetStream, and "
                 f"may this key ask? ({error})"
             ) from error
-        self.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+        self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
         # what is deleted at the end leaves the number of the last message, and a first one beyond
         return base.Log(
             int(info.state.last_seq),
@@ -151,7 +151,6 @@ class NatsEnd(ObjectsEnd):
             take,
             self._foreign,
             self._log_lost,
-            self.troubles,
         )
         self._followers.append(follower)
         return follower.stop
@@ -283,10 +282,9 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
         subjects: Subjects,
         signatures: Signatures,
         events: base.Events,
-        troubles: Troubles,
     ) -> None:
         own, self._clients, self._askers = lines
-        super().__init__(own, subjects, None, signatures, troubles, events)
+        super().__init__(own, subjects, None, signatures, events)
         self._clients.dropped = self.dropped
         self._rejected: base.Rejected = lambda who, what: None
         self._pulse = Pulse(self._clients)
@@ -375,7 +373,6 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
             self.subjects,
             chain,
             self._foreign,
-            self.troubles,
         )
 
     def _foreign(self) -> None:
@@ -448,17 +445,14 @@ class NatsTransport(base.Transport):
                 await connection.close()
             raise
         signatures = Signatures.read(access.key, coordinating=True)
-        return NatsCoordinator(lines, self._subjects, signatures, events, troubles)
+        return NatsCoordinator(lines, self._subjects, signatures, events)
 
     async def client(self, name: str, events: base.Events = base.QUIET) -> NatsClient:
-        troubles = Troubles(events.noted)
-        connection = await connect(self._access, self._subjects, name, events, troubles)
+        connection = await connect(self._access, self._subjects, name, events)
         signatures = Signatures.read(self._access.key)
-        return NatsClient(connection, self._subjects, name, signatures, troubles, events)
+        return NatsClient(connection, self._subjects, name, signatures, events)
 
     async def watcher(self) -> NatsEnd:
         connection = await connect(self._access, self._subjects, "watcher")
         signatures = Signatures.read(self._access.key)
-        return NatsEnd(
-            connection, self._subjects, None, signatures, Troubles(base.QUIET.noted), base.QUIET
-        )
+        return NatsEnd(connection, self._subjects, None, signatures, base.QUIET)

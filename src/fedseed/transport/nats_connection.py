@@ -50,9 +50,10 @@ class Guarded(Client):
     it stops reading for good at a subject or a header that is no text, which others choose.
     """
 
-    def __init__(self, encrypted: bool) -> None:
+    def __init__(self, encrypted: bool, troubles: Troubles) -> None:
         super().__init__()
         self._encrypted = encrypted
+        self.troubles = troubles  # says why something is waited for
         # done when the next interruption is over
         self._interrupted: asyncio.Future[None] | None = None
         self.established = False  # whether it was connected once: only then is it kept so
@@ -198,8 +199,8 @@ async def connect(
     context = _context(access, address)
     logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
     # a server behind a proxy that ends the encryption of wss:// does not know of it
-    client = Guarded(encrypted=context is not None and not address.over_web_socket)
     troubles = troubles or Troubles(events.noted)
+    client = Guarded(context is not None and not address.over_web_socket, troubles)
     seen: list[Exception] = []
 
     async def failed(error: Exception) -> None:

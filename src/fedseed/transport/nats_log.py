@@ -39,7 +39,6 @@ from fedseed.transport.base import (
 from fedseed.transport.nats_connection import REQUEST_SECONDS, RETRY_SECONDS, Guarded
 from fedseed.transport.signatures import Chain, signature_in
 from fedseed.transport.subjects import Subjects
-from fedseed.transport.troubles import Troubles
 
 ANSWER_SECONDS = 30.0  # for a message that was asked for, behind others
 MOST_ASKED = 256  # messages at a time
@@ -236,7 +235,6 @@ class LogFollower(Working):
     foreign: Callable[[], None]  # told of each message that is not an entry
     # told when the log is lost, or its beginning; and again, with True, when it does not come back
     lost: Callable[[NetworkError, bool], None]
-    troubles: Troubles  # told of a server without JetStream
     _known: Stored | None = None  # the last message, which must still be there
     _sure: int = -1  # after how many interruptions it was seen to follow what was known
     _seen: bool = False  # whether there was a log
@@ -269,16 +267,16 @@ class LogFollower(Working):
                 async with asyncio.timeout(SILENCE_SECONDS):
                     await self.connection.unless_interrupted(self._again.wait())
             except NotFoundError:
-                self.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+                self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
                 if self._seen:
                     self._unusable.note(LogLostError(self.subjects.run))
                 await asyncio.sleep(0.5)
             except LogCutError as error:
-                self.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+                self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
                 self._unusable.note(error)
                 await asyncio.sleep(0.5)
             except JetStreamMissing:
-                self.troubles.report(JETSTREAM, NO_JETSTREAM)
+                self.connection.troubles.report(JETSTREAM, NO_JETSTREAM)
                 await asyncio.sleep(RETRY_SECONDS)
             except (Interrupted, TimeoutError, nats.errors.Error):
                 await asyncio.sleep(RETRY_SECONDS)
@@ -306,7 +304,7 @@ class LogFollower(Working):
             self._last, self._known, self._sure, self.chain.head = self._first, None, -1, b""
             self._again.set()
             return
-        self.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+        self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
         # a log is empty for a moment when it is made; otherwise all of it has been cut off
         if self._known is None and self._last == 0:
             self._unusable.note(LogCutError(self.subjects.run))
@@ -344,7 +342,6 @@ class NatsLogWriter(LogWriter):
     subjects: Subjects
     chain: Chain  # up to the last entry
     foreign: Callable[[], None]  # told of each message that is not an entry
-    troubles: Troubles  # told why an entry can't be stored for a while
     # entry that was stored: number, sequence, signature
     _stored: tuple[int, int, bytes] | None = None
 
@@ -388,7 +385,7 @@ class NatsLogWriter(LogWriter):
             if await is_missing(self.connection, self.subjects.stream):
                 raise LogLostError(self.run) from error
             # the stream is there: it does not take what is sent to its subject
-            self.troubles.report(
+            self.connection.troubles.report(
                 LOG,
                 f"the stream {self.subjects.stream} does not take {self.subjects.log}; set its "
                 "subjects so that it does, or put it back as it was",
@@ -396,7 +393,7 @@ class NatsLogWriter(LogWriter):
             raise Interrupted(str(error)) from error
         except (TimeoutError, nats.errors.Error) as error:
             raise Interrupted(str(error)) from error
-        self.troubles.end(LOG, f"the log of run {self.run} can be written again")
+        self.connection.troubles.end(LOG, f"the log of run {self.run} can be written again")
         return receipt.seq
 
     async def _is_older(self, last: int) -> bool:

@@ -32,7 +32,6 @@ from fedseed.transport.nats_log import (
 )
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
-from fedseed.transport.troubles import Troubles
 
 # header: in which attempt to store, which chunk it is, bytes of all together
 PLACE = "Fedseed-Chunk"
@@ -53,7 +52,6 @@ class ObjectsEnd(End):
     subjects: Subjects  # the run's names there
     owner: str | None  # whose blobs are put here; None: the coordinator's
     signatures: Signatures  # sign what is sent, and check what comes
-    troubles: Troubles  # says why something is waited for
 
     def __post_init__(self) -> None:
         self._stream = self.connection.jetstream(timeout=CHUNK_SECONDS)
@@ -71,7 +69,7 @@ class ObjectsEnd(End):
                     if error.err_code != NO_ROOM or not await self._make_room():
                         raise
                     await self._put(name, data)
-                self.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+                self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
                 return
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 if time.monotonic() > give_up or not await self._may_pass(error):
@@ -89,7 +87,7 @@ class ObjectsEnd(End):
             except (TimeoutError, nats.errors.Error) as why:
                 error = why
         if is_without_jetstream(error):
-            self.troubles.report(JETSTREAM, NO_JETSTREAM)
+            self.connection.troubles.report(JETSTREAM, NO_JETSTREAM)
             return True
         if isinstance(error, NotFoundError | nats.errors.ConnectionClosedError):
             return False
