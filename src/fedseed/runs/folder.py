@@ -109,6 +109,7 @@ class RunFolder:
             compare_recipes(path, recipe, extensible=not claim)
         if self.finished:
             return
+        self._made_folder = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -263,7 +264,8 @@ class RunFolder:
         if not self._begun and self._made_progress and self._progress.handle >= 0:
             with suppress(OSError):  # others have put something into the folder: it stays
                 (self.path / "progress.jsonl").unlink()
-                self.path.rmdir()
+                if self._made_folder:
+                    self.path.rmdir()
         self._progress.close()
         if self._metrics is not None:
             self._metrics.close()

@@ -68,7 +68,7 @@ NO_JETSTREAM = (
 REMEDIES = {
     10023: "make room on the server, or raise its limits",
     10047: "make room on the server, or raise its limits",
-    10077: "raise the limits of the stream {stream}",
+    10077: "raise the limits of the stream {stream}, or make room on its disk",
     10054: "raise max_msg_size of the stream {stream}",
 }
 SEALED = 10109
