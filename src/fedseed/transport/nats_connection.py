@@ -330,5 +330,5 @@ def _absence(cause: BaseException) -> str | None:
     if isinstance(cause, ConnectionRefusedError):
         return "can't be reached: nothing listens there; is nats-server running?"
     if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
-        return f"can't be reached: {cause.strerror or cause}"
+        return f"can't be reached: {cause.strerror or str(cause) or type(cause).__name__}"
     return None
