@@ -21,6 +21,7 @@ from fedseed.models import adapters
 from fedseed.models.architectures import architecture_of
 from fedseed.models.heads import head_parameters
 from fedseed.models.loading import base_config, choose_trainable, outline
+from fedseed.models.targets import chosen_targets
 from fedseed.objectives.tokens import longest_input
 from fedseed.reports.machine import available_memory, resident_memory
 from fedseed.reports.tables import human_bytes, human_seconds, plain_table
@@ -140,6 +141,8 @@ def _outline(recipe: Recipe) -> Any:
     if adapter is not None:
         with torch.device("meta"):
             model = adapters.wrap(model, adapter, settings.base)
+    elif trainable is None:
+        trainable = chosen_targets(recipe.method, model)
     if adapter is None or trainable is not None:
         choose_trainable(model, trainable)
     return model
