@@ -257,8 +257,8 @@ class Subspace(Method):
             refresh = 0, and 4 bytes of a client's disk an entry.
         global_rate: eta_g, the rate of the step that the answers make.
         targets: which parameters train, where model.trainable does not say it: "linear" (the linear
-            layers of attention, MLP and experts, and a classifier's last one), "all", or name
-            patterns.
+            layers of attention, MLP and experts in the model's blocks), "all", or name patterns,
+            such as ["*.layers.*", "*classifier*"].
         training: local training, of B. Unless its small_steps is "nearest", 16-bit weights round
             the round's step stochastically.
     """

@@ -1,5 +1,6 @@
 """Chooses the parameters that a method trains where the recipe does not name them."""
 
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from glob import escape
@@ -9,6 +10,8 @@ import torch
 
 from fedseed.weights.subspace import LEAST_COLUMNS_OF_STACK
 
+# the number of a block in the name of a module
+_IN_A_BLOCK = re.compile(r"\.\d+\.")
 # GPT-2's linear layer in transformers, whose weight has its inputs in rows
 _TURNED_LINEAR = "Conv1D"
 
@@ -47,27 +50,26 @@ def freeze_others(model: torch.nn.Module, patterns: Sequence[str]) -> None:
 
 
 def linear_parameters(model: torch.nn.Module) -> list[str]:
-    """Return the names of the matrices of a model's linear layers.
+    """Return the names of the matrices of the linear layers in a model's repeated blocks.
 
-    Those of attention and MLP are, also where many experts lie in one tensor of three dimensions,
-    and a classifier's last layer. Embeddings, a language model's output layer, convolutions and
-    vectors are not. A model without such a layer has all its matrices here.
+    Those are attention and MLP, also where many experts lie in one tensor of three dimensions.
+    Embeddings, what stands before and behind the blocks (poolers, heads, output layers),
+    convolutions and vectors are not. A model without such matrices has all its matrices here.
     """
+    matrices = {name: p for name, p in model.named_parameters() if p.requires_grad and p.dim() > 1}
     left_out = _embedding_ids(model)
-    names = []
+    chosen = []
     for module_name, module in model.named_modules():
+        if not _IN_A_BLOCK.search(f".{module_name}."):
+            continue
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in left_out or not parameter.is_floating_point():
+            full_name = f"{module_name}.{name}"
+            if full_name not in matrices or id(parameter) in left_out:
                 continue
-            if _is_linear_weight(module, name, parameter) or _is_stack_of_experts(
-                module, parameter
-            ):
-                names.append(f"{module_name}.{name}".lstrip("."))
-    trainable = {name for name, p in model.named_parameters() if p.requires_grad}
-    chosen: Sequence[str] = [name for name in names if name in trainable]
-    return list(chosen) or [
-        name for name, p in model.named_parameters() if p.dim() > 1 and p.requires_grad
-    ]
+            is_linear = _is_linear_weight(module, name, parameter)
+            if is_linear or _is_stack_of_experts(module, parameter):
+                chosen.append(full_name)
+    return chosen or list(matrices)
 
 
 def _is_linear_weight(module: torch.nn.Module, name: str, parameter: torch.Tensor) -> bool:
