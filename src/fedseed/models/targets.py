@@ -78,7 +78,7 @@ def _is_linear_weight(module: torch.nn.Module, name: str, parameter: torch.Tenso
 
 
 def _is_stack_of_experts(module: torch.nn.Module, parameter: torch.Tensor) -> bool:
-    is_convolution = isinstance(module, torch.nn.modules.conv._ConvNd)
+    is_convolution = isinstance(module, torch.nn.Conv1d | torch.nn.ConvTranspose1d)
     return (
         parameter.dim() == 3
         and not is_convolution

@@ -82,7 +82,7 @@ class Factor:
             self.shape[1:],
             [part[number : number + 1] for part in self.trained],
             self.scale,
-            self.matrices._replace(stack=1),
+            Matrices(1, self.matrices.rows, self.matrices.columns),
             self.signs[number : number + 1],
         )
 
@@ -149,8 +149,9 @@ class FactoredWeight(torch.nn.Parameter):
             weight: W.
             factor: B and P.
         """
-        made = torch.Tensor._make_subclass(FactoredWeight, weight.detach(), False)
-        made.factor, made.weight = factor, weight.detach()
+        plain = weight.detach()
+        made = plain.as_subclass(FactoredWeight)
+        made.factor, made.weight = factor, plain
         return made
 
     def sum(self) -> torch.Tensor:  # type: ignore[override]
@@ -160,27 +161,32 @@ class FactoredWeight(torch.nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
-            if way_of(func) == "ask":
-                return func(*args, **kwargs)
-            shortcut = _SHORTCUTS.get(func)
-            if shortcut is not None:
-                result = shortcut(*args, **kwargs)
-                if result is not None:
-                    return result
-        # outside of the block: a function may call others, which get the sum from us again
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*_with_sums(args), **_with_sums(kwargs))
+        if way_of(func) == "ask":
+            return func(*_exchanged(args, _plain), **_exchanged(kwargs, _plain))
+        shortcut = _SHORTCUTS.get(func)
+        if shortcut is not None:
+            result = shortcut(*args, **kwargs)
+            if result is not None:
+                return result
+        return func(*_exchanged(args, _sum), **_exchanged(kwargs, _sum))
 
 
-def _with_sums(value: Any) -> Any:
-    """Return the value with every factored weight in it replaced by the sum it stands for."""
+def _plain(weight: FactoredWeight) -> torch.Tensor:
+    return weight.weight
+
+
+def _sum(weight: FactoredWeight) -> torch.Tensor:
+    return weight.sum()
+
+
+def _exchanged(value: Any, make: Callable[[FactoredWeight], torch.Tensor]) -> Any:
+    """Return the value with every factored weight in it replaced by what is made of it."""
     if isinstance(value, FactoredWeight):
-        return value.sum()
+        return make(value)
     if type(value) in (list, tuple):
-        return type(value)([_with_sums(one) for one in value])
+        return type(value)([_exchanged(one, make) for one in value])
     if type(value) is dict:
-        return {key: _with_sums(one) for key, one in value.items()}
+        return {key: _exchanged(one, make) for key, one in value.items()}
     return value
 
 
@@ -195,7 +201,7 @@ def _linear(
     factor = _matrix_factor(weight)
     if factor is None or isinstance(input, FactoredWeight):
         return None
-    plain = functional.linear(input, weight.weight, _with_sums(bias))
+    plain = functional.linear(input, weight.weight, _exchanged(bias, _sum))
     return plain + factor.times(input).to(plain.dtype)
 
 
@@ -204,7 +210,7 @@ def _addmm(bias: Any, input: Any, weight: Any, **options: Any) -> torch.Tensor |
     factor = _matrix_factor(weight)
     if factor is None or options or isinstance(input, FactoredWeight):
         return None
-    plain = torch.addmm(_with_sums(bias), input, weight.weight)
+    plain = torch.addmm(_exchanged(bias, _sum), input, weight.weight)
     return plain + factor.times_transposed(input).to(plain.dtype)
 
 
@@ -284,7 +290,8 @@ class FactoredModel:
         """Inside the block the model computes with W + B P."""
         replaced = []
         for module in self.space.model.modules():
-            for name, parameter in module._parameters.items():
+            owned = module.named_parameters(recurse=False, remove_duplicate=False)
+            for name, parameter in owned:
                 stand_in = self._stand_ins.get(id(parameter))
                 if stand_in is None:
                     continue
@@ -296,11 +303,11 @@ class FactoredModel:
                 replaced.append((module, name, parameter, stand_in))
         try:
             for module, name, _, stand_in in replaced:
-                module._parameters[name] = stand_in
+                setattr(module, name, stand_in)
             yield
         finally:
             for module, name, parameter, _ in replaced:
-                module._parameters[name] = parameter
+                setattr(module, name, parameter)
 
     def values(self) -> list[Floats]:
         """Return B of each tensor, as `fedseed.weights.change.AddFactors` takes it."""
