@@ -304,6 +304,9 @@ class Subspace(Method):
         state = SubspaceState(layout, seed, rank, self.subspaces, self.magnitudes == "row")
         return state if self.bytes is None else self._within_budget(state, self.bytes)
 
+    def trained_numbers(self, layout: Layout) -> int | None:
+        return self.start(layout, 0).entries
+
     def check(self, layout: Layout) -> None:
         super().check(layout)
         self.start(layout, 0)
