@@ -268,13 +268,23 @@ class Writer:
             )
         if options:
             self._check_options(options, tools)
+        text = self._render(turns, tools, options or {})
+        self._check_functions(turns, tools, options or {})
+        return self._checked(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _render(
+        self, turns: Turns, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> str:
+        """Return a conversation as the chat template writes it."""
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(turns),
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=True,
-                **(options or {}),
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(turns),
+                    tools=list(tools) or None,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **options,
+                )
             )
         except TemplateError as error:
             raise RecipeError(f"the chat template does not take these turns: {error}") from error
@@ -283,8 +293,35 @@ class Writer:
             raise RecipeError(
                 f"the chat template fails on these turns: {type(error).__name__}: {error}"
             ) from error
-        _check_functions(text, turns, tools)
-        return self._checked(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _check_functions(
+        self, turns: Turns, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> None:
+        """Raise RecipeError if the chat template leaves out a tool, or a call of one.
+
+        A function's name may stand in the conversation by chance, so that the template is asked
+        with names that do not.
+        """
+        names: dict[str, tuple[str, str]] = {}  # kind and name of a function, by what stands for it
+
+        def renamed(kind: str, one: Mapping[str, Any]) -> dict[str, Any]:
+            function = one.get("function", one)
+            probe = f"function_probe_{len(names)}_"
+            names[probe] = kind, str(function["name"])
+            changed = {**function, "name": probe}
+            return {**one, "function": changed} if "function" in one else changed
+
+        probed_tools = [renamed("tools", tool) for tool in tools]
+        probed_turns = []
+        for turn in turns:
+            calls = [renamed("tool calls", call) for call in turn.get("tool_calls") or ()]
+            probed_turns.append({**turn, "tool_calls": calls} if calls else turn)
+        text = self._render(probed_turns, probed_tools, options) if names else ""
+        for probe, (kind, name) in names.items():
+            if probe not in text:
+                raise RecipeError(
+                    f"the chat template writes no {kind}: the model would not see {name[:60]!r}"
+                )
 
     def _check_options(
         self, options: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
@@ -466,15 +503,3 @@ def _refuse_nan(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             "the model's logits are not numbers: its run has diverged; take an earlier round"
         )
     return scores
-
-
-def _check_functions(text: str, turns: Turns, tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RecipeError if a chat's text lacks a tool, or a call of one."""
-    calls = [call for turn in turns for call in turn.get("tool_calls") or ()]
-    for kind, functions in (("tools", tools), ("tool calls", calls)):
-        for one in functions:
-            name = str(one.get("function", one)["name"])
-            if name not in text:
-                raise RecipeError(
-                    f"the chat template writes no {kind}: the model would not see {name[:60]!r}"
-                )

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from fedseed.errors import FedseedError, OrbitError, RecipeError, did_you_mean
+from fedseed.errors import FedseedError, NonFiniteError, OrbitError, RecipeError, did_you_mean
 from fedseed.objectives.generation import Writer
 from fedseed.orbit import Orbit
 from fedseed.own.catalogue import Catalogue, named, stamp_of
@@ -351,7 +351,7 @@ def _as_refusal(error: Exception) -> RefusedError:
     """Return an error as what a client is told of it."""
     if isinstance(error, RefusedError):
         return error
-    if isinstance(error, OrbitError):
+    if isinstance(error, OrbitError | NonFiniteError):
         return RefusedError(500, str(error))
     if isinstance(error, FedseedError):
         return RefusedError(400, str(error))
