@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -119,6 +119,7 @@ class Service:
             RefusedError: lambda _, error: refusal(error),
             HTTPException: lambda _, error: refusal(RefusedError(error.status_code, error.detail)),
             FedseedError: lambda _, error: refusal(_as_refusal(error)),
+            ClientDisconnect: lambda _, error: Response(status_code=CLIENT_LEFT),
             JobCancelledError: lambda _, error: Response(status_code=CLIENT_LEFT),
             # uvicorn writes the error into the log
             Exception: lambda _, error: refusal(RefusedError(500, FAILED)),
