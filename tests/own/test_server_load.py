@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("openai", reason="the package `openai` (extra dev) asks")
 pytest.importorskip("uvicorn", reason="the extra `serve` answers")
-from support.server_load import BAD, put_under_load  # noqa: E402
+from support.server_load import BAD, put_under_load
 
 
 @pytest.mark.slow

@@ -11,6 +11,9 @@ from fedseed.own.tool_calls import ToolCall, ToolCallReader, find_tool_format
 from support import chat_bases, tool_bases
 
 TEMPLATES = tool_bases.TEMPLATES
+KINDS = {"town": "string", "days": "integer", "exact": "boolean", "hours": "array"}
+SCHEMA = {"type": "object", "properties": {key: {"type": kind} for key, kind in KINDS.items()}}
+FUNCTIONS = {"weather": SCHEMA}
 BONN = ("weather", {"town": "Bonn"})
 ROME = ("weather", {"town": "Rome"})
 CALL = '{"name": "weather", "arguments": {"town": "Bonn"}}'
@@ -54,6 +57,30 @@ CASES = {  # the family, the answer, the text and the calls in it
         '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>',
         [],
     ),
+    "parameters": (
+        "qwen",
+        "<tool_call>\n<function=weather>\n<parameter=town>\nBonn\n</parameter>\n</function>\n"
+        "</tool_call>",
+        "",
+        [BONN],
+    ),
+    "parameters of kinds": (
+        "qwen",
+        "<tool_call><function=weather><parameter=town>12</parameter><parameter=days>3</parameter>"
+        "<parameter=exact>true</parameter><parameter=hours>[1, 2]</parameter>"
+        "<parameter=else>7</parameter></function></tool_call>",
+        "",
+        [("weather", {"town": "12", "days": 3, "exact": True, "hours": [1, 2], "else": "7"})],
+    ),
+    "a parameter of two lines": (
+        "qwen",
+        "<tool_call><function=f><parameter=a>\nx <\n y\n</parameter></function></tool_call>",
+        "",
+        [("f", {"a": "x <\n y"})],
+    ),
+    "no parameters": ("qwen", "<tool_call><function=f></function></tool_call>", "", [("f", {})]),
+    "parameters cut off": ("qwen", "<tool_call><function=f><parameter=a>", None, []),
+    "parameters with more": ("qwen", "<tool_call><function=f>a</function></tool_call>", None, []),
     "a list": ("mistral", f"[TOOL_CALLS][{CALL}, {OTHER}]", "", [BONN, ROME]),
     "a list with blanks": ("mistral", f"[TOOL_CALLS] [{CALL}]", "", [BONN]),
     "by name": ("mistral", '[TOOL_CALLS]weather[ARGS]{"town": "Bonn"}', "", [BONN]),
@@ -81,7 +108,7 @@ CASES = {  # the family, the answer, the text and the calls in it
 def read(family, pieces, most=None):
     """An answer's text and calls, and how it was told."""
     tool_format = family and find_tool_format(TEMPLATES[family])
-    reader = ToolCallReader(tool_format, ["weather"], most)
+    reader = ToolCallReader(tool_format, FUNCTIONS, most)
     parts = [part for piece in pieces for part in reader.read(piece)] + reader.finish()
     calls = [part for part in parts if isinstance(part, ToolCall)]
     assert reader.has_calls == bool(calls)
@@ -118,7 +145,7 @@ def test_nothing_of_an_answer_without_calls_is_lost(family, fragments):
 
 
 def test_text_is_told_at_once_and_calls_once_they_are_whole():
-    reader = ToolCallReader(find_tool_format(TEMPLATES["qwen"]), ["weather"])
+    reader = ToolCallReader(find_tool_format(TEMPLATES["qwen"]), FUNCTIONS)
     assert reader.read("I look") == ["I look"]
     assert reader.read(" <tool") == []
     assert reader.read("s") == [" <tools"]
@@ -139,6 +166,6 @@ def test_without_a_known_format_all_is_text():
 
 
 def test_ids_are_those_that_mistrals_template_takes():
-    reader = ToolCallReader(find_tool_format(TEMPLATES["mistral"]), ["weather"])
+    reader = ToolCallReader(find_tool_format(TEMPLATES["mistral"]), FUNCTIONS)
     (call,) = [*reader.read(f"[TOOL_CALLS][{CALL}]"), *reader.finish()]
     assert len(call.id) == 9 and call.id.isalnum()

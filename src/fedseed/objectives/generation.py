@@ -406,7 +406,9 @@ class Writer:
         stop = _first_stop(text, self.stops)
         text = text[:stop]
         follower.finish(text)
-        return Written(text, len(ids), len(new), stop is not None or new[-1] in self._ends)
+        # with fewer tokens than there is room for, something else has ended it
+        has_ended = new[-1] in self._ends or len(new) < room
+        return Written(text, len(ids), len(new), stop is not None or has_ended)
 
     def _marker_ids(self, markers: Sequence[str]) -> frozenset[int]:
         """Return the special tokens among some texts."""

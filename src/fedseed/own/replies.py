@@ -162,7 +162,7 @@ class ChatReply(Reply):
 
     def __init__(self, asked: ChatCompletion) -> None:
         super().__init__(asked)
-        self._reader = ToolCallReader(None, ())
+        self._reader = ToolCallReader(None, {})
         self._calls = 0
 
     def begin(self, begun: Begun) -> Iterator[str]:

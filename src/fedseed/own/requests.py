@@ -241,9 +241,10 @@ class ChatCompletion(Asked):
         return [] if self.tool_choice == "none" else self.tools
 
     @property
-    def functions(self) -> list[str]:
-        """Return the names of the functions that may be called."""
-        return [tool["function"]["name"] for tool in self.offered_tools]
+    def functions(self) -> dict[str, dict[str, Any]]:
+        """Return the JSON schemas of the arguments of the functions that may be called, by name."""
+        described = [tool["function"] for tool in self.offered_tools]
+        return {one["name"]: one.get("parameters") or {} for one in described}
 
     @property
     def template_options(self) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Find tool calls in what a model writes.
 
-There is no universal way to write a call: a model writes it as its chat template does. Three ways
+There is no universal way to write a call: a model writes it as its chat template does. These ways
 are known, and told apart by the template's text:
 
     Hermes, Qwen    <tool_call>{"name": "weather", "arguments": {"town": "Bonn"}}</tool_call>
+    Qwen's coders   <tool_call><function=weather><parameter=town>Bonn</parameter></function>
+                    </tool_call>
     Mistral         [TOOL_CALLS][{"name": "weather", "arguments": {"town": "Bonn"}}]
                     [TOOL_CALLS]weather[ARGS]{"town": "Bonn"}
     Llama 3         {"name": "weather", "parameters": {"town": "Bonn"}}
@@ -12,9 +14,10 @@ What can't be read as a call stays in the answer's text.
 """
 
 import json
+import re
 import secrets
 import string
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +28,11 @@ PYTHON_TAG = "<|python_tag|>"
 TOOL_CALLS = "[TOOL_CALLS]"
 ARGS = "[ARGS]"
 CALL_ID = "[CALL_ID]"
+FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>(.*)</function>\s*", re.DOTALL)
+PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)</parameter>", re.DOTALL)
+
+# JSON schemas of functions' arguments, by the functions' names
+Functions = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,8 @@ class ToolFormat:
         openings: texts that begin calls.
         closing: what ends a call; "": calls go on to the answer's end.
         only_at_start: whether calls stand only at the beginning of an answer.
-        read: returns the calls of what stands between opening and closing, of the functions given
-            by name; None: these are no calls.
+        read: returns the calls of what stands between opening and closing, of the functions that
+            are given; None: these are no calls.
         markers: what may be special tokens of a tokenizer, which have to stay in the text.
     """
 
@@ -56,7 +64,7 @@ class ToolFormat:
     openings: Sequence[str]
     closing: str
     only_at_start: bool
-    read: Callable[[str, Collection[str]], list[ToolCall] | None]
+    read: Callable[[str, Functions], list[ToolCall] | None]
     markers: Sequence[str]
 
 
@@ -70,12 +78,12 @@ class ToolCallReader:
 
     Args:
         tool_format: how calls are written; None: all is text.
-        functions: the names of the functions that may be called.
+        functions: the functions that may be called.
         most: the most calls; further ones are left out.
     """
 
     def __init__(
-        self, tool_format: ToolFormat | None, functions: Collection[str], most: int | None = None
+        self, tool_format: ToolFormat | None, functions: Functions, most: int | None = None
     ) -> None:
         self._format = tool_format
         self._functions = functions
@@ -178,13 +186,44 @@ class ToolCallReader:
             self._has_text = True
 
 
-def _read_tagged(text: str, functions: Collection[str]) -> list[ToolCall] | None:
-    """Read <tool_call>{"name": ..., "arguments": {...}}."""
-    values = _read_values(text.removeprefix("<tool_call>"))
+def _read_tagged(text: str, functions: Functions) -> list[ToolCall] | None:
+    """Read <tool_call>{"name": ..., "arguments": {...}}, or <tool_call><function=name>..."""
+    text = text.removeprefix("<tool_call>")
+    if text.lstrip().startswith("<function="):
+        return _read_parameters(text, functions)
+    values = _read_values(text)
     return None if values is None or len(values) != 1 else _calls_of(values)
 
 
-def _read_bare(text: str, functions: Collection[str]) -> list[ToolCall] | None:
+def _read_parameters(text: str, functions: Functions) -> list[ToolCall] | None:
+    """Read <function=name><parameter=key>value</parameter>...</function>, where a value may stand
+    on lines of its own.
+    """
+    function = FUNCTION.fullmatch(text)
+    if function is None or PARAMETER.sub("", function[2]).strip():
+        return None
+    name = function[1].strip()
+    properties = functions.get(name, {}).get("properties")
+    schemas = properties if isinstance(properties, dict) else {}
+    arguments = {
+        key: _typed(value.removeprefix("\n").removesuffix("\n"), schemas.get(key))
+        for key, value in PARAMETER.findall(function[2])
+    }
+    return _calls_of([{"name": name, "arguments": arguments}])
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """Return an argument that was written without quotes as its schema has it; without a schema,
+    or where it does not fit, as text.
+    """
+    kind = schema.get("type", "string") if isinstance(schema, dict) else "string"
+    if kind == "string":
+        return text
+    values = _read_values(text)
+    return values[0] if values is not None and len(values) == 1 else text
+
+
+def _read_bare(text: str, functions: Functions) -> list[ToolCall] | None:
     """Read {"name": ..., "parameters": {...}}, several of them after one another or one alone."""
     values = _read_values(text.removeprefix(PYTHON_TAG))
     if values is None or not all(
@@ -197,7 +236,7 @@ def _read_bare(text: str, functions: Collection[str]) -> list[ToolCall] | None:
     return _calls_of(values)
 
 
-def _read_listed(text: str, functions: Collection[str]) -> list[ToolCall] | None:
+def _read_listed(text: str, functions: Functions) -> list[ToolCall] | None:
     """Read [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...},
     several of them after one another or one alone.
     """
