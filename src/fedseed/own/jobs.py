@@ -128,8 +128,12 @@ class JobQueue:
             self._seconds += 0.2 * (self.working_seconds - self._seconds)
             self._started = None
 
-    def end(self) -> None:
-        """Cancel all jobs, and begin nothing more."""
+    def cancel_all(self) -> None:
+        """Cancel all jobs."""
         for job in list(self._jobs):
             job.cancel()
+
+    def end(self) -> None:
+        """Cancel all jobs, and begin nothing more."""
+        self.cancel_all()
         self._thread.end()

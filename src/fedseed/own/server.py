@@ -53,9 +53,10 @@ from fedseed.runs.tuned import Source, base_of
 __all__ = ["ChatCompletion", "Completion", "Service", "Turn", "named"]
 
 MOST_WAITING = 64  # requests at a time
-ENDING_SECONDS = 10  # in which answers may still be finished once the server is to end
+ENDING_SECONDS = 5  # in which answers may still be finished once the server is to end
 # nobody sees it: the client has left
 CLIENT_LEFT = 499
+ENDING = "the server ends: ask again once it is back"
 FAILED = "the server has failed; its log says why"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 LOG = logging.getLogger(__name__)
@@ -120,7 +121,8 @@ class Service:
             HTTPException: lambda _, error: refusal(RefusedError(error.status_code, error.detail)),
             FedseedError: lambda _, error: refusal(_as_refusal(error)),
             ClientDisconnect: lambda _, error: Response(status_code=CLIENT_LEFT),
-            JobCancelledError: lambda _, error: Response(status_code=CLIENT_LEFT),
+            # its client has left, and sees nothing, or the server ends
+            JobCancelledError: lambda _, error: refusal(RefusedError(503, ENDING)),
             # uvicorn writes the error into the log
             Exception: lambda _, error: refusal(RefusedError(500, FAILED)),
         }
@@ -308,12 +310,25 @@ class Service:
             shown = f"[{host}]" if ":" in host else host
             ready(f"http://{shown}:{listening.getsockname()[1]}/v1")
             config = uvicorn.Config(
-                self.app(), log_level="warning", timeout_graceful_shutdown=ENDING_SECONDS
+                self.app(), log_level="warning", timeout_graceful_shutdown=2 * ENDING_SECONDS
             )
             try:
-                uvicorn.Server(config).run(sockets=[listening])
+                _PatientServer(config, self._queue).run(sockets=[listening])
             finally:
                 self._queue.end()
+
+
+class _PatientServer(uvicorn.Server):
+    """A server that ends once its answers are finished, or have had some time for it."""
+
+    def __init__(self, config: uvicorn.Config, queue: JobQueue) -> None:
+        super().__init__(config)
+        self._queue = queue
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.get_running_loop().call_later(ENDING_SECONDS, self._queue.cancel_all)
+        await super().shutdown(sockets)
+        ending.cancel()
 
 
 async def _cancel_when_client_leaves(request: Request, job: Job) -> None:
@@ -340,7 +355,8 @@ async def _stream(
         for one in reply.end():
             yield one
     except JobCancelledError:
-        return
+        yield event({"error": error_body(RefusedError(503, ENDING))})
+        yield LAST_EVENT
     except Exception as error:  # the status is sent already: an event has to say it
         yield event({"error": error_body(_as_refusal(error))})
         yield LAST_EVENT
