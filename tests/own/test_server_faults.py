@@ -5,6 +5,7 @@ import math
 import shutil
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ pytest.importorskip("uvicorn", reason="the extra `serve` answers")
 from starlette.testclient import TestClient  # noqa: E402
 
 from fedseed.own import server  # noqa: E402
-from support.serving import Plain, serving, tuned  # noqa: E402
+from support.serving import Plain, serving, serving_process, tuned  # noqa: E402
 
 ASKED = {"prompt": "the film", "max_tokens": 6, "temperature": 0}
 
@@ -89,6 +90,28 @@ def test_nothing_is_written_for_clients_who_have_left(base, tmp_path):
         next(iter(stream))
         stream.close()
         wait_until_idle(client)
+
+
+@pytest.mark.long
+def test_a_servers_end_is_told_to_who_waits(base, tmp_path):
+    run = made(base, tmp_path, "run")
+    body = {"model": "run", "prompt": ["the film"] * 64, "max_tokens": 400, "temperature": 1}
+    with serving_process(run) as (process, client), ThreadPoolExecutor(20) as threads:
+        stream = client.completions.create(**body, stream=True)
+        next(iter(stream))  # the model writes
+        asked = [threads.submit(client.completions.create, **body) for _ in range(19)]
+        while health_of(client)["queue"]["length"] < 20:
+            time.sleep(0.05)
+        process.terminate()
+        try:
+            list(stream)  # there may be time enough to finish it
+        except openai.APIError as error:
+            assert "the server ends" in str(error)
+        told = [one.exception() for one in asked]
+        ended = [error for error in told if error is not None]
+        assert len(ended) > 10
+        assert {error.status_code for error in ended} == {503}
+        assert "the server ends" in str(ended[0])
 
 
 def answer_length(client, body):

@@ -63,7 +63,14 @@ class Plain:
 
 @contextmanager
 def serving(*words):
-    """A server in a process of its own, and OpenAI's client for it, whose address it prints."""
+    """OpenAI's client of a server in a process of its own."""
+    with serving_process(*words) as (_, client):
+        yield client
+
+
+@contextmanager
+def serving_process(*words):
+    """A server's process, and OpenAI's client for it, whose address it prints."""
     command = [sys.executable, "-m", "fedseed", "serve-model", *map(str, words), "--port", "0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}
@@ -71,7 +78,8 @@ def serving(*words):
     try:
         line = process.stdout.readline()
         assert "http://127.0.0.1:" in line, line
-        yield openai.OpenAI(base_url=line.split()[2], api_key="none", max_retries=0, timeout=600)
+        address = line.split()[2]
+        yield process, openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=600)
     finally:
         process.terminate()
         process.wait()
