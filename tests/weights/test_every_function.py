@@ -52,6 +52,7 @@ NOT_VALUES = (
     "lowrank",
     "fbgemm",
     "__repr__",
+    "_is_view",
     "_version",
 )
 
