@@ -47,7 +47,8 @@ class Head:
         if outputs is None:
             of_outputs = dict(enumerate(self.classes))
         elif has_placeholders(names):
-            of_outputs = {output: self.classes[k] for k, output in enumerate(outputs)}
+            of_outputs = dict(enumerate(names))
+            of_outputs |= {output: self.classes[k] for k, output in enumerate(outputs)}
         else:
             return {}
         return {
@@ -159,7 +160,7 @@ def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ..
     found = [by_name.get(_plain(label)) for label in classes]
     if None in found and all(map(_is_number, classes)):
         numbers = [int(label) for label in classes]
-        by_number = {} if has_placeholders(names) else _unique(map(_only_number, names))
+        by_number = _unique(map(_only_number, names))  # LABEL_3 is 3
         found = [by_number.get(number) for number in numbers]
         if None in found and len(set(numbers)) == len(names):
             ranks = {number: rank for rank, number in enumerate(sorted(numbers))}
