@@ -53,6 +53,7 @@ __all__ = [
     "outline",
     "quiet",
     "reach",
+    "read_processor",
 ]
 
 
@@ -103,7 +104,7 @@ def load_model(
         options["attn_implementation"] = attention
     model, report = _read_weights(checkpoint, loader, options, where)
     _complete(checkpoint, loader, model, report, head)
-    processor = _read_processor(checkpoint, loader, trust_remote_code)
+    processor = read_processor(checkpoint, loader, trust_remote_code)
     _fit(base, model, processor)
     if wanted == "classification":
         # a decoder with a head looks for a text's last token by what texts are filled up with
@@ -266,8 +267,12 @@ def _complete(
     raise problem(checkpoint.name, f"its files do not have {of_all}{hint}")
 
 
-def _read_processor(checkpoint: Checkpoint, loader: Loader, trusted: bool) -> Any:
-    """Return a base's tokenizer or image processor; an adapter's folder may have its own."""
+def read_processor(checkpoint: Checkpoint, loader: Loader, trusted: bool) -> Any:
+    """Return a base's tokenizer or image processor; an adapter's folder may have its own.
+
+    Raises:
+        RecipeError: it can't be loaded.
+    """
     places = [checkpoint.place]
     if checkpoint.adapter is not None and (checkpoint.adapter / "tokenizer_config.json").is_file():
         places.insert(0, str(checkpoint.adapter))

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 
 from fedseed.errors import RecipeError
-from fedseed.text import listed
+from fedseed.text import first_line, listed
 from fedseed.weights.perturbation import asks_only
 
 _TRAITS = "_fedseed_traits"
@@ -32,6 +32,8 @@ SETTINGS = {
 }
 # logits of a text alone and in a padded batch are further apart than this only where padding counts
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+# texts of different length, such as every tokenizer takes
+PROBES = ("One, two", "Three, four, five, six, seven")
 COARSE = 0.1  # in 16 bit, where sums round otherwise in a batch
 SHOWN = 3  # names in a message
 
@@ -48,10 +50,6 @@ class Traits:
     equal_prompts: bool = False  # prompts that are continued together must be of one length
     settled: bool = False
     examined: bool = False
-
-    def rests(self, parameter: torch.nn.Parameter) -> bool:
-        """Return whether a parameter is not to be tuned."""
-        return any(parameter is other for other in self.at_rest)
 
 
 def traits_of(model: Any) -> Traits:
@@ -216,21 +214,20 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
     if traits.examined or next(model.parameters()).device.type == "meta":
         return traits
     traits.examined = True
-    probe = _Probe(model, texts)
-    idle = unreached(model, lambda: probe.logits([probe.longer]))
-    resting = {id(parameter) for parameter in traits.at_rest}
-    for name in idle:
-        parameter = model.get_parameter(name)
-        if id(parameter) not in resting:
-            parameter.requires_grad_(False)
-            traits.at_rest.append(parameter)
-    idle = [name for name in idle if id(model.get_parameter(name)) not in resting]
-    if idle:
-        count = sum(model.get_parameter(name).numel() for name in idle)
+    try:
+        _ask(model, traits, _Probe(model, texts))
+    except RecipeError:
+        raise
+    except Exception as error:  # whatever a class of others raises, the run will meet it, too
         traits.notes.append(
-            f"{len(idle):,} tensors ({count:,} parameters) take no part in the loss of a text, and "
-            f"are not tuned: {listed(idle, SHOWN)}"
+            f"what padding does to a {type(model).__name__} was not found out: {first_line(error)}"
         )
+    return traits
+
+
+def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
+    """Complete a model's traits by what a probe finds."""
+    _rest_unreached(model, traits, unreached(model, lambda: probe.logits([probe.longer])))
     probe.refuse_chance(traits.base)
     if probe.is_causal:
         probe.refuse_looking_ahead(traits.base)
@@ -240,13 +237,28 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
             f"padding changes what a {type(model).__name__} computes: texts of one length go "
             "through it together"
         )
-    if probe.writes and not traits.equal_prompts and probe.padding_counts_in_answers():
+    elif probe.writes and probe.padding_counts_in_answers():
         traits.equal_prompts = True
         traits.notes.append(
             f"padding changes what a {type(model).__name__} writes: prompts of one length are "
             "answered together"
         )
-    return traits
+
+
+def _rest_unreached(model: Any, traits: Traits, names: Sequence[str]) -> None:
+    """Freeze the parameters that no text reaches, and say so."""
+    resting = {id(parameter) for parameter in traits.at_rest}
+    idle = [name for name in names if id(model.get_parameter(name)) not in resting]
+    for name in idle:
+        parameter = model.get_parameter(name)
+        parameter.requires_grad_(False)
+        traits.at_rest.append(parameter)
+    if idle:
+        count = sum(model.get_parameter(name).numel() for name in idle)
+        traits.notes.append(
+            f"{len(idle):,} tensors ({count:,} parameters) take no part in the loss of a text, and "
+            f"are not tuned: {listed(idle, SHOWN)}"
+        )
 
 
 class _Probe:

@@ -93,11 +93,12 @@ def first_scores(
         tokens, ones = list(prompt), [1] * len(prompt)
         rows.append(tokens + [pad] * filling if encodes else [pad] * filling + tokens)
         masks.append(ones + [0] * filling if encodes else [0] * filling + ones)
-    settings = for_scoring(model)
+    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+    settings = for_scoring(whole)
     settings.eos_token_id = None  # as many tokens, whatever they are
     settings.pad_token_id = pad
     device = next(model.parameters()).device
-    with torch.no_grad(), generating(model, settings):
+    with torch.no_grad(), generating(whole, settings):
         found = model.generate(
             input_ids=torch.tensor(rows, device=device),
             attention_mask=torch.tensor(masks, device=device),

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from fedseed.objectives.kinds import ExampleKind
 
 
-# texts of different length, such as every tokenizer takes
-PROBES = ("One, two", "Three, four, five, six, seven")
 SHOWN = 6  # classes in a message
 # measures a model: numbers by name; parties' own by client
 Evaluation = Callable[[Any], dict[str, Any]]
@@ -228,7 +226,7 @@ def examine_base(model: Any, objective: Objective) -> None:
         RecipeError: its losses would mean nothing, or it computes none of texts alone.
     """
     from fedseed.models.loading import embedding_rows
-    from fedseed.models.traits import examine
+    from fedseed.models.traits import PROBES, examine
     from fedseed.objectives.rewarded import Rewarded
 
     objective.rows = embedding_rows(model)
