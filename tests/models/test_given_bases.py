@@ -93,6 +93,7 @@ def run(recipe, out=None):
         (("0", "1", "2"), ("LABEL_0", "LABEL_1", "LABEL_2"), (0, 1, 2)),
         (("2", "0", "1"), ("LABEL_0", "LABEL_1", "LABEL_2"), (2, 0, 1)),
         (("1", "2", "3"), ("LABEL_0", "LABEL_1", "LABEL_2"), (0, 1, 2)),
+        (("a", "A"), ("a", "A"), (0, 1)),
         (("2", "0"), ("LABEL_0", "LABEL_1", "LABEL_2"), (2, 0)),
         (("bad", "good"), ("LABEL_0", "LABEL_1"), (0, 1)),
         (("negative", "positive"), ("negative", "neutral", "positive"), (0, 2)),

@@ -8,7 +8,7 @@ the base's digest.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,8 +156,9 @@ def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ..
         names ("4" is "4 stars"); as numbers of all outputs (0 and 1 of NEGATIVE and POSITIVE); and
         where the outputs have no names, in their order.
     """
-    by_name = _unique(map(_plain, names))
-    found = [by_name.get(_plain(label)) for label in classes]
+    found = _find(classes, names, str)
+    if None in found:
+        found = _find(classes, names, _plain)
     if None in found and all(map(_is_number, classes)):
         numbers = [int(label) for label in classes]
         by_number = _unique(map(_only_number, names))  # LABEL_3 is 3
@@ -174,6 +175,14 @@ def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ..
         return None
     # most of a base's classes: another task may have two of them by chance
     return outputs if len(outputs) > len(names) // 2 else None
+
+
+def _find(
+    classes: Sequence[str], names: Sequence[str], key: Callable[[str], str]
+) -> list[int | None]:
+    """Returns the output whose name has the same key as each class; None where there is none."""
+    places = _unique(map(key, names))
+    return [places.get(key(label)) for label in classes]
 
 
 def _plain(name: str) -> str:

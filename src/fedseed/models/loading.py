@@ -128,11 +128,15 @@ def load_model(
 
 def _check_code(checkpoint: Checkpoint, trusted: bool) -> None:
     """Raise RecipeError if a base brings code that nobody has allowed, or files that mislead."""
-    code = own_code(checkpoint.place, checkpoint.config)
-    if code and not trusted:
-        unless = "which is not run unless model.trust_remote_code = true; read the code first"
-        raise problem(checkpoint.name, f"it comes with code of its own ({code}), {unless}")
-    check_files(checkpoint.name, checkpoint.place)
+    places = {checkpoint.place: checkpoint.config}
+    if checkpoint.adapter is not None:
+        places.setdefault(str(checkpoint.adapter), {})
+    for place, config in places.items():
+        code = own_code(place, config)
+        if code and not trusted:
+            unless = "which is not run unless model.trust_remote_code = true; read the code first"
+            raise problem(checkpoint.name, f"it comes with code of its own ({code}), {unless}")
+        check_files(checkpoint.name, place)
 
 
 def _check_kind(checkpoint: Checkpoint, wanted: Architecture, has_head: bool) -> None:
