@@ -62,22 +62,28 @@ class Check:
 
     def __init__(self, kind: str, model_type: str, folder: Path) -> None:
         self.kind, self.model_type, self.folder = kind, model_type, folder
+        self.auto = getattr(transformers, tiny_bases.KINDS[kind][0])
         self.base = folder / "base"
         self.objective: Any = None
         self.items: list[Any] = []
         self.model: Any = None
         self.plain: Any = None
 
+    def settle_kind(self) -> None:
+        """Take a model that is listed among the encoder-decoders for what it is."""
+        config = transformers.AutoConfig.from_pretrained(self.base)
+        if self.kind == "seq2seq" and not config.is_encoder_decoder:
+            self.kind = "causal"  # it hears besides
+
     def plain_of(self, place: Path) -> Any:
         """Return a folder's model as plain transformers loads it."""
-        auto = getattr(transformers, tiny_bases.KINDS[self.kind][0])
         options = {}
         if self.kind == "causal" and getattr(self.model.config, "is_decoder", False):
             options["is_decoder"] = True
         try:
-            return auto.from_pretrained(place, dtype=torch.float32, **options).eval()
+            return self.auto.from_pretrained(place, dtype=torch.float32, **options).eval()
         except (TypeError, ValueError):
-            return auto.from_pretrained(place, dtype=torch.float32).eval()
+            return self.auto.from_pretrained(place, dtype=torch.float32).eval()
 
     def loads(self) -> None:
         """The base is what plain transformers has."""
@@ -250,8 +256,7 @@ class Check:
 
 def trains_in_plain_transformers(check: Check) -> None:
     """Raise AssertionError if a type has no finite gradient in plain transformers."""
-    auto = getattr(transformers, tiny_bases.KINDS[check.kind][0])
-    model = auto.from_pretrained(check.base, dtype=torch.float32)
+    model = check.auto.from_pretrained(check.base, dtype=torch.float32)
     ids = torch.tensor([[1, *range(20, 36), 2][:16]])
     labels = torch.tensor([1]) if check.kind == "classification" else ids
     loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels).loss
@@ -271,6 +276,7 @@ def examine(kind: str, model_type: str) -> Row:
         check = Check(kind, model_type, Path(made))
         try:
             tiny_bases.build(kind, model_type, check.base)
+            check.settle_kind()
             trains_in_plain_transformers(check)
         except Exception as error:
             return {"verdict": "not built", "why": said(error)}

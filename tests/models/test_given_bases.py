@@ -784,6 +784,8 @@ def test_a_model_that_hears_learns_texts(tmp_path):
     run(path, tmp_path / "run")
     names = [e.name for e in Orbit.open(tmp_path / "run" / "model.orbit").header.layout.tensors]
     assert names and not any("audio" in name for name in names)
+    with pytest.raises(RecipeError, match="continues text; the task needs an encoder-decoder"):
+        load_model(str(tmp_path / "base"), architecture="seq2seq")
 
 
 # What is said

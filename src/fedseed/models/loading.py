@@ -143,8 +143,11 @@ def _check_kind(checkpoint: Checkpoint, wanted: Architecture, has_head: bool) ->
     """Raise RecipeError if a base is of another kind than the task needs."""
     loader, config = LOADERS[wanted], checkpoint.config
     model_type = config.get("model_type")
-    if wanted == "causal" and hears_besides(config):
+    if hears_besides(config) and wanted == "causal":
         return
+    if hears_besides(config) and wanted == "seq2seq":
+        said = f"the model is {checkpoint.about}, which continues text; the task needs"
+        raise problem(checkpoint.name, f"{said} {loader.about} (model.architecture)")
     of_texts = wanted == "classification" and has_head  # any text model gets a head
     others = {name for kind, other in LOADERS.items() if kind != wanted for name in other.classes()}
     mine = loader.classes().intersection(checkpoint.classes)
