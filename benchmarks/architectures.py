@@ -39,6 +39,7 @@ from fedseed.models.loading import load_model
 from fedseed.objectives.generation import generate
 from fedseed.objectives.masked import MaskedLM
 from fedseed.orbit.export import export_model
+from fedseed.runs.equipment import examine_base
 from fedseed.runs.tuned import find_source, open_tuned
 from fedseed.tasks.data import Cloze
 from fedseed.weights.row_losses import row_losses
@@ -91,6 +92,7 @@ class Check:
         if self.kind == "masked":
             self.model, tokenizer = load_model(str(self.base), architecture="masked")
             self.objective = MaskedLM(tokenizer)
+            examine_base(self.model, self.objective)  # as a run does
             self.items = self.objective.prepare(self.clozes(tokenizer))
         else:
             federation = Federation.from_file(recipe, progress=False)
