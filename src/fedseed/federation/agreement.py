@@ -25,7 +25,8 @@ class Claim:
 
     # the orbit's header as it would begin, encoded; what the base is called there does not matter
     start: bytes
-    called: tuple[str, str]  # that name
+    # that name, the base's folder, and the libraries that named its tensors
+    called: tuple[str, str, str]
     # hex digest of the trained tensors before the first step; None: it does not say
     weights: str | None
     names: tuple[str, ...] | None  # all clients, where nobody else knows them; None: they are known
@@ -33,14 +34,16 @@ class Claim:
     @classmethod
     def of(cls, header: Header, weights: str | None, names: tuple[str, ...] | None) -> "Claim":
         """Returns what a process says that has this header."""
-        start = replace(header, base="", base_folder="", first=1).encode()
-        return cls(start, (header.base, header.base_folder), weights, names)
+        start = replace(header, base="", base_folder="", first=1, libraries="").encode()
+        called = header.base, header.base_folder, header.libraries
+        return cls(start, called, weights, names)
 
     @property
     def header(self) -> Header:
         """Returns the header, decoded anew."""
-        base, base_folder = self.called
-        return replace(Header.decode(self.start[START.size :]), base=base, base_folder=base_folder)
+        base, base_folder, libraries = self.called
+        header = Header.decode(self.start[START.size :])
+        return replace(header, base=base, base_folder=base_folder, libraries=libraries)
 
     def __str__(self) -> str:
         header = self.header

@@ -280,6 +280,7 @@ class Reception:
         if header.base_digest != wanted and header.hashed_alike(expected):
             raise MessageError(
                 f"another base: its digest is {header.base_digest}, this run's base has {wanted}"
+                + header.versions_apart(expected)
             )
         if differences := header.differences(expected):
             raise MessageError(f"another recipe or model: {differences[0]} here")

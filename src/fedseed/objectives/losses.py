@@ -7,11 +7,12 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fedseed.errors import RecipeError
 from fedseed.models import adapters
+from fedseed.models.traits import traits_of
 from fedseed.objectives.chats import ChatTemplate
 from fedseed.objectives.tokens import IGNORE, Tokens, Truncate, beginning, fitted, padded, placed
 from fedseed.tasks.chats import answers_of, plain_form
@@ -20,6 +21,9 @@ from fedseed.tasks.data import Chat, ChatStyle, Choice, Example
 
 class Objective(ABC):
     """What training and evaluation ask of an objective, and what most objectives share."""
+
+    # how many tokens the model has an embedding for; None: not known, or none at all
+    rows: int | None = None
 
     @abstractmethod
     def items(self, example: Any) -> list[Any]:
@@ -91,6 +95,10 @@ class TextObjective(Objective):
         """Returns the tokens of what stands before the response."""
         return [*self.start, *self.ids_of(prompt)]
 
+    def probe_ids(self, text: str) -> list[int]:
+        """Returns a text's tokens as the model is given them, to ask it about itself."""
+        return self.prompt_ids(text)
+
     def ends_of(self, example: Example) -> tuple[int, ...]:
         """Returns the tokens that end a response to an example, besides the end-of-sequence
         token.
@@ -107,12 +115,50 @@ class TextObjective(Objective):
                 head (rows, classes).
         """
         device = next(model.parameters()).device
-        ids, mask = padded(rows, self.pad)
-        with adapters.at_home(model, device):
-            inputs = {"input_ids": placed(ids, device), "attention_mask": placed(mask, device)}
-            found: torch.Tensor = model(**inputs, **options).logits
-        # an adapter's virtual tokens stand before a row
-        return found[:, -ids.shape[1] :] if found.ndim > 2 else found
+
+        def logits_together(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+            ids, mask = padded(rows, self.pad)
+            with adapters.at_home(model, device):
+                inputs = {"input_ids": placed(ids, device), "attention_mask": placed(mask, device)}
+                found: torch.Tensor = model(**inputs, **options).logits
+            # an adapter's virtual tokens stand before a row
+            return found[:, -ids.shape[1] :] if found.ndim > 2 else found
+
+        return by_length(model, rows, logits_together)
+
+
+def by_length(
+    model: Any,
+    rows: Sequence[Any],
+    compute: Callable[[Sequence[Any]], torch.Tensor],
+    length: Callable[[Any], Any] = len,
+) -> torch.Tensor:
+    """Returns what a model computes of rows: of all together, or of those of one length, where its
+    padding would count (`fedseed.models.traits`).
+
+    Args:
+        model: the model.
+        rows: what goes through it.
+        compute: returns logits of some rows, shape (rows, longest row, vocabulary) or (rows,
+            classes).
+        length: of a row; rows of equal length need no padding.
+
+    Returns:
+        The logits in the rows' order, with zeros where a row has no token.
+    """
+    lengths = [length(row) for row in rows]
+    if len(set(lengths)) < 2 or not traits_of(model).equal_lengths:
+        return compute(rows)
+    parts, places = [], []
+    for one in sorted(set(lengths)):
+        chosen = [place for place, other in enumerate(lengths) if other == one]
+        parts.append(compute([rows[place] for place in chosen]))
+        places += chosen
+    if parts[0].ndim > 2:
+        longest = max(part.shape[1] for part in parts)
+        parts = [pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
+    order = torch.argsort(torch.tensor(places, device="cpu")).to(parts[0].device)
+    return torch.cat(parts)[order]
 
 
 class Scoring(Objective):
@@ -124,6 +170,8 @@ class Scoring(Objective):
 
     batch: ClassVar[int] = 32  # sequences (options, texts, pictures) that are evaluated at a time
     are_classes: ClassVar[bool] = False  # whether the options are the same for all
+    # which of a classifier's outputs stands for each class, the others after them; None: in order
+    outputs: tuple[int, ...] | None = None
 
     @abstractmethod
     def scores(self, model: Any, items: Sequence[Any], at_once: int | None = None) -> torch.Tensor:

@@ -130,6 +130,7 @@ def longest_input(model: Any) -> int | None:
     if config is None:
         return None
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limit = None if limit is not None and limit < 1 else limit  # XLNet's -1: any number
     for name, module in model.named_modules():
         if (
             isinstance(module, torch.nn.Embedding)

@@ -163,19 +163,9 @@ class Swapper:
 
         Orbits that tune the same share one.
         """
-        # brings transformers, once it is known what is served
-        from fedseed.models.loading import choose_trainable
-
         key = header.layout, header.trainable, header.base_digest
         if key not in self._spaces:
-            for parameter in self.model.parameters():
-                parameter.requires_grad_(parameter.is_floating_point())
-            choose_trainable(self.model, header.trainable)
             space = space_of(header, self.model)
-            if space.layout != header.layout:
-                raise OrbitError(
-                    "the base's trainable tensors or blocks are not those of the orbit"
-                )
             space.keep_base()
             self._spaces[key] = space
         return self._spaces[key]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT
@@ -18,6 +19,7 @@ from fedseed.federation.hosted import Hosted
 from fedseed.models.architectures import architecture_of
 from fedseed.models.heads import head_parameters
 from fedseed.models.loading import choose_trainable
+from fedseed.models.traits import PROBES, examine, settle
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective, losses_of_rows
 from fedseed.objectives.tokens import IGNORE
@@ -147,6 +149,11 @@ class _TrainersPart(Loading):
             name for name, parameter in model.named_parameters() if not parameter.requires_grad
         ]:
             patterns = [escape(name) for name, _ in model.named_parameters() if name not in frozen]
+        if hasattr(model, "config"):
+            settle(model, recipe.model.base)
+            tokenizer = trainer.processing_class
+            if isinstance(tokenizer, PreTrainedTokenizerBase):
+                examine(model, [tokenizer(text)["input_ids"] for text in PROBES])
         objective = TrainerLoss(trainer)
         spec = RunSpec.of(recipe, trainable=patterns)
         data = trainer.get_train_dataloader().dataset

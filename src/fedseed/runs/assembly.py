@@ -26,6 +26,7 @@ from fedseed.runs.equipment import (
     Evaluation,
     equip,
     evaluation_of,
+    examine_base,
     hosted_of,
     loss_of,
     within,
@@ -157,6 +158,7 @@ def _learning(
     settings of `RunSpec`.
     """
     from fedseed.models.architectures import architecture_of
+    from fedseed.models.traits import settle
     from fedseed.objectives.kinds import kind_of
 
     whole = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -183,6 +185,8 @@ def _learning(
     try:
         kind, _ = kind_of(data, architecture)
         objective = kind.objective(tokenizer, settings)
+        traits = settle(model, str(getattr(model, "name_or_path", "")) or type(model).__name__)
+        examine_base(model, objective)
         prepared, more = prepare_sets(objective, data.evaluation, limit)
     except ValueError as error:
         raise RecipeError(f"Federation: {error}") from error
@@ -196,7 +200,11 @@ def _learning(
             prefix + name: value for prefix, metrics in found for name, value in metrics.items()
         }
 
-    about = {"notes": (*notes, *more), "limit": limit, "classes": named if labels else ()}
+    about = {
+        "notes": (*notes, *traits.notes, *more),
+        "limit": limit,
+        "classes": named if labels else (),
+    }
     return objective, clients, evaluate, about
 
 
@@ -321,7 +329,7 @@ def host(
         trainable=equipment.trainable,
         classes=equipment.classes,
         limit=equipment.limit,
-        notes=(*data.notes, *notes),
+        notes=(*data.notes, *equipment.notes, *notes),
         attackers=attackers,
         **more,
     )

@@ -3,7 +3,7 @@ what measures it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,11 +14,11 @@ from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
 from fedseed.federation.group import gathered, space_of
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
-from fedseed.models import adapters
+from fedseed.models import PACKAGED, adapters
 from fedseed.models.heads import Head, head_parameters
 from fedseed.models.targets import chosen_targets, freeze_others
 from fedseed.objectives.evaluation import mean_loss, measure
-from fedseed.objectives.losses import Objective
+from fedseed.objectives.losses import Choices, Objective, Scoring, TextObjective
 from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare, prepare_sets
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
@@ -28,6 +28,7 @@ from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.stopping import VALIDATION_LOSS
 from fedseed.tasks.data import ClientData, Example, TaskData
+from fedseed.text import listed
 from fedseed.weights.digest import base_digest, dtype_name
 
 # what brings transformers is imported where it is needed: a torch model of one's own does without
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from fedseed.objectives.kinds import ExampleKind
 
 
+SHOWN = 6  # classes in a message
 # measures a model: numbers by name; parties' own by client
 Evaluation = Callable[[Any], dict[str, Any]]
 
@@ -51,6 +53,7 @@ class Equipment:
     limit: str  # what makes an example too long, for a person
     room: int | None  # how many tokens the base takes; None: any number
     classes: tuple[str, ...] = ()  # what a classifier tells apart, in the order of its outputs
+    notes: tuple[str, ...] = ()  # what a person should know about the base
 
 
 def equip(recipe: Recipe, data: TaskData) -> Equipment:
@@ -60,6 +63,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         RecipeError: it can't be had, or does not fit the data or the method.
     """
     from fedseed.models.loading import checkpoint_activations, choose_trainable, load_model
+    from fedseed.models.traits import traits_of
 
     settings = recipe.model
     kind, head = kind_for(recipe, data)
@@ -80,6 +84,15 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         else settings.trainable
     )
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
+    if adapters.is_installed(model):
+        if settings.adapter is not None:
+            raise RecipeError(
+                f'model.adapter: model.base = "{settings.base}" is an adapter already, which is '
+                "tuned on: leave model.adapter out, or merge it into its base first "
+                "(merge_and_unload of peft)"
+            )
+        adapter = adapters.settings_of(model)
+    made = equipped(recipe, data, kind, model, processor, room_left(recipe, model), trainable)
     if adapter is None:  # with an adapter, once that is there
         if trainable is None:
             trainable = chosen_targets(recipe.method, model)
@@ -89,10 +102,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", '
             '"*classifier*"] for both'
         )
-    classes = () if head is None else head.classes
-    return equipped(
-        recipe, data, kind, model, processor, room_left(recipe, model), trainable, classes
-    )
+    return replace(made, trainable=trainable, notes=tuple(traits_of(model).notes))
 
 
 def kind_for(
@@ -154,16 +164,16 @@ def equipped(
     processor: Any,
     positions: int | None,
     trainable: Sequence[str] | None = None,
-    classes: tuple[str, ...] = (),
 ) -> Equipment:
     """Returns a model that is loaded, with what makes losses and metrics of examples within so many
     positions.
 
     The processor is given the chat template that the data is written by, so that the exported model
-    has it.
+    has it. The model is examined (`fedseed.models.traits`).
 
     Raises:
-        RecipeError: the examples can't be made ready by such a processor.
+        RecipeError: the examples can't be made ready by such a processor, the model tells other
+            classes apart than the data have, or its losses would mean nothing.
     """
     measured, limit = within(recipe.evaluation, positions)
     if data.chat_template:
@@ -172,9 +182,62 @@ def equipped(
         objective = kind.objective(processor, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{recipe.model.base}": {error}') from error
+    classes: tuple[str, ...] = ()
+    if kind.architecture in ("classification", "image"):
+        classes = match_outputs(recipe, data, kind, model, objective)
+    examine_base(model, objective)
     return Equipment(
         model, processor, trainable, objective, measured, limit, longest_input(model), classes
     )
+
+
+def match_outputs(
+    recipe: Recipe, data: TaskData, kind: "ExampleKind", model: Any, objective: Objective
+) -> tuple[str, ...]:
+    """Tells a classifier's objective which output stands for which class of the data.
+
+    Returns:
+        The names of the model's outputs, in their order.
+
+    Raises:
+        RecipeError: the model tells other classes apart.
+    """
+    from fedseed.models.heads import match_classes, output_names
+    from fedseed.objectives.kinds import classes_of
+
+    names, classes = output_names(model.config.to_dict()), classes_of(kind, data)
+    if not classes:
+        return ()
+    outputs = match_classes(classes, names)
+    if outputs is None:
+        raise RecipeError(
+            f'task.name = "{recipe.task.name}": the model tells {listed(names, SHOWN)} apart, the '
+            f"data have {listed(classes, SHOWN)}: a run would draw a new head; name them alike to "
+            "measure this one"
+        )
+    if outputs != tuple(range(len(names))) and isinstance(objective, Scoring):
+        others = [output for output in range(len(names)) if output not in outputs]
+        objective.outputs = (*outputs, *others)
+    return names
+
+
+def examine_base(model: Any, objective: Objective) -> None:
+    """Finds out what passes of a few tokens tell about a language model (`fedseed.models.traits`),
+    and tells its objective for how many tokens it has an embedding.
+
+    Raises:
+        RecipeError: its losses would mean nothing, or it computes none of texts alone.
+    """
+    from fedseed.models.loading import embedding_rows
+    from fedseed.models.traits import PROBES, examine
+    from fedseed.objectives.rewarded import Rewarded
+
+    objective.rows = embedding_rows(model)
+    language = objective.language if isinstance(objective, Rewarded | Choices) else objective
+    if isinstance(language, TextObjective):
+        texts = [language.probe_ids(text) for text in PROBES]
+        if all(texts):
+            examine(model, texts)
 
 
 def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
@@ -320,15 +383,19 @@ def hosted_of(
         raise RecipeError("two clients have the same name")
     method, seed = spec.method, spec.seed
     base_dtype = dtype_name(next(p for p in model.parameters() if p.is_floating_point()))
-    digest = spec.base_digest or base_digest(model, spec.digest)
+    has_adapter = adapters.is_installed(model)  # the base's own, which is tuned on
+    hashed = adapters.base_digest if has_adapter else base_digest
+    digest = spec.base_digest or hashed(model, spec.digest)
     chosen = adapters.chosen(spec.adapter, method.adapter, method.name)
-    if chosen is not None:
+    if has_adapter:
+        chosen = adapters.settings_of(model)
+    elif chosen is not None:
         model = adapters.install(model, chosen, seed, spec.base)
-        if spec.trainable is not None:
-            # brings transformers; models without it do without
-            from fedseed.models.loading import choose_trainable
+    if chosen is not None and spec.trainable is not None:
+        # brings transformers; models without it do without
+        from fedseed.models.loading import choose_trainable
 
-            choose_trainable(model, spec.trainable)
+        choose_trainable(model, spec.trainable)
     trainable = spec.trainable
     if trainable is None and chosen is None:
         trainable = chosen_targets(method, model)
@@ -352,6 +419,7 @@ def hosted_of(
         adapter=start,
         classes=tuple(spec.classes),
         digest_kind=spec.digest,
+        libraries=libraries_of(spec.base, model),
     )
     notes = (*spec.notes, *idle(prepared), *(about(prepared, spec.limit) if spec.limit else ()))
     attack = spec.attack if spec.attack in SINGLE else None
@@ -368,3 +436,12 @@ def hosted_of(
             secure=spec.secure_sums,
         )
     )
+
+
+def libraries_of(base: str, model: Any) -> str:
+    """Returns what named a model's tensors; "" for the project's own bases and other modules."""
+    if base in PACKAGED or not hasattr(model, "config"):
+        return ""
+    import transformers
+
+    return f"transformers {transformers.__version__}"

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedseed.errors import FedseedError, RecipeError
-from fedseed.models import PACKAGED, adapters
+from fedseed.errors import RecipeError
+from fedseed.models import PACKAGED
 from fedseed.models.heads import Head
 from fedseed.objectives.tokens import longest_input
 from fedseed.orbit import Header, Orbit, Record
@@ -219,19 +219,12 @@ def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
     """Loads a model's folder or name; an adapter's folder, with the base that it names."""
     from fedseed.models.loading import load_model
 
-    folder = Path(place).expanduser()
-    config, dtype = folder / "adapter_config.json", None
-    if not config.is_file():
+    dtype, folder = "float32", Path(place).expanduser()
+    if not (folder / "adapter_config.json").is_file():
         with suppress(OSError, ValueError, AttributeError):
             saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             dtype = saved.get("dtype", saved.get("torch_dtype"))  # where its folder says so
-        return load_model(place, dtype if dtype in DTYPES else "float32", device=device)
-    try:
-        base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"] or "")
-    except (ValueError, LookupError) as error:
-        raise FedseedError(f"{config}: not valid: {error}") from error
-    model, processor = load_model(base, device=device)
-    return adapters.load(model, folder), processor
+    return load_model(place, dtype if dtype in DTYPES else "float32", device=device)
 
 
 def _measured(source: Source, number: int) -> dict[str, Any]:
@@ -286,17 +279,20 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
     Raises:
         RecipeError: the data can't be had, or do not fit the model.
     """
-    from fedseed.models.architectures import LOADERS
+    from fedseed.models.architectures import LOADERS, hears_besides
+    from fedseed.models.traits import traits_of
 
     data, (model, processor, *_) = recipe.task.load(), tuned
     whole = model.get_base_model() if hasattr(model, "peft_config") else model
     kind, _ = kind_for(recipe, data, whole.config.to_dict())
     loader = LOADERS[kind.architecture]
-    if type(whole).__name__ not in loader.classes():
+    name = type(whole).__name__
+    hears = hears_besides({**whole.config.to_dict(), "architectures": [name]})
+    if name not in loader.classes() and not (kind.architecture == "causal" and hears):
         raise RecipeError(
             f'task.name = "{recipe.task.name}" needs {loader.about}; this is a '
             f"{type(whole).__name__}"
         )
     equipment = equipped(recipe, data, kind, model, processor, longest_input(model))
     measure, notes = evaluation_of(recipe, equipment, data)
-    return measure(model), [*data.notes, *notes]
+    return measure(model), [*data.notes, *traits_of(model).notes, *notes]
