@@ -29,6 +29,7 @@ from fedseed.transport.signatures import key_file
 from fedseed.transport.subjects import Subjects, name_problem
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})  # nobody elsewhere is to reach the server
+MOST_DAYS = 36_500  # a certificate's dates have years of four digits
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
@@ -55,14 +56,14 @@ def make(
             and B.
         hosts: names and addresses of the server, for its certificate.
         port: the server's port.
-        days: for how many the certificates are valid.
+        days: for how many the certificates are valid, from 1 to 36,500.
         recipe: the recipe's file, for the commands.
         own_data: whether each client has data of its own, for the commands.
 
     Raises:
         FedseedError: the folder exists.
-        RecipeError: the run's or a client's name is not valid, or is used twice; a host or the port
-            is not valid.
+        RecipeError: the run's or a client's name is not valid, or is used twice; a host, the port
+            or the days are not valid.
     """
     check_run(run)
     hosted = _hosted(clients)
@@ -71,6 +72,8 @@ def make(
             raise RecipeError(f"--host {shown(host)}: a server's name or address is expected")
     if not 0 < port < 1 << 16:
         raise RecipeError(f"--port {port}: from 1 to 65535")
+    if not 1 <= days <= MOST_DAYS:
+        raise RecipeError(f"--days {days}: from 1 to {MOST_DAYS}, for which certificates are valid")
     # it stands in the configuration, in quotes
     if any(c in '"\\' or not c.isprintable() for c in str(out.resolve())):
         raise RecipeError(
