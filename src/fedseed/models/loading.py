@@ -18,7 +18,7 @@ from transformers.utils import logging
 from fedseed.errors import RecipeError, closest, to_install
 from fedseed.models import PACKAGED
 from fedseed.models.architectures import LOADERS, Architecture, architecture_of
-from fedseed.models.foreign import check_files, own_code
+from fedseed.models.foreign import check_files, check_regular, own_code
 from fedseed.models.heads import Head
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.processes import COMMAND
@@ -41,12 +41,14 @@ def _problem(base: str, what: str) -> RecipeError:
 def locate(base: str) -> str:
     """Returns the folder of a packaged base, an existing folder as it is, or the name for the hub.
 
-    Raises RecipeError if it looks like a path and nothing is there.
+    Raises RecipeError if it looks like a path and nothing is there, or something in it is no
+    regular file.
     """
     if base in PACKAGED:
         return str(files("fedseed") / "base" / base)
     path = Path(base).expanduser()
     if path.is_dir():
+        check_regular(base, path)
         return str(path)
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise _not_there(base)
