@@ -153,6 +153,13 @@ def write_whole(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def is_irregular(path: Path) -> bool:
+    """Whether a path is a pipe, a socket or a device, or a link to one, which may be read without
+    end.
+    """
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def append_to(path: str, flags: int) -> int:
     """Opens a file for `open`, as its `opener`, and follows no link."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)

@@ -32,7 +32,7 @@ from fedseed.cli.common import (
     say,
     stepping,
 )
-from fedseed.errors import NetworkError, RecipeError, plural
+from fedseed.errors import FedseedError, NetworkError, RecipeError, plural
 from fedseed.federation.control import Status, read
 from fedseed.federation.protocol import listed
 from fedseed.metrics import metric_of, metric_title, shown_metrics
@@ -43,6 +43,7 @@ from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import privacy_spent
 from fedseed.runs.answers import FILE, read_answers
+from fedseed.runs.ending import read_ending
 from fedseed.runs.folder import compare_recipes
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe, read_recipe, read_toml
@@ -373,7 +374,9 @@ def keys(
         typer.Option("--host", help="Names or addresses of the server. Default: localhost."),
     ] = None,
     port: Annotated[int, typer.Option(help="The server's port.")] = 4222,
-    days: Annotated[int, typer.Option(help="How long the certificate is valid.")] = 365,
+    days: Annotated[
+        int, typer.Option(help="How long the certificate is valid, from 1 to 36500.")
+    ] = 365,
     named: Annotated[
         str | None,
         typer.Option("--run", help="With a recipe: the run's name. Default: the recipe's."),
@@ -424,14 +427,20 @@ def verify(
 ) -> None:
     """Compute again what a run's record says that a client has sent, from its own data.
 
-    1: something was forged.
+    1: something was forged, or a step can't be judged as its answers are not on record.
     """
     if sample != "all" and not (sample.isdecimal() and int(sample)):
         raise RecipeError(f'--sample {sample}: a whole number above 0, or "all"')
     _check_there(run, data)
     screen = Telling(as_json).screen()
     recipe = reading.read(str(run / "recipe.toml"))
+    ending = read_ending(run)
     orbit, answers = Orbit.open(run / "model.orbit"), read_answers(run / FILE)
+    if ending is not None and ending.round > orbit.last:
+        raise FedseedError(
+            f"{run / 'model.orbit'}: the log ends at step {orbit.last}, and {ending.file} says "
+            f"that the run came to round {ending.round}: ask for the whole log"
+        )
     from fedseed.runs.joining import Loading  # torch from here on
     from fedseed.runs.verification import verify as verified
 
@@ -452,7 +461,12 @@ def verify(
         answer({**vars(found), "checked": list(map(vars, found.checked)), "seed": drawn})
     else:
         _show(found, hosted.items, drawn, screen)
-    if found.forged:
+    if ending is not None and ending.over and ending.digest not in (None, found.digest):
+        raise FedseedError(
+            f"{ending.file} says that the run ended with the digest {ending.digest}, and the log "
+            f"ends with {found.digest}: one of the two is another run's, or was altered"
+        )
+    if not found.proven:
         raise typer.Exit(1)
 
 
@@ -468,8 +482,7 @@ def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
         (found.missing, "can't be judged: no answers are on record"),
     ):
         if rounds:
-            more = f" and {len(rounds) - 20} more" if len(rounds) > 20 else ""
-            say(f"  {what}: rounds {', '.join(map(str, rounds[:20]))}{more}", screen)
+            say(f"  {what}: {_listed_rounds(rounds)}", screen)
     table = Table(
         "round",
         "client",
@@ -493,6 +506,12 @@ def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
             f"{right} of {plural(len(theirs), 'answer')} computed again (--seed {seed}) are right"
         )
         say(f"{name}: {again}{more}", screen)
+        if silent := found.silent.get(name):
+            say(
+                f"  {name} was asked, and no answer of it is on record, in "
+                f"{_listed_rounds(silent)}: compare with what its log says of them",
+                screen,
+            )
         if theirs and not right:
             say(
                 "  none is: is this the data that was trained on? (fedseed run on a folder splits "
@@ -507,6 +526,12 @@ def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
         screen.print(table)
     say(f"weights digest: {found.digest}", screen)
     say(f"record: {found.record} (the same for all who verify this log and these answers)", screen)
+
+
+def _listed_rounds(rounds: list[int]) -> str:
+    """Return the numbers of rounds as text, of many the first 20."""
+    more = f" and {len(rounds) - 20} more" if len(rounds) > 20 else ""
+    return f"rounds {', '.join(map(str, rounds[:20]))}{more}"
 
 
 def run_name(recipe: Recipe, source: str, given: str | None) -> str:

@@ -507,7 +507,9 @@ class Sweeping:
         self.say = say
         share = max(1, (os.cpu_count() or 1) // self.how.jobs) if self.how.jobs > 1 else None
         cluster = (
-            None if self.how.ray is None else Cluster(self.how.ray, self.how.jobs, self.how.threads)
+            None
+            if self.how.ray is None
+            else Cluster(self.how.ray, self.how.jobs, self.how.threads, say)
         )
         self.pool = WorkerPool(share if cluster is None else cluster.threads, cluster)
         self._numbers = count(1)  # of runs that are over

@@ -9,6 +9,7 @@ examples of all clients; a node with clients of its own has theirs alone.
 
 import asyncio
 import json
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -152,6 +153,10 @@ def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = No
         context.state[wire.RECORD] = wire.record(state)
     except FedseedError as error:
         found = {"problem": " ".join(str(error).split())}
+    except Exception as error:
+        # its text may quote an example, and Flower would send it to the SuperLink
+        traceback.print_exc()
+        found = {"problem": f"{type(error).__name__}: this node's own output has its text"}
     return FlowerMessage(wire.content(found), reply_to=message)
 
 

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from fedseed.errors import RecipeError, closest
 from fedseed.models import PACKAGED
+from fedseed.models.foreign import check_regular
 from fedseed.processes import COMMAND
 from fedseed.text import first_line
 
@@ -106,12 +107,14 @@ def problem(base: str, what: str) -> RecipeError:
 def locate(base: str) -> str:
     """Returns the folder of a packaged base, an existing folder as it is, or the name for the hub.
 
-    Raises RecipeError if it looks like a path and nothing is there.
+    Raises RecipeError if it looks like a path and nothing is there, or something in it is no
+    regular file.
     """
     if base in PACKAGED:
         return str(files("fedseed") / "base" / base)
     path = Path(base).expanduser()
     if path.is_dir():
+        check_regular(base, path)
         return str(path)
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise _not_there(base)

@@ -65,7 +65,7 @@ class Head:
         """
         names, classes = output_names(config), self.classes
         outputs = match_classes(classes, names)
-        if not with_head & set(config.get("architectures") or ()):
+        if not set(with_head) & set(config.get("architectures") or ()):
             return f"a new head is drawn for {listed(classes, SHOWN)}: the base has none"
         if outputs is None:
             return (

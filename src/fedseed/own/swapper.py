@@ -10,7 +10,8 @@ import torch
 from fedseed.errors import OrbitError
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.replay import catch_up, check_base, space_of
-from fedseed.runs.tuned import find_source, open_tuned
+from fedseed.runs.ending import read_ending
+from fedseed.runs.tuned import find_source, open_tuned, run_folder_of
 from fedseed.weights.space import ParameterSpace
 
 
@@ -86,10 +87,15 @@ class Swapper:
         """Adds an orbit; it is read now, and applied when it is asked for.
 
         Raises:
-            OrbitError: it can't be read, is damaged, of another base, or tunes an adapter.
+            OrbitError: it can't be read, is damaged, of another base, not what its run ended with,
+                or tunes an adapter.
         """
+        path = Path(path)
+        ending = read_ending(run_folder_of(path))
         orbit = Orbit.open(path)
         header = orbit.header
+        if ending is not None:
+            ending.check(path, header, orbit.last, orbit.last_digest)
         if header.adapter is not None:
             raise OrbitError(
                 f"{path}: it tunes an adapter, which can't be swapped: fedseed.from_orbit loads it"

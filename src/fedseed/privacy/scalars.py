@@ -97,6 +97,10 @@ class PrivateScalars:
             low, high = (middle, high) if self.epsilon(middle) <= budget else (low, middle)
         return low
 
+    def within_budget(self, turns: int) -> bool:
+        """Return whether there is a budget, and so many turns are within it."""
+        return self.settings.budget is not None and self.epsilon(turns) <= self.settings.budget
+
     def epsilon(self, turns: int) -> float:
         """Returns epsilon at delta of so many turns."""
         if turns == 0:
@@ -183,6 +187,8 @@ def _spent(multiplier: float, rate: float, releases: int, delta: float) -> float
     # of an epsilon of tens of thousands, at which sampling makes no difference to anybody
     if steps > 0.5:
         return high
+    # far finer than this, sums of losses overflow; all releases together are told apart to 1e-6
+    steps = max(steps, 1e-6 / releases)
     one = _one_release(multiplier, rate, 2.0 ** ceil(np.log2(steps)))
     # sampling costs nothing
     return min(high, float(one.self_compose(releases).get_epsilon_for_delta(delta)))

@@ -257,7 +257,8 @@ def build(
     per_round = recipe.federation.count(count)
     team = None
     if workers is not None:
-        cluster = None if ray is None else Cluster(ray, workers, threads)
+        note = (progress or Progress()).note
+        cluster = None if ray is None else Cluster(ray, workers, threads, note)
         team = Workers(partial(_load_for_worker, recipe.to_toml()), workers, threads, cluster)
         team.limit(per_round)
         team.load()  # while this process loads, too

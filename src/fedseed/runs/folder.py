@@ -24,12 +24,13 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from fedseed.durable import Appender, sync_path, write_whole
+from fedseed.durable import Appender, is_irregular, sync_path, write_whole
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.file import scan, write_orbit
 from fedseed.registry import INCIDENTAL
 from fedseed.reports.results import RoundLine, read_summary
+from fedseed.runs.ending import can_be_made_again, read_ending
 from fedseed.runs.keys import own_fields
 from fedseed.runs.recipe import Recipe, from_anywhere, read_toml
 from fedseed.runs.spec import RunSpec
@@ -87,10 +88,11 @@ class RunFolder:
         self._begun = False
         # progress is brought to the disk by `sync` only: a network's stream has the steps
         self.lazy = False
+        self._lines = 0, 0  # of metrics and of progress, which their sums name
         there = [name for name in FILES if (path / name).exists()]
         self.finished = "summary.json" in there
         for name in (*there, "log.txt"):
-            if (path / name).exists() and not ((path / name).is_file() or (path / name).is_dir()):
+            if is_irregular(path / name):
                 raise FedseedError(
                     f"{path / name}: no regular file (a pipe or a device), which would hang: "
                     "delete it"
@@ -179,8 +181,9 @@ class RunFolder:
         metrics, progress = self._cut(self._metrics, done), self._cut(self._progress, done)
         known = max((line.round for line in (*metrics, *progress)), default=done)
         for line in [RoundLine(number) for number in range(known + 1, done + 1)] if fill else ():
-            self._progress.append(line.written())
             progress.append(line)
+            self._progress.append(line.written(self._progress.path.name, len(progress)))
+        self._lines = len(metrics), len(progress)
         if not metrics and done:
             raise FedseedError(
                 f"{self.path}: model.orbit is at round {done}, but metrics.jsonl has no round 0"
@@ -205,7 +208,7 @@ class RunFolder:
         texts = data.split(b"\n")[:-1]
         for number, text in enumerate(texts, start=1):
             try:
-                line = RoundLine.from_json(json.loads(text))
+                line = RoundLine.from_json(json.loads(text), file.path.name, number)
                 beyond = line.round > done
             except (ValueError, TypeError) as error:
                 if number == len(texts) and isinstance(error, json.JSONDecodeError):
@@ -233,7 +236,11 @@ class RunFolder:
 
     def add_progress(self, line: RoundLine) -> None:
         """Note what a round has cost, on disk before this returns; its step comes next."""
-        self._progress.append(line.written(), sync=not self.lazy)
+        metrics, progress = self._lines
+        self._progress.append(
+            line.written(self._progress.path.name, progress + 1), sync=not self.lazy
+        )
+        self._lines = metrics, progress + 1
 
     def sync(self) -> None:
         """Bring what was written lazily to the disk."""
@@ -242,8 +249,10 @@ class RunFolder:
     def add_metrics(self, line: RoundLine) -> None:
         """Append one line to metrics.jsonl, on disk before this returns."""
         assert self._metrics is not None
-        self._metrics.append(line.written())
+        metrics, _ = self._lines
+        self._metrics.append(line.written(self._metrics.path.name, metrics + 1))
         self._progress.cut(0)  # the line says it all
+        self._lines = metrics + 1, 0
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, last of all: the run is over."""
@@ -377,13 +386,50 @@ def extend(settings: RunSpec) -> str | None:
     return f"the run in {path} had {had} rounds: it goes on to {settings.rounds}"
 
 
+def reopen_cut_run(path: Path) -> str | None:
+    """Make an interrupted run of a finished one whose orbit has lost its last steps.
+
+    The steps that follow are the same again: nothing in a round depends on what came after it.
+
+    Args:
+        path: the run's folder.
+
+    Returns:
+        What was done, for a person; None: nothing (no step is missing, or none can be made again).
+
+    Raises:
+        FedseedError: summary.json is damaged.
+        OrbitError: the orbit is damaged.
+    """
+    file = path / "model.orbit"
+    if not (path / "summary.json").is_file() or not file.is_file():
+        return None
+    ending = read_ending(path)
+    orbit, damage = scan(file.read_bytes(), str(file))
+    if damage is not None and not damage.torn:
+        raise OrbitError(damage.text)
+    missing = ending is not None and orbit.last < ending.round
+    if ending is None or not missing or not can_be_made_again(file, orbit.header):
+        return None
+    write_orbit(file, orbit.start, orbit.parts)  # without the record that says it is over
+    (path / "summary.json").unlink()
+    sync_path(path)
+    return (
+        f"{file} ends with step {orbit.last}, and the run ended with step {ending.round}: the "
+        "missing steps are made again"
+    )
+
+
 def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
     """Take what was measured after the last round out of its line, if a longer run measures nothing
     there.
     """
     texts = file.read_bytes().split(b"\n")[:-1]  # whole lines
     try:
-        first, last = (RoundLine.from_json(json.loads(texts[at])) for at in (0, -1))
+        first, last = (
+            RoundLine.from_json(json.loads(texts[number - 1]), file.name, number)
+            for number in (1, len(texts))
+        )
     except (ValueError, LookupError, TypeError):
         return  # a damaged file: taking the run up says so
     if settings.evaluates(last.round):
@@ -394,4 +440,5 @@ def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
     last.seconds.pop("evaluation", None)
     if not settings.digests(last.round):
         last.weights_digest = None
-    write_whole(file, b"".join(text + b"\n" for text in texts[:-1]) + last.written())
+    kept = b"".join(text + b"\n" for text in texts[:-1])
+    write_whole(file, kept + last.written(file.name, len(texts)))

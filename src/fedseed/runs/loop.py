@@ -30,7 +30,7 @@ from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
 from fedseed.runs import costs, stopping
 from fedseed.runs.answers import written
-from fedseed.runs.folder import RunFolder
+from fedseed.runs.folder import RunFolder, reopen_cut_run
 from fedseed.runs.folder import extend as extended
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import OrbitStore, Restored, StepStore, WeightsStore
@@ -39,6 +39,7 @@ from fedseed.tracking import Start, Trackers
 # A step whose reconstruction noise is this long beside the weights (per round) is likely to harm
 # the model.
 NOISE_WARNING = 0.1
+LONG_ACCOUNT = 20_000  # rounds whose privacy takes seconds to count
 
 
 class Run(ABC):
@@ -133,6 +134,10 @@ class Run(ABC):
             )
         if extend and (said := extended(self.spec)):
             self.progress.note(said)
+        if self.folder is None and resume and self.spec.folder is not None:
+            reopened = reopen_cut_run(self.spec.folder)
+            if reopened is not None:
+                self.progress.note(reopened)
         if self.folder is not None and self.folder.finished:
             return self._finished(self.folder.path)
         self._keep_to_budget()
@@ -294,6 +299,11 @@ class Run(ABC):
         Raises RecipeError if there is none.
         """
         wanted = self.spec.rounds
+        if wanted >= LONG_ACCOUNT and self.coordinator.by_turns:
+            self.progress.note(
+                f"privacy: what {wanted:,} rounds spend is counted before the first, which may "
+                "take a minute"
+            )
         last = self.coordinator.last_round(wanted)
         if last == wanted:
             return

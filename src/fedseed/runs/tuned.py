@@ -21,6 +21,7 @@ from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
 from fedseed.orbit.replay import equip, replay
 from fedseed.reports.results import best_rounds, read_lines, read_summary
+from fedseed.runs.ending import read_ending
 from fedseed.runs.equipment import equipped, evaluation_of, kind_for
 from fedseed.runs.folder import CHAT_TEMPLATE
 from fedseed.runs.recipe import Recipe, read_recipe
@@ -79,11 +80,7 @@ def find_source(name: str) -> Source:
     if path.is_file():
         with open(path, "rb") as file:
             start = file.read(len(MAGIC))
-        folder = (
-            path.parent
-            if (path.parent / "recipe.toml").is_file() and path.stem == "model"
-            else None
-        )
+        folder = run_folder_of(path)
         if start == MAGIC:
             return Source(name, orbit=path, folder=folder)
         if path.suffix == ".safetensors":
@@ -110,6 +107,15 @@ def find_source(name: str) -> Source:
     return Source(name, model=name)
 
 
+def run_folder_of(path: Path) -> Path | None:
+    """Return the folder of the run that wrote an orbit or weights; None: no run's files are
+    there.
+    """
+    beside = (path.parent / name for name in ("recipe.toml", "summary.json"))
+    is_a_runs = path.stem == "model" and any(file.is_file() for file in beside)
+    return path.parent if is_a_runs else None
+
+
 def open_tuned(
     source: Source,
     base: str | None = None,
@@ -131,7 +137,8 @@ def open_tuned(
 
     Raises:
         RecipeError: the base is not found; the round can't be had.
-        OrbitError: the file is damaged, or of another base.
+        OrbitError: the file is damaged, or of another base, or not what its run ended with (with
+            `upto` it need not be).
     """
     if source.model is not None:
         if upto is not None or base is not None:
@@ -140,8 +147,10 @@ def open_tuned(
                 f"{given}: {source.name} is a model as it is, neither a run nor an orbit"
             )
         return Tuned(*_as_it_is(source.model, device), None, None)
+    complete, ending = True, read_ending(source.folder)
     if source.orbit is not None:
         path, orbit = source.orbit, Orbit.open(source.orbit)
+        complete = orbit.complete
         about: tuple[int, str, int | None] = orbit.last, path.name, orbit.size
         header, count = orbit.header, orbit.check_upto(upto)
         steps: Iterable[Record] = orbit.steps(count)
@@ -155,14 +164,18 @@ def open_tuned(
                 f"round {upto} of {source.name}: a run of {header.method.name} keeps its newest "
                 f"weights alone, which are those of round {count}"
             )
+    if ending is not None and upto is None:
+        ending.check(path, header, count, None)
     model, processor = base_of(header, path, base, device)
     model = equip(header, model)
     digest = replay(
         header, steps, model, progress and (lambda number: progress(number, count)), check_all
     )
+    if ending is not None and upto is None:
+        ending.check(path, header, count, digest)
     if source.chat_template is not None:
         processor.chat_template = source.chat_template
-    facts = Facts(count, digest, *about, **_measured(source, count))
+    facts = Facts(count, digest, *about, complete=complete, **_measured(source, count))
     return Tuned(model, processor, header, facts)
 
 

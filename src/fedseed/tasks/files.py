@@ -17,6 +17,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from fedseed.durable import is_irregular
 from fedseed.errors import RecipeError, to_install
 from fedseed.text import first_line, shown
 
@@ -117,8 +118,13 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
         encoding: the encoding of the file; that of old data sets is not always UTF-8.
 
     Raises:
-        RecipeError: the file is missing, unreadable or in another encoding.
+        RecipeError: the file is missing, unreadable, in another encoding, or a pipe or a device.
     """
+    if is_irregular(path):
+        raise RecipeError(
+            f"{path}: no regular file (a pipe or a device, or a link to one): reading it may never "
+            "end; put a file there"
+        )
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
