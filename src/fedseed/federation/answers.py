@@ -4,20 +4,24 @@ weights.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import FedseedError, MessageError, NetworkError
+from fedseed.federation.accounts import charge, earlier_answer, turn_of
 from fedseed.federation.control import Question, Report, read
 from fedseed.federation.cost import Cost, rounding_warning
+from fedseed.federation.hosted import Hosted
 from fedseed.federation.large import about_of, carry, fetch
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.presence import Presence
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.replica import Replica
+from fedseed.federation.worker import Answer
 from fedseed.orbit import NO_DIGEST
+from fedseed.privacy.account import Turn
 from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.results import RoundLine
 
@@ -179,7 +183,7 @@ class Answers:
         numbers = self.replica.numbers
         self._forget_older()
         new = [name for name in names if numbers[name] not in self._given]
-        costs = await self._train(plan, new) if new else []
+        costs = await self._train(about, plan, new) if new else []
         for name in names:
             await self._send(name, self._given[numbers[name]], about)
         for cost in costs:  # when the answers are on their way
@@ -188,22 +192,58 @@ class Answers:
             moved = sum(cost.moved_weights / cost.movable_weights for cost in lossy) / len(lossy)
             self.replica.progress.warn(rounding_warning(moved))
 
-    async def _train(self, plan: bytes, names: Sequence[str]) -> list[Cost]:
-        """Compute what these clients answer; returns what that has cost."""
-        hosted = self.replica.hosted
-        numbers = [self.replica.numbers[name] for name in names]
-        items = [hosted.items[name] for name in names]
-        answers = await self.replica.thread.do(
-            hosted.worker.train_all, [plan] * len(names), numbers, items
+    async def _train(self, about: Message, plan: bytes, names: Sequence[str]) -> list[Cost]:
+        """Compute what these clients answer, and count it; returns what that has cost.
+
+        Raises PrivacyError: a client's account allows no more.
+        """
+        hosted, numbers = self.replica.hosted, self.replica.numbers
+        # before anything else is awaited: which weights a client is asked at is part of a question
+        turns = (
+            {name: turn_of(hosted, about, name, numbers[name]) for name in names}
+            if hosted.accounts
+            else {}
         )
-        for number, answer in zip(numbers, answers, strict=True):
+        answers = await self.replica.thread.do(
+            self._find_earlier, about, turns.values(), hosted, numbers
+        )
+        new = [name for name in names if name not in answers]
+        computed = await self.replica.thread.do(
+            hosted.worker.train_all,
+            [plan] * len(new),
+            [numbers[name] for name in new],
+            [hosted.items[name] for name in new],
+        )
+        for name, answer in zip(new, computed, strict=True):
+            answers[name] = answer
+            if name in turns:
+                answers[name] = await self.replica.thread.do(
+                    charge, hosted.accounts, turns[name], answer, about, numbers[name]
+                )
+        for name, answer in answers.items():
+            number = numbers[name]
             if answer.message is None:
                 self._given[number] = str(answer.reason)
             elif number in hosted.attackers and hosted.attack is not None:
                 self._given[number] = hosted.worker.corrupt(answer.message, hosted.attack)
             else:
                 self._given[number] = answer.message
-        return [answer.spent for answer in answers]
+        return [answer.spent for answer in computed]
+
+    @staticmethod
+    def _find_earlier(
+        about: Message, turns: Iterable[Turn], hosted: Hosted, numbers: Mapping[str, int]
+    ) -> dict[str, Answer]:
+        """Return what clients have answered to the same questions before.
+
+        Raises PrivacyError: one has not, and its account allows no more.
+        """
+        found: dict[str, Answer] = {}
+        for turn in turns:
+            answer = earlier_answer(hosted.accounts, turn, about, numbers[turn.client])
+            if answer is not None:
+                found[turn.client] = answer
+        return found
 
     async def _send(self, name: str, answer: bytes | str, plan: Message) -> None:
         number = self.replica.numbers[name]
