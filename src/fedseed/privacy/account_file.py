@@ -207,9 +207,9 @@ class AccountFile:
 class FileAccount(Account):
     """A client's account in a file, which several processes may share.
 
-    A client's account is found by its name, and accounts of other names by where their data lay:
-    a client that was given another name does not begin anew. All that are found count, and each
-    gets every turn.
+    A client's account is found by its name, and those of other names by all places where the data
+    of this name has ever lain: a client that was given another name does not begin anew. All that
+    are found count, and each gets every turn.
 
     Args:
         path: the account's file; made if it is missing.
@@ -239,12 +239,13 @@ class FileAccount(Account):
         return ", ".join(str(file.path) for file in self._files)
 
     def find(self, question: str) -> Turn | None:
-        """Return the turn in which a question was answered, if it is in all files."""
+        """Return the turn in which a question was answered; all files have it then."""
         with self._locked():
             self._read_on()
-        if all(question in file.turns for file in self._files):
-            return super().find(question)
-        return None
+            earlier = super().find(question)
+            if earlier is not None:
+                self._write(earlier)
+        return earlier
 
     def charge(self, turn: Turn) -> Turn:
         """Count a turn, on disk before this returns.
@@ -257,11 +258,15 @@ class FileAccount(Account):
             if earlier is None:
                 self.check(turn)
                 earlier = turn
-            for file in self._files:
-                if turn.question not in file.turns:
-                    file.add_turn(earlier)
+            self._write(earlier)
             self._take(earlier)
         return earlier
+
+    def _write(self, turn: Turn) -> None:
+        """Write a turn into each file that lacks it."""
+        for file in self._files:
+            if turn.question not in file.turns:
+                file.add_turn(turn)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -288,7 +293,7 @@ class FileAccount(Account):
             others = sorted(self._path.parent.glob(f"*{SUFFIX}"))
             for other in [AccountFile(path) for path in others if path != self._path]:
                 other.read_on()
-                if data_place in other.places:
+                if other.places & own.places:
                     files.append(other)
         return files
 

@@ -38,6 +38,7 @@ from fedseed.transport.base import Transport
 from fedseed.transport.subjects import name_problem
 
 ORBIT = "model.orbit"
+MOST_NOTED = 10  # accounts that are described when a process begins
 
 
 def joining(
@@ -182,7 +183,8 @@ class Loading:
             else:
                 path, place = self._usual_account(name)
             found[name] = account = FileAccount(path, name, limits, place)
-            self.progress.note(account.described())
+            if len(found) <= MOST_NOTED:
+                self.progress.note(account.described())
         return found
 
     def _usual_account(self, name: str) -> tuple[Path, str]:
