@@ -56,7 +56,7 @@ def test_the_same_question_costs_nothing(account):
     assert one.charge(turn(1, "q", answer=b"second")) == first == one.find("q")
     assert one.turns == 1 and first.answer == b"first"
     one.charge(turn(1, "another", answer=b"second"))
-    with pytest.raises(PrivacyError, match="2 turns .* used so far"):
+    with pytest.raises(PrivacyError, match=r"2 turns .* used so far"):
         one.charge(turn(1, "a third"))
     assert one.charge(turn(1, "another", answer=b"")).answer == b"second" and one.turns == 2
 
@@ -99,7 +99,7 @@ def test_the_budget_is_of_all_runs_together(account):
 def test_another_budget_counts_what_was_used(tmp_path):
     file = tmp_path / "north.jsonl"
     FileAccount(file, "north", limits(budget=8.0)).charge(turn())
-    with pytest.raises(PrivacyError, match="1 turn .* used so far"):
+    with pytest.raises(PrivacyError, match=r"1 turn .* used so far"):
         FileAccount(file, "north", limits(budget=4.0)).check(turn())
     FileAccount(file, "north", limits(budget=9.0)).charge(turn())
     assert FileAccount(file, "north", limits()).turns == 2
@@ -264,7 +264,7 @@ def test_a_file_that_is_set_back_while_a_process_works(tmp_path):
         if change == "another":
             FileAccount(file, "north", limits())
         for act in (lambda: one.find("q"), lambda: one.charge(turn())):  # noqa: B023
-            with pytest.raises(PrivacyError, match="can't be trusted: .*(set back|is gone)"):
+            with pytest.raises(PrivacyError, match=r"can't be trusted: .*(set back|is gone)"):
                 act()
 
 

@@ -113,6 +113,10 @@ class Account:
         """Return how many turns have been counted."""
         return self._turns_by_run.total()
 
+    def answered(self) -> list[Turn]:
+        """Return the turns whose answers are known, the oldest first."""
+        return list(self._turns.values())
+
     def epsilon(self, *more: Turn) -> float:
         """Return what all turns have spent, and these besides."""
         vectors = self._vectors.copy()
