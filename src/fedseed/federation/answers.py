@@ -197,29 +197,30 @@ class Answers:
 
         Raises PrivacyError: a client's account allows no more.
         """
-        hosted, numbers = self.replica.hosted, self.replica.numbers
-        # before anything else is awaited: which weights a client is asked at is part of a question
-        turns = (
-            {name: turn_of(hosted, about, name, numbers[name]) for name in names}
-            if hosted.accounts
-            else {}
-        )
-        answers = await self.replica.thread.do(
-            self._find_earlier, about, turns.values(), hosted, numbers
-        )
+        hosted, numbers, thread = self.replica.hosted, self.replica.numbers, self.replica.thread
+        turns: dict[str, Turn] = {}
+        answers: dict[str, Answer] = {}
+        if hosted.accounts:
+            # before anything is awaited: the weights may be others then, and they are part of what
+            # is asked
+            turns = {name: turn_of(hosted, about, name, numbers[name]) for name in names}
+            answers = await thread.do(self._find_earlier, about, turns.values(), hosted, numbers)
         new = [name for name in names if name not in answers]
-        computed = await self.replica.thread.do(
-            hosted.worker.train_all,
-            [plan] * len(new),
-            [numbers[name] for name in new],
-            [hosted.items[name] for name in new],
-        )
+        computed: list[Answer] = []
+        if new:
+            computed = await thread.do(
+                hosted.worker.train_all,
+                [plan] * len(new),
+                [numbers[name] for name in new],
+                [hosted.items[name] for name in new],
+            )
         for name, answer in zip(new, computed, strict=True):
-            answers[name] = answer
             if name in turns:
-                answers[name] = await self.replica.thread.do(
+                answers[name] = await thread.do(
                     charge, hosted.accounts, turns[name], answer, about, numbers[name]
                 )
+            else:
+                answers[name] = answer
         for name, answer in answers.items():
             number = numbers[name]
             if answer.message is None:
