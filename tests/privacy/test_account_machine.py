@@ -37,6 +37,7 @@ from support.asking import (
     recipe_of,
     waited,
 )
+from support.forked import forked
 from support.network import Server
 
 pytestmark = pytest.mark.long
@@ -275,6 +276,7 @@ def profile(examples, steps):
 
 @pytest.fixture
 def adversary(tmp_path):
+    forked(os.getpid)  # from here on processes begin in milliseconds
     server = Server(tmp_path / "nats")
     Adversary.server, Adversary.trials = server, Counter()
     yield Adversary
