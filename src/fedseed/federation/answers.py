@@ -47,8 +47,8 @@ class Answers:
     )
     _masking: "Masking | None" = None
     _question: Question | None = None
-    # updates, or reasons for none, by client
-    _given: dict[int, bytes | str] = field(default_factory=dict)
+    # updates, or reasons for none, by client and, where its turns are counted, question
+    _given: dict[tuple[int, str], bytes | str] = field(default_factory=dict)
     _report: dict[str, Any] | None = None
     _version: int = -1  # of the weights that updates and report are about
 
@@ -182,29 +182,50 @@ class Answers:
         """
         numbers = self.replica.numbers
         self._forget_older()
-        new = [name for name in names if numbers[name] not in self._given]
-        costs = await self._train(about, plan, new) if new else []
+        hosted = self.replica.hosted
+        # before anything is awaited: the weights may be others then, and they are part of what is
+        # asked
+        turns = (
+            {name: turn_of(hosted, about, name, numbers[name]) for name in names}
+            if hosted.accounts
+            else {}
+        )
+        asked = {name: (numbers[name], turns[name].question if turns else "") for name in names}
+        new = [name for name in names if asked[name] not in self._given]
+        costs: list[Cost] = []
+        if new:
+            answers, costs = await self._train(about, plan, new, turns)
+            self._given.update({asked[name]: answer for name, answer in answers.items()})
         for name in names:
-            await self._send(name, self._given[numbers[name]], about)
+            await self._send(name, self._given[asked[name]], about)
         for cost in costs:  # when the answers are on their way
             self.replica.spent.add(cost)
         if lossy := [cost for cost in costs if cost.movable_weights]:  # in the first round only
             moved = sum(cost.moved_weights / cost.movable_weights for cost in lossy) / len(lossy)
             self.replica.progress.warn(rounding_warning(moved))
 
-    async def _train(self, about: Message, plan: bytes, names: Sequence[str]) -> list[Cost]:
-        """Compute what these clients answer, and count it; returns what that has cost.
+    async def _train(
+        self, about: Message, plan: bytes, names: Sequence[str], turns: Mapping[str, Turn]
+    ) -> tuple[dict[str, bytes | str], list[Cost]]:
+        """Compute what these clients answer, and count it.
 
-        Raises PrivacyError: a client's account allows no more.
+        Args:
+            about: the plan's message.
+            plan: its bytes.
+            names: the clients.
+            turns: the turns that they are asked for, where these are counted.
+
+        Returns:
+            Updates, or reasons for none, by client; and what the work has cost.
+
+        Raises:
+            PrivacyError: a client's account allows no more.
         """
         hosted, numbers, thread = self.replica.hosted, self.replica.numbers, self.replica.thread
-        turns: dict[str, Turn] = {}
         answers: dict[str, Answer] = {}
-        if hosted.accounts:
-            # before anything is awaited: the weights may be others then, and they are part of what
-            # is asked
-            turns = {name: turn_of(hosted, about, name, numbers[name]) for name in names}
-            answers = await thread.do(self._find_earlier, about, turns.values(), hosted, numbers)
+        if turns:
+            wanted = [turns[name] for name in names]
+            answers = await thread.do(self._find_earlier, about, wanted, hosted, numbers)
         new = [name for name in names if name not in answers]
         computed: list[Answer] = []
         if new:
@@ -221,15 +242,15 @@ class Answers:
                 )
             else:
                 answers[name] = answer
+        given: dict[str, bytes | str] = {}
         for name, answer in answers.items():
-            number = numbers[name]
             if answer.message is None:
-                self._given[number] = str(answer.reason)
-            elif number in hosted.attackers and hosted.attack is not None:
-                self._given[number] = hosted.worker.corrupt(answer.message, hosted.attack)
+                given[name] = str(answer.reason)
+            elif numbers[name] in hosted.attackers and hosted.attack is not None:
+                given[name] = hosted.worker.corrupt(answer.message, hosted.attack)
             else:
-                self._given[number] = answer.message
-        return [answer.spent for answer in computed]
+                given[name] = answer.message
+        return given, [answer.spent for answer in computed]
 
     @staticmethod
     def _find_earlier(
@@ -255,8 +276,11 @@ class Answers:
             except MessageError as error:
                 self.replica.progress.warn(f"{name} sends nothing: {error}")
                 answer = WITHHELD
-        elif plan.attempt and not isinstance(answer, str):
-            answer = replace(Message.decode(answer), attempt=plan.attempt).encode()
+        elif not isinstance(answer, str):
+            message = Message.decode(answer)
+            # a coordinator that was started again counts attempts anew
+            if message.attempt != plan.attempt:
+                answer = replace(message, attempt=plan.attempt).encode()
         if isinstance(answer, str):
             await self.replica.end.send(
                 name, "update", silent_message(plan.round, plan.attempt, answer)
