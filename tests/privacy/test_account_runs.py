@@ -10,7 +10,8 @@ from fedseed.methods.fedmezo import FedMeZO
 from fedseed.privacy.account import Limits
 from fedseed.privacy.account_file import FileAccount
 from fedseed.privacy.scalars import Releases, composed_epsilon
-from support.asking import STEPS, Asker, waited
+from fedseed.runs.recipe import Recipe
+from support.asking import STEPS, Asker, Client, account_of, hosted_of, recipe_of, waited
 from support.forked import fedseed_forked
 from support.instruction_files import rows, write_lines
 
@@ -141,6 +142,32 @@ def test_three_logs_get_no_more_than_the_recipe(site, asked, shared_server):
     for text in texts:
         assert "north.jsonl: the privacy account of client north allows no more answers" in text
         assert "3 turns (epsilon" in text and "--budget" in text and "Traceback" not in text
+
+
+def test_another_plan_of_a_round_is_another_question(tmp_path, shared_server):
+    """To the same process at the same weights; the same plan in another attempt is the same."""
+    recipe = recipe_of(rounds=3)
+    start, asker = hosted_of(recipe, "north").start, Asker(shared_server)
+    asker.begin("accounts-g", start, ["north"], start[-16:])
+    client = Client(tmp_path, shared_server, "accounts-g", recipe)
+    method, answers = Recipe.model_validate(recipe).method, []
+    try:
+        for rate, attempt in ((1e-3, 2), (2e-3, 1), (1e-3, 0), (2e-3, 3)):
+
+            def answer(attempt=attempt):
+                return [m for _, _, m in asker.received if m.attempt == attempt]
+
+            while not answer():
+                assert client.code is None, client.text
+                asker.call()
+                asker.ask(method, 1, rate, attempt)
+                waited(answer, 1.0)
+            answers.append(answer()[0].payload)
+    finally:
+        client.kill()
+        asker.close()
+    assert answers[0] == answers[2] != answers[1] == answers[3]
+    assert account_of(tmp_path / "accounts", recipe, "north").turns == 2
 
 
 def test_the_same_run_again_costs_nothing(site, shared_server):
