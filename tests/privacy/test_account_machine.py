@@ -5,6 +5,7 @@ clients in processes of their own, one or two at once, that are killed at drawn 
 FEDSEED_SECONDS=600 for ten minutes."""
 
 import os
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -260,6 +261,7 @@ class Adversary(RuleBasedStateMachine):
                 account = FileAccount(path, name, Limits(1, None, 1e-5), DATA)
                 counted |= {turn.answer for turn in account.answered()}
         assert set(self.answers.values()) <= counted
+        shutil.rmtree(self.folder)
 
 
 def profile(examples, steps):
