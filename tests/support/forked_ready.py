@@ -8,6 +8,7 @@ import gc
 import sys
 from pathlib import Path
 
+import dp_accounting.pld.privacy_loss_distribution  # noqa: F401
 import numpy as np
 import pytest  # noqa: F401
 

@@ -60,8 +60,8 @@ STATUS_SECONDS = 5.0  # for a coordinator's answer
 KeyOption = Annotated[Path | None, typer.Option("--key", help="File with this side's NKEY seed.")]
 CaOption = Annotated[Path | None, typer.Option("--ca", help="File with the certificates to trust.")]
 # keys of a site's file (`join --local`)
-SITE_PATHS = ("out", "data", "evaluation_file", "identity", "key", "ca")
-SITE_WORDS = ("client", "evaluation", "device", "nats", "run")
+SITE_PATHS = ("out", "data", "evaluation_file", "identity", "account", "key", "ca")
+SITE_WORDS = ("client", "evaluation", "budget", "device", "nats", "run")
 JOIN_LINES = 10  # in which a client's process says how far it is, where it has no terminal
 
 
@@ -276,6 +276,18 @@ class Site:
             help='File with the key that signs for a client in secure sums; "{name}": whose.'
         ),
     ] = None
+    account: Annotated[
+        Path | None,
+        typer.Option(
+            help='File of a client\'s privacy account, in place of the usual one; "{name}": whose.'
+        ),
+    ] = None
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="The most epsilon of all its runs, in place of the recipe's budget."
+        ),
+    ] = None
     local: Annotated[
         Path | None,
         typer.Option(
@@ -313,13 +325,19 @@ def join(
     way = transport(reaching.reach(checked, site.client[0]), name)
     if site.out is not None:
         alone("--out")
-    from fedseed.runs.joining import Loading, joining, keep, orbit_place  # torch from here on
+    # torch from here on
+    from fedseed.runs.joining import Loading, SiteAccount, joining, keep, orbit_place
 
     orbit = None if site.out is None else orbit_place(site.out)
     with interruptible():
         shown = Shown(console, JOIN_LINES)
         load = Loading(
-            checked, site.client, shown, None if own == OwnData() else own, site.identity
+            checked,
+            site.client,
+            shown,
+            None if own == OwnData() else own,
+            site.identity,
+            SiteAccount(site.account, site.budget),
         )
         process = joining(load, name, way, orbit)
         digest = process.run()

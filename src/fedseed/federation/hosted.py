@@ -13,6 +13,7 @@ from fedseed.attacks.updates import AttackKind
 from fedseed.federation.worker import Worker
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
+from fedseed.privacy.account import Account
 from fedseed.privacy.secure.settings import SecureSums
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Hosted:
     identities: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict)
     # folder for which round of secure sums each has opened last; None: nothing is kept
     opened: Path | None = None
+    # count what each hosted client answers, where it must be counted (`federation.accounts`)
+    accounts: Mapping[str, Account] = field(default_factory=dict)
 
     @property
     def host(self) -> str:

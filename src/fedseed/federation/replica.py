@@ -113,9 +113,10 @@ class Replica:
         self._queue.clear()
         self._log.incarnation, self._log.missed = "", None
         if self.at:
-            memory = self.hosted.worker.memory  # what clients remember is by round, and stays
+            # what clients remember is by round, and what they have answered stays answered
+            memory, accounts = self.hosted.worker.memory, self.hosted.accounts
             self.hosted = await self.thread.do(self.load)
-            self.hosted.worker.memory = memory
+            self.hosted.worker.memory, self.hosted.accounts = memory, accounts
             self.version += 1
             self.at = 0
             self.norm = self._awaited = None

@@ -212,6 +212,13 @@ class FilesTask(Task):
         ]
         return replace(data, notes=tuple(f"{name}: {note}" for note in notes))
 
+    def place_of_own(self, name: str, own: OwnData, alone: bool = True) -> str:
+        besides = own.evaluation_file or self.evaluation_file
+        place = _own_place(str(own.path or self.path), name, alone, besides)
+        return (
+            str(Path(place).expanduser().resolve()) if Path(place).expanduser().exists() else place
+        )
+
     def _place(self) -> Path:
         """Returns where the data lies."""
         wanted, place = f'task.path = "{self.path}"', Path(self.path).expanduser()
