@@ -57,7 +57,7 @@ def measure(
     if wanted:
         last = [items[-1] for items in prepared.made]
         responses = responses_to(model, objective, prepared.examples, last, settings.max_new_tokens)
-        answers = [e.answers or (e.response,) for e in prepared.examples]
+        answers = [objective.references_of(example) for example in prepared.examples]
         metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in wanted})
     return metrics
 

@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models import adapters
 from fedseed.objectives.losses import TextObjective
-from fedseed.objectives.tokens import beginning, longest_input, padded
+from fedseed.objectives.tokens import TextTokens, longest_input, padded
 from fedseed.tasks.data import Example
 from fedseed.weights.row_losses import Around
 
@@ -215,10 +215,10 @@ class Writer:
         """Returns what follows a prompt, which the model sees as training has shown it prompts: as
         it stands.
         """
-        start = () if self._encodes else beginning(self.tokenizer)
-        return self._write(
-            [*start, *self.tokenizer(prompt, add_special_tokens=self._encodes)["input_ids"]]
-        )
+        tokens = TextTokens(self.tokenizer)
+        if self._encodes:
+            return self._write(tokens.whole(prompt))
+        return self._write(tokens.from_start(tokens.ids(prompt)))
 
     def answer(self, turns: Turns) -> Written:
         """Returns the assistant's next turn, by the tokenizer's chat template.
