@@ -16,7 +16,7 @@ from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.models import adapters
 from fedseed.models.heads import Head, head_parameters
-from fedseed.objectives.evaluation import mean_loss, measure
+from fedseed.objectives.evaluation import mean_loss, measure, score_notes
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare, prepare_sets
 from fedseed.objectives.settings import EvaluationSettings
@@ -221,6 +221,8 @@ def evaluation_of(
     validation = [item for prefix in kept for item in sets.pop(prefix).items]
     if data.scores:
         notes += short_answers(objective, sets, equipment.room, measured)
+        for one in sets.values():
+            notes += score_notes(objective, one, data.scores, measured)
 
     def evaluate(model: Any) -> dict[str, float]:
         found = (
@@ -245,6 +247,8 @@ def _of_parties(
         name = data.clients[0].name
         held = prepare(objective, f"the held-out examples of {name}", data.evaluation[""])
         notes += left_out(held, equipment.limit)
+        if data.scores and held.examples:
+            notes += score_notes(objective, held, data.scores, equipment.measured)
         found.append(
             (name, data, held, objective.prepare(data.validation if recipe.stopping else ()))
         )
