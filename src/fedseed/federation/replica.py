@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError
 from fedseed.federation.cost import Cost
+from fedseed.federation.data_note import check_data, check_fingerprint
 from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.large import fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES, Message
@@ -225,6 +226,8 @@ class Replica:
                 raise FedseedError(
                     f"run {self.run} has no client {self.hosted.host}: it has {listed(about.names)}"
                 )
+            check_fingerprint(self.hosted, about.fingerprint)
+            check_data(self.hosted, self.run, about.epoch)
         except FedseedError as error:
             if not self._log.looking:
                 raise

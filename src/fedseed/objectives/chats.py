@@ -63,7 +63,7 @@ class ChatTemplate:
         self._given = given
         self._arguments = dict(arguments or {})
 
-    def _text(
+    def write(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False
     ) -> str:
         """Returns a chat as the template writes it.
@@ -94,7 +94,7 @@ class ChatTemplate:
         """Returns whether the template writes a system message."""
         system = {"role": "system", "content": PROBE}
         try:
-            return PROBE in self._text([system, {"role": "user", "content": "a"}], asking=True)
+            return PROBE in self.write([system, {"role": "user", "content": "a"}], asking=True)
         except ValueError:
             return False
 
@@ -141,11 +141,11 @@ class ChatTemplate:
                 raise ValueError("the chat template marks no answer ({% generation %}) in it")
             if (places := _marked_places(marked, messages, wanted)) is not None:
                 return [(text, places)]
-        whole = self._text(messages, tools)
+        whole = self.write(messages, tools)
         written: list[Written] = []
         for i in filter(None, wanted):
-            asked = self._text(messages[:i], tools, asking=True)
-            text = whole if i == len(messages) - 1 else self._text(messages[: i + 1], tools)
+            asked = self.write(messages[:i], tools, asking=True)
+            text = whole if i == len(messages) - 1 else self.write(messages[: i + 1], tools)
             written.append((text, [(len(asked), len(text))]))
             if not text.startswith(asked):
                 raise ValueError(

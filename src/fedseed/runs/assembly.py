@@ -26,6 +26,7 @@ from fedseed.runs.equipment import (
     Evaluation,
     equip,
     evaluation_of,
+    fingerprint_of,
     hosted_of,
     loss_of,
     within,
@@ -38,6 +39,7 @@ from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
 from fedseed.tasks.data import ClientData, TaskData
 from fedseed.tasks.forms import examples_in
+from fedseed.tasks.record import clients_record, held_out_record, record_of
 
 
 class Federation(Simulation):
@@ -98,6 +100,9 @@ class Federation(Simulation):
                 "Federation: give the model's tokenizer, or an objective (fedseed.objectives)"
             )
         spec = RunSpec(method, rounds, **settings) if isinstance(method, Method) else method
+        if spec.folder is not None:
+            record = {**clients_record(clients), **held_out_record(held_out)}
+            spec = replace(spec, data_record=record, fingerprint=fingerprint_of(tokenizer))
         measure, names = (
             measure or loss_of(objective, held_out),
             [client.name for client in clients],
@@ -267,6 +272,8 @@ def build(
             "per_round": per_round,
             "threads": threads,
             "chat_template": data.chat_template,
+            # a run without files is never taken up again
+            "data_record": {} if out is None else record_of(data),
         }
         if recipe.model.base not in PACKAGED and not base.is_absolute() and base.is_dir():
             more["base_folder"] = str(base.resolve())  # the path means another place from elsewhere
@@ -333,7 +340,9 @@ def host(
             for one in held
         ]
     hosted = hosted_of(spec, equipment.model, equipment.objective, held, names, evaluate)
-    return spec, replace(hosted, processor=equipment.processor)
+    fingerprint = fingerprint_of(equipment.processor)
+    spec = replace(spec, fingerprint=fingerprint)
+    return spec, replace(hosted, processor=equipment.processor, fingerprint=fingerprint)
 
 
 def _nothing(model: Any) -> dict[str, float]:

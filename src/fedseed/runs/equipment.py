@@ -11,6 +11,7 @@ import torch
 from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.group import gathered, space_of
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
@@ -172,6 +173,23 @@ def equipped(
     return Equipment(
         model, processor, trainable, objective, measured, limit, longest_input(model), classes
     )
+
+
+def fingerprint_of(processor: Any) -> Fingerprint | None:
+    """Return what a base's tokenizer and chat template make of texts.
+
+    Args:
+        processor: the tokenizer, with the template that chats are written by.
+
+    Returns:
+        None of an image processor, or where there is none.
+    """
+    if not hasattr(processor, "convert_ids_to_tokens"):
+        return None
+    # these bring transformers: a torch model of one's own does without
+    from fedseed.objectives.fingerprint import template_digest, tokens_digest, versions_here
+
+    return Fingerprint(tokens_digest(processor), template_digest(processor), versions_here())
 
 
 def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:

@@ -26,6 +26,7 @@ from pydantic import ValidationError
 
 from fedseed.durable import Appender, sync_path, write_whole
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.file import scan, write_orbit
 from fedseed.registry import INCIDENTAL
@@ -33,13 +34,21 @@ from fedseed.reports.results import RoundLine, read_summary
 from fedseed.runs.keys import own_fields
 from fedseed.runs.recipe import Recipe, from_anywhere, read_toml
 from fedseed.runs.spec import RunSpec
+from fedseed.tasks.record import (
+    DataRecord,
+    describe_changes,
+    record_from_json,
+    record_to_json,
+)
 from fedseed.text import flat
 
 MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
 CHAT_TEMPLATE = "chat_template.jinja"
+DATA = "data.json"  # digests of the data, and what the tokenizer makes of texts
 FILES = (
     "recipe.toml",
     CHAT_TEMPLATE,
+    DATA,
     "answers.jsonl",
     "progress.jsonl",
     "metrics.jsonl",
@@ -53,7 +62,7 @@ FILES = (
     MEMORY,
 )
 # of use to this run only
-KEPT_INSIDE = ("answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)
+KEPT_INSIDE = (DATA, "answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)
 
 
 class RunFolder:
@@ -64,15 +73,23 @@ class RunFolder:
         recipe: the complete recipe as TOML, if the run has one.
         resume: take up the run that is there. Without it there must be none.
         chat_template: the Jinja template of the run's chats, if it has one of its own.
+        data: digests of the run's data; none: they are not known here.
+        fingerprint: what the base's tokenizer makes of texts, if it has one.
 
     Raises:
         FedseedError: it holds a run already, or another process works in it.
-        RecipeError: the run there has another recipe.
+        RecipeError: the run there has another recipe, other data or other tokens.
         StorageError: it can't be written.
     """
 
     def __init__(
-        self, path: Path, recipe: str | None = None, resume: bool = False, chat_template: str = ""
+        self,
+        path: Path,
+        recipe: str | None = None,
+        resume: bool = False,
+        chat_template: str = "",
+        data: DataRecord | None = None,
+        fingerprint: Fingerprint | None = None,
     ) -> None:
         self.path = path
         # progress is brought to the disk by `sync` only: a network's stream has the steps
@@ -97,6 +114,8 @@ class RunFolder:
             )
         if recipe is not None and "recipe.toml" in there:
             compare_recipes(path, recipe)
+        if resume:
+            compare_data(path, data or {}, fingerprint)
         if self.finished:
             return
         try:
@@ -119,6 +138,8 @@ class RunFolder:
                 )
             if chat_template and CHAT_TEMPLATE not in there:
                 write_whole(path / CHAT_TEMPLATE, chat_template.encode())
+            if data and DATA not in there:
+                _write_data(path, data, fingerprint)
             self._metrics = Appender(path / "metrics.jsonl")
         except BaseException:
             self._progress.close()
@@ -275,6 +296,48 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
             )
 
 
+def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) -> None:
+    """Check that a run that goes on has the data and the tokens that it began with.
+
+    Args:
+        path: its folder. One of an earlier fedseed does not say what it began with.
+        data: digests of the data that are here.
+        fingerprint: what the base's tokenizer makes of texts here.
+
+    Raises:
+        RecipeError: they have changed; names the part and the way out.
+        FedseedError: what the folder says of them can't be read.
+    """
+    file = path / DATA
+    if not file.is_file():
+        return
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+        before = record_from_json(said["data"])
+        began_with = Fingerprint.from_json(said["tokens"]) if said.get("tokens") else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise FedseedError(
+            f"{file}: can't be read ({error}): without it nobody knows whether the data changed; "
+            "delete it to go on nevertheless"
+        ) from error
+    way_out = (
+        f"put it back as it was, or begin another run with --out; {file} can be deleted to go on "
+        "nevertheless, and the figures before and after can't be compared then"
+    )
+    if data and (changes := describe_changes(before, data)):
+        raise RecipeError(f"{path} was started with other data: {', '.join(changes)}: {way_out}")
+    if fingerprint is not None and began_with is not None:
+        difference = fingerprint.difference_from(began_with)
+        if difference is not None:
+            raise RecipeError(f"{path} was started with other tokens: {difference}")
+
+
+def _write_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) -> None:
+    tokens = None if fingerprint is None else fingerprint.to_json()
+    about = {"data": record_to_json(data), "tokens": tokens}
+    write_whole(path / DATA, (json.dumps(about, indent=1) + "\n").encode())
+
+
 def extend(settings: RunSpec) -> str | None:
     """Let the run in a folder have the rounds that the settings say, if it was to have fewer.
 
@@ -299,6 +362,7 @@ def extend(settings: RunSpec) -> str | None:
         return None
     if settings.recipe_text is not None and (path / "recipe.toml").is_file():
         compare_recipes(path, settings.recipe_text, besides=("rounds",))
+    compare_data(path, settings.data_record, settings.fingerprint)
     summary = read_summary(path) if (path / "summary.json").is_file() else {}
     had = int(summary.get("rounds", 0))
     if had > settings.rounds:

@@ -135,7 +135,14 @@ class Run(ABC):
         self._keep_to_budget()
         spec = self.spec
         if spec.folder is not None:
-            self.folder = RunFolder(spec.folder, spec.recipe_text, resume, spec.chat_template)
+            self.folder = RunFolder(
+                spec.folder,
+                spec.recipe_text,
+                resume,
+                spec.chat_template,
+                spec.data_record,
+                spec.fingerprint,
+            )
             if self.folder.finished:
                 self.progress.note(f"the run in {spec.folder} is finished: nothing is changed")
                 return costs.RunResult(
