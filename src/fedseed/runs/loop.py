@@ -140,7 +140,8 @@ class Run(ABC):
                 spec.recipe_text,
                 resume,
                 spec.chat_template,
-                spec.data_record,
+                # whoever gets a private run's folder could try what data have these digests
+                {} if spec.private else spec.data_record,
                 spec.fingerprint,
             )
             if self.folder.finished:

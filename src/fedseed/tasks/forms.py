@@ -341,7 +341,7 @@ def repeated(
     ]
 
 
-def _content(made: Made) -> tuple[str, ...]:
+def _content(made: Example | Choice) -> tuple[str, ...]:
     parts = (
         (made.prompt, *made.options) if isinstance(made, Choice) else (made.prompt, made.response)
     )

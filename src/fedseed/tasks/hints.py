@@ -8,10 +8,14 @@ from typing import Any
 from fedseed.text import shown
 
 # names that published data sets have for what is asked and what is answered, the likeliest first
-ASKED = ("question", "query", "instruction", "input", "problem", "prompt", "article", "document")
-ASKED += ("source", "context", "human", "user")
-ANSWERED = ("answer", "response", "output", "completion", "target", "solution", "reply", "summary")
-ANSWERED += ("highlights", "assistant", "gpt")
+ASKED = (
+    *("question", "query", "instruction", "input", "problem", "prompt", "article", "document"),
+    *("source", "context", "human", "user"),
+)
+ANSWERED = (
+    *("answer", "response", "output", "completion", "target", "solution", "reply", "summary"),
+    *("highlights", "assistant", "gpt"),
+)
 TEXTS = ("sentence", "content", "review", "tweet", "comment", "body", "premise")
 LABELS = ("label", "labels", "class", "category", "sentiment", "intent", "target", "score")
 PREFERRED, REJECTED = "chosen", "rejected"
