@@ -377,3 +377,44 @@ def test_answers_that_nobody_wants_are_said():
     row = {"prompt": "a", "completion": "b", "label": False}
     found, notes = examples_in({"n": [row, {**row, "label": True}]})
     assert len(found["n"]) == 2 and '1 examples have "label" = false' in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "names", "expected"),
+    [
+        (("LABEL_0", "LABEL_1"), ["bad", "good"], ("bad", "good")),  # by its numbers
+        (("POSITIVE", "NEGATIVE"), ["negative", "positive"], ("positive", "negative")),
+        (("bad", "good"), ["bad", "good"], ("bad", "good")),
+    ],
+)
+def test_a_classifier_is_given_the_classes_of_a_data_set(outputs, names, expected):
+    """Rows in memory: each class is the output that the model has for it."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from fedseed import Federation, FedSGD
+    from support.text_bases import word_tokenizer
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    tokenizer = word_tokenizer()
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        num_attention_heads=2,
+        pad_token_id=0,
+        id2label=dict(enumerate(outputs)),
+        label2id={name: number for number, name in enumerate(outputs)},
+        **sizes,
+    )
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+    )
+    rows = [{"text": "a good film", "label": 1}, {"text": "a bad film", "label": 0}]
+    rows.append({"text": "a film", "label": -1})
+    made = datasets.Dataset.from_list(rows, features=features)
+    federation = Federation(
+        BertForSequenceClassification(config),
+        datasets=[made],
+        method=FedSGD(learning_rate=0.1),
+        tokenizer=tokenizer,
+    )
+    (items,) = federation.hosted.items.values()
+    assert [item.gold for item in items] == [expected.index(names[1]), expected.index(names[0])]

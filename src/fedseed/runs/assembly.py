@@ -38,6 +38,7 @@ from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
 from fedseed.tasks.data import ClientData, TaskData
+from fedseed.tasks.files import Record, dataset_rows, is_dataset
 from fedseed.tasks.forms import examples_in
 from fedseed.tasks.record import clients_record, held_out_record, record_of
 
@@ -169,15 +170,8 @@ def _learning(
         {**whole.config.to_dict(), "architectures": [type(whole).__name__]}
     )
     named, labels = tuple(map(str, whole.config.id2label.values())), tuple[str, ...]()
-    if architecture == "classification":  # rows name classes as the model does, or number them
-        rows = (
-            row
-            for own in (*sets.values(), *held_out.values())
-            for row in own
-            if isinstance(row, Mapping)
-        )
-        numbers = tuple(map(str, range(len(named))))
-        labels = numbers if {str(row.get("label")) for row in rows}.issubset(numbers) else named
+    if architecture == "classification":
+        labels = _class_labels(named, [*sets.values(), *held_out.values()])
     names = {prefix: f"evaluation {prefix}".strip() for prefix in held_out}
     found, notes = examples_in(
         {**sets, **{names[prefix]: rows for prefix, rows in held_out.items()}}, labels
@@ -203,6 +197,36 @@ def _learning(
 
     about = {"notes": (*notes, *more), "limit": limit, "classes": named if labels else ()}
     return objective, clients, evaluate, about
+
+
+def _class_labels(named: Sequence[str], sets: Iterable[Iterable[Any]]) -> tuple[str, ...]:
+    """Return how rows call a classifier's classes, in the order of its outputs.
+
+    Rows name classes as the model does, or number them. A data set that declares its classes may
+    write their names in other letters; else its numbers count.
+
+    Args:
+        named: the model's names of its classes.
+        sets: the rows of clients and of what is held out.
+    """
+    seen, declared = set[str](), set[tuple[str, ...]]()
+    for rows in sets:
+        if is_dataset(rows):
+            records = [row for row in dataset_rows("", rows) if isinstance(row, Record)]
+        else:
+            records = [Record("", row) for row in rows if isinstance(row, Mapping)]
+        for record in records:
+            declared.add(record.class_names.get("label", ()))
+            if (label := record.values.get("label")) is not None:
+                seen.add(str(label))
+    names = declared.pop() if len(declared) == 1 else ()
+    if names:
+        alike = {name.casefold(): name for name in names}
+        if all(name.casefold() in alike for name in named):
+            return tuple(alike[name.casefold()] for name in named)
+        return names if len(names) == len(named) else tuple(named)
+    numbers = tuple(map(str, range(len(named))))
+    return numbers if seen.issubset(numbers) else tuple(named)
 
 
 def build(

@@ -480,8 +480,9 @@ def _near_names(name: str, names: Sequence[str]) -> str:
 
 def _unicode_form(name: str) -> str:
     """Return which of Unicode's normal forms a name has."""
-    forms = ("NFC", "NFD")
-    return next((form for form in forms if unicodedata.is_normalized(form, name)), "neither form")
+    if unicodedata.is_normalized("NFC", name):
+        return "NFC"
+    return "NFD" if unicodedata.is_normalized("NFD", name) else "neither form"
 
 
 def _twins(parties: Sequence[Party], lines: Sequence[Sequence[SourceLine]]) -> list[str]:
