@@ -104,7 +104,8 @@ def score_notes(
     """
     language = objective.language if isinstance(objective, Rewarded) else objective
     is_scored = settings.rouge and "rouge_l" in (*scores, *settings.metrics)
-    if not is_scored or not isinstance(language, TextObjective):
+    generates = isinstance(language, TextObjective) and not isinstance(language, Scoring)
+    if not is_scored or not generates:
         return []
     answers = [language.references_of(example)[0] for example in prepared.examples]
     share = scoring.share_of_accents(answers)
