@@ -26,6 +26,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_elsewhere(tmp_path_factory):
+    """What clients keep of their runs lies in the tests' folder, not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 def pytest_sessionstart(session):
     """Without a GPU, Triton's interpreter stands in for one: Triton asks when a module with kernels
     is imported.

@@ -59,7 +59,7 @@ class TextClasses(Scoring, TextObjective):
             text = example.text or example.prompt
         else:
             text = example.text.replace(MASK, self.tokenizer.mask_token or "")
-        ids = tuple(self.tokenizer(text)["input_ids"])
+        ids = tuple(self.text_tokens.whole(text))
         return [ClassifiedText(ids, example.gold)] if len(ids) <= self.max_length else []
 
     def scores(

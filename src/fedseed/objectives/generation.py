@@ -17,7 +17,7 @@ from fedseed.models import adapters, writing
 from fedseed.models.traits import traits_of
 from fedseed.objectives.losses import TextObjective
 from fedseed.objectives.template_variables import template_variables
-from fedseed.objectives.tokens import beginning, longest_input, padded
+from fedseed.objectives.tokens import TextTokens, longest_input, padded
 from fedseed.tasks.data import Example
 from fedseed.weights.row_losses import Around
 
@@ -252,9 +252,10 @@ class Writer:
             RecipeError: it is empty.
             FedseedError: it leaves no room for an answer.
         """
-        start = () if self._encodes else beginning(self.tokenizer)
-        ids = self.tokenizer(prompt, add_special_tokens=self._encodes)["input_ids"]
-        return self._checked([*start, *ids])
+        tokens = TextTokens(self.tokenizer)
+        if self._encodes:
+            return self._checked(tokens.whole(prompt))
+        return self._checked(tokens.from_start(tokens.ids(prompt)))
 
     def chat_ids(
         self,

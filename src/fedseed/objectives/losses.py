@@ -1,5 +1,6 @@
 """Objectives: from examples to a loss."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,16 @@ from fedseed.errors import RecipeError
 from fedseed.models import adapters
 from fedseed.models.traits import traits_of
 from fedseed.objectives.chats import ChatTemplate
-from fedseed.objectives.tokens import IGNORE, Tokens, Truncate, beginning, fitted, padded, placed
-from fedseed.tasks.chats import answers_of, plain_form
+from fedseed.objectives.tokens import (
+    IGNORE,
+    TextTokens,
+    Tokens,
+    Truncate,
+    fitted,
+    padded,
+    placed,
+)
+from fedseed.tasks.chats import plain_form
 from fedseed.tasks.data import Chat, ChatStyle, Choice, Example
 
 
@@ -73,6 +82,7 @@ class TextObjective(Objective):
         self, tokenizer: Any, max_length: int = 1024, truncate: Truncate = "drop", prefix: str = ""
     ) -> None:
         self.tokenizer = tokenizer
+        self.text_tokens = TextTokens(tokenizer)
         self.max_length = max_length
         self.truncate = truncate
         self.prefix = prefix
@@ -82,18 +92,31 @@ class TextObjective(Objective):
         self.pad = needed if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._made: dict[Any, Any] = {}  # what is made once: a chat template, words' tokens
 
-    @cached_property
+    @property
     def start(self) -> tuple[int, ...]:
         """Returns the tokens at the beginning of every text."""
-        return beginning(self.tokenizer)
+        return self.text_tokens.start
 
     def ids_of(self, text: str) -> list[int]:
         """Returns a text's tokens, without special ones."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self.text_tokens.ids(text)
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Returns the tokens of what stands before the response."""
-        return [*self.start, *self.ids_of(prompt)]
+        return self.text_tokens.from_start(self.ids_of(prompt))
+
+    def references_of(self, example: Example) -> tuple[str, ...]:
+        """Return the right answers to an example, as a model's answer is decoded.
+
+        A special token that ends them is no part of the answer.
+        """
+        references = example.answers or (example.response,)
+        return tuple(
+            text.rstrip().removesuffix(ender)
+            if (ender := self.text_tokens.ender_of(text))
+            else text
+            for text in references
+        )
 
     def probe_ids(self, text: str) -> list[int]:
         """Returns a text's tokens as the model is given them, to ask it about itself."""
@@ -219,9 +242,11 @@ class CausalLM(TextObjective):
     """Next-token loss on the response only (and on the end-of-sequence token after it).
 
     The sequence is what the tokenizer puts before any text (BOS or nothing,
-    `fedseed.objectives.tokens.beginning`), prompt, response, EOS (or the example's own `stop`);
-    prompt and response are tokenised apart, so that the boundary does not depend on merges across
-    it. Without a prompt all of the text is learnt. A chat is what its tokenizer's template writes
+    `fedseed.objectives.tokens.beginning`), prompt, response, EOS (or the example's own `stop`):
+    each special token once, also where a template has written it already. No token reaches across
+    the boundary of prompt and response, and the response begins with the tokens that it has after
+    the prompt in plain transformers (`fedseed.objectives.tokens.TextTokens`). Without a prompt all
+    of the text is learnt. A chat is what its tokenizer's template writes
     (`fedseed.objectives.chats`), with loss on what the assistant says. Longer examples are cut as
     `truncate` says. `TextObjective` has the arguments and errors.
     """
@@ -263,12 +288,13 @@ class CausalLM(TextObjective):
         template = self._template_of(example.style)
         if template is not None:
             return template.prepare(example)
-        remarks = () if example.style.writing == "plain" else ("plain",)
-        wanted = (
-            answers_of(example.messages)
-            if example.style.loss_on == "all"
-            else [len(example.messages) - 1]
-        )
+        remarks = example.remarks
+        if example.style.writing != "plain":
+            remarks += ("plain",)
+        if example.style.template_arguments:
+            remarks += ("arguments",)
+        last = len(example.messages) - 1
+        wanted = example.learnt_answers if example.style.loss_on == "all" else [last]
         return [
             self._pair(*plain_form(example.messages, example.tools, i), remarks=remarks)
             for i in wanted
@@ -277,10 +303,20 @@ class CausalLM(TextObjective):
     def _pair(
         self, prompt: str, response: str, stop: str = "", remarks: tuple[str, ...] = ()
     ) -> Tokens:
-        before, after = self.prompt_ids(prompt), self.ids_of(response + stop)
-        ids = (*before, *after) if stop else (*before, *after, self.tokenizer.eos_token_id)
+        ender = "" if stop else self.text_tokens.ender_of(response)
+        if ender:
+            response = response.rstrip()
+        before = self.ids_of(prompt)
+        after = self.text_tokens.after(prompt, response + stop)
+        if not stop and not ender:
+            after = [*after, self.tokenizer.eos_token_id]
+        ids = self.text_tokens.from_start([*before, *after])
+        was_begun = bool(self.start) and len(ids) == len(before) + len(after)
+        begin = len(ids) - len(after)
+        if ender or was_begun:
+            remarks += ("rendered",)
         # nothing says what a first token should be
-        return Tokens(ids, max(1, len(before)), remarks=remarks)
+        return Tokens(tuple(ids), max(1, begin), remarks=remarks)
 
     def _template_of(self, style: ChatStyle) -> ChatTemplate | None:
         """Returns what writes chats of a style; None: they are written plainly."""
@@ -293,17 +329,22 @@ class CausalLM(TextObjective):
                 'task.chat_template = "own": the base\'s tokenizer has no chat template; give a '
                 "file with one"
             )
-        if style.template not in self._made:
+        arguments = style.template_arguments
+        key = style.template, json.dumps(arguments, sort_keys=True, default=str)
+        if key not in self._made:
             try:
-                self._made[style.template] = ChatTemplate(self.tokenizer, style.template)
+                self._made[key] = ChatTemplate(self.tokenizer, style.template, arguments)
             except ValueError as error:
                 raise RecipeError(f"model.base: {error}") from error
-        found: ChatTemplate = self._made[style.template]
+        found: ChatTemplate = self._made[key]
         return found
 
     def ends_of(self, example: Example) -> tuple[int, ...]:
         template = self._template_of(example.style) if isinstance(example, Chat) else None
-        end = None if template is None else template.end_of_turn
+        if template is not None:
+            end = template.end_of_turn
+        else:
+            end = self.text_tokens.enders.get(self.text_tokens.ender_of(example.response))
         return () if end is None or end == self.tokenizer.eos_token_id else (end,)
 
     def weight(self, item: Tokens) -> int:
@@ -345,7 +386,7 @@ class Choices(Scoring, TextObjective):
     def items(self, example: Choice) -> list[Options]:
         prompt, options = (
             self.prompt_ids(example.prompt),
-            [self.ids_of(option) for option in example.options],
+            [self.text_tokens.after(example.prompt, option) for option in example.options],
         )
         if not all(options):
             raise ValueError(f"option {example.options[options.index([])]!r} has no token")

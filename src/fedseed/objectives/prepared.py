@@ -18,6 +18,13 @@ REMARKS = {
     "system": "have their system message in the first user's: the chat template has no place "
     "for it",
     "tools": "have tools that the chat template leaves out",
+    "undescribed": "call functions that nothing beside the messages describes (tools, functions or "
+    "tool_defs)",
+    "others": "have messages of others than the assistant that are marked to be learnt: only the "
+    "assistant's are",
+    "arguments": "have template arguments (chat_template_kwargs) that the chat template does not "
+    "use",
+    "rendered": "begin or end with special tokens already, which are not put there once more",
     "split": "are pieces of longer texts",
 }
 

@@ -36,7 +36,7 @@ class Seq2SeqLM(TextObjective):
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Returns the tokens of a prompt, with the prefix before it."""
-        return list(self.tokenizer(self.prefix + prompt)["input_ids"])
+        return self.text_tokens.whole(self.prefix + prompt)
 
     def pair(self, prompt: str, response: str) -> Tokens:
         """Returns a prompt and a response as tokens, each with its special tokens."""

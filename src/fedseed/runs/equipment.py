@@ -11,13 +11,14 @@ import torch
 from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.group import gathered, space_of
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.models import PACKAGED, adapters
 from fedseed.models.heads import Head, head_parameters
 from fedseed.models.targets import chosen_targets, freeze_others
-from fedseed.objectives.evaluation import mean_loss, measure
+from fedseed.objectives.evaluation import mean_loss, measure, score_notes
 from fedseed.objectives.losses import Choices, Objective, Scoring, TextObjective
 from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare, prepare_sets
 from fedseed.objectives.settings import EvaluationSettings
@@ -240,6 +241,23 @@ def examine_base(model: Any, objective: Objective) -> None:
             examine(model, texts)
 
 
+def fingerprint_of(processor: Any) -> Fingerprint | None:
+    """Return what a base's tokenizer and chat template make of texts.
+
+    Args:
+        processor: the tokenizer, with the template that chats are written by.
+
+    Returns:
+        None of an image processor, or where there is none.
+    """
+    if not hasattr(processor, "convert_ids_to_tokens"):
+        return None
+    # these bring transformers: a torch model of one's own does without
+    from fedseed.objectives.fingerprint import template_digest, tokens_digest, versions_here
+
+    return Fingerprint(tokens_digest(processor), template_digest(processor), versions_here())
+
+
 def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
     """Returns settings for a model with so many positions (None: any number), and what makes an
     example too long.
@@ -287,6 +305,8 @@ def evaluation_of(
     validation = [item for prefix in kept for item in sets.pop(prefix).items]
     if data.scores:
         notes += short_answers(objective, sets, equipment.room, measured)
+        for one in sets.values():
+            notes += score_notes(objective, one, data.scores, measured)
 
     def evaluate(model: Any) -> dict[str, float]:
         found = (
@@ -311,6 +331,8 @@ def _of_parties(
         name = data.clients[0].name
         held = prepare(objective, f"the held-out examples of {name}", data.evaluation[""])
         notes += left_out(held, equipment.limit)
+        if data.scores and held.examples:
+            notes += score_notes(objective, held, data.scores, equipment.measured)
         found.append(
             (name, data, held, objective.prepare(data.validation if recipe.stopping else ()))
         )

@@ -26,6 +26,7 @@ from pydantic import ValidationError
 
 from fedseed.durable import Appender, is_irregular, sync_path, write_whole
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.file import scan, write_orbit
 from fedseed.registry import INCIDENTAL
@@ -34,14 +35,22 @@ from fedseed.runs.ending import can_be_made_again, read_ending
 from fedseed.runs.keys import own_fields
 from fedseed.runs.recipe import Recipe, from_anywhere, read_toml
 from fedseed.runs.spec import RunSpec
+from fedseed.tasks.record import (
+    DataRecord,
+    describe_changes,
+    record_from_json,
+    record_to_json,
+)
 from fedseed.text import flat
 
 MOST_DIFFERENCES = 8  # keys that are named where two recipes differ
 MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
 CHAT_TEMPLATE = "chat_template.jinja"
+DATA = "data.json"  # digests of the data, and what the tokenizer makes of texts
 FILES = (
     "recipe.toml",
     CHAT_TEMPLATE,
+    DATA,
     "answers.jsonl",
     "progress.jsonl",
     "metrics.jsonl",
@@ -55,7 +64,7 @@ FILES = (
     MEMORY,
 )
 # of use to this run only
-KEPT_INSIDE = ("answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)
+KEPT_INSIDE = (DATA, "answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)
 
 
 class RunFolder:
@@ -66,12 +75,14 @@ class RunFolder:
         recipe: the complete recipe as TOML, if the run has one.
         resume: take up the run that is there. Without it there must be none.
         chat_template: the Jinja template of the run's chats, if it has one of its own.
+        data: digests of the run's data; none: they are not known here.
+        fingerprint: what the base's tokenizer makes of texts, if it has one.
         claim: only lock the folder and compare recipes; `begin` writes the run's first files. Until
             then `release` leaves nothing behind.
 
     Raises:
         FedseedError: it holds a run already, or another process works in it.
-        RecipeError: the run there has another recipe.
+        RecipeError: the run there has another recipe, other data or other tokens.
         StorageError: it can't be written.
     """
 
@@ -82,9 +93,12 @@ class RunFolder:
         resume: bool = False,
         chat_template: str = "",
         claim: bool = False,
+        data: DataRecord | None = None,
+        fingerprint: Fingerprint | None = None,
     ) -> None:
         self.path = path
         self._recipe, self._chat_template = recipe, chat_template
+        self._data, self._fingerprint = data, fingerprint
         self._begun = False
         # progress is brought to the disk by `sync` only: a network's stream has the steps
         self.lazy = False
@@ -109,6 +123,8 @@ class RunFolder:
             )
         if recipe is not None and "recipe.toml" in there:
             compare_recipes(path, recipe, extensible=not claim)
+        if resume:
+            compare_data(path, data or {}, fingerprint)
         if self.finished:
             return
         self._made_folder = not path.exists()
@@ -145,6 +161,8 @@ class RunFolder:
                 write_whole(recipe, tomli_w.dumps(table).encode())
             if self._chat_template and not template.exists():
                 write_whole(template, self._chat_template.encode())
+            if self._data and not (self.path / DATA).exists():
+                _write_data(self.path, self._data, self._fingerprint)
             self._metrics = Appender(self.path / "metrics.jsonl")
         except BaseException:
             self._progress.close()
@@ -329,6 +347,48 @@ def compare_recipes(
         raise RecipeError(f"{path} was started with another recipe: {'; '.join(differences)}")
 
 
+def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) -> None:
+    """Check that a run that goes on has the data and the tokens that it began with.
+
+    Args:
+        path: its folder. One of an earlier fedseed does not say what it began with.
+        data: digests of the data that are here.
+        fingerprint: what the base's tokenizer makes of texts here.
+
+    Raises:
+        RecipeError: they have changed; names the part and the way out.
+        FedseedError: what the folder says of them can't be read.
+    """
+    file = path / DATA
+    if not file.is_file():
+        return
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+        before = record_from_json(said["data"])
+        began_with = Fingerprint.from_json(said["tokens"]) if said.get("tokens") else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise FedseedError(
+            f"{file}: can't be read ({error}): without it nobody knows whether the data changed; "
+            "delete it to go on nevertheless"
+        ) from error
+    way_out = (
+        f"put it back as it was, or begin another run with --out; {file} can be deleted to go on "
+        "nevertheless, and the figures before and after can't be compared then"
+    )
+    if data and (changes := describe_changes(before, data)):
+        raise RecipeError(f"{path} was started with other data: {', '.join(changes)}: {way_out}")
+    if fingerprint is not None and began_with is not None:
+        difference = fingerprint.difference_from(began_with)
+        if difference is not None:
+            raise RecipeError(f"{path} was started with other tokens: {difference}")
+
+
+def _write_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) -> None:
+    tokens = None if fingerprint is None else fingerprint.to_json()
+    about = {"data": record_to_json(data), "tokens": tokens}
+    write_whole(path / DATA, (json.dumps(about, indent=1) + "\n").encode())
+
+
 def extend(settings: RunSpec) -> str | None:
     """Let the run in a folder have the rounds that the settings say, if it was to have fewer.
 
@@ -353,6 +413,7 @@ def extend(settings: RunSpec) -> str | None:
         return None
     if settings.recipe_text is not None and (path / "recipe.toml").is_file():
         compare_recipes(path, settings.recipe_text, besides=("rounds",))
+    compare_data(path, settings.data_record, settings.fingerprint)
     summary = read_summary(path) if (path / "summary.json").is_file() else {}
     had = int(summary.get("rounds", 0))
     if had > settings.rounds:

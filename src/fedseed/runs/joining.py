@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from fedseed.runs.assembly import host
 from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData, TaskData
+from fedseed.tasks.record import DataRecord, clients_record, held_out_record
 from fedseed.text import shown
 from fedseed.transport.base import Transport
 from fedseed.transport.subjects import name_problem
@@ -57,6 +58,7 @@ def joining(
         RecipeError: the model can't be had.
     """
     load.opened = state_folder() / "opened" / run
+    load.data_notes = state_folder() / "data" / run
     client = NetworkClient(transport, run, load, load.recipe.rounds, load.progress, orbit)
     recipe = load.recipe
     if mechanism_of(recipe.method) is not None and not (
@@ -124,6 +126,8 @@ class Loading:
         self._own = own or OwnData()
         # the folder in which secure sums note which sums were opened
         self.opened: Path | None = None
+        # the folder in which a client notes which data it has while a run goes on
+        self.data_notes: Path | None = None
         self._parts: list[TaskData] | None = None  # of clients with data of their own
         self.party = recipe.of_parties or (own is not None and recipe.task.own_data)
         if self.party:
@@ -242,7 +246,19 @@ class Loading:
             identities=self.identities,
             opened=self.opened,
             accounts=self.open_accounts(),
+            data_record=self._data_record if self.data_notes is not None else {},
+            data_notes=self.data_notes,
         )
+
+    @cached_property
+    def _data_record(self) -> DataRecord:
+        """Return the record of the hosted clients' data, with what they hold out of them."""
+        record = dict(clients_record(self.data.clients))
+        for part in self._parts or ():
+            if part.evaluation.get("") or part.validation:
+                whose = part.clients[0].name
+                record |= held_out_record(part.evaluation, part.validation, whose)
+        return record
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
         """Returns what measures the model; it loads the evaluation data when it is first called."""

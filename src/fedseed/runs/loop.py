@@ -144,7 +144,15 @@ class Run(ABC):
         spec = self.spec
         if spec.folder is not None:
             if self.folder is None:
-                self.folder = RunFolder(spec.folder, spec.recipe_text, resume, spec.chat_template)
+                self.folder = RunFolder(
+                    spec.folder,
+                    spec.recipe_text,
+                    resume,
+                    spec.chat_template,
+                    # whoever gets a private run's folder could try what data have these digests
+                    data={} if spec.private else spec.data_record,
+                    fingerprint=spec.fingerprint,
+                )
             if self.folder.finished:
                 return self._finished(spec.folder)
         self._began = stamp()
