@@ -199,6 +199,7 @@ LIGHT = [
     "fedseed.transport.keys",
     "fedseed.cli.network",
     "fedseed.cli.app",
+    "fedseed.cli.running",
     "fedseed.flower.server",
     "fedseed.tasks.instructions",
     "fedseed.tasks.natural_instructions",
