@@ -21,8 +21,9 @@ METHODS = {
 EXPECTED = {
     "fedavg": lambda n: {
         "encode": n + 2,  # a plan for all, each update, the step
-        "decode": n
-        + 1,  # each update by the coordinator; the plan once; nobody reads a step's frame
+        # each plan by its client, each update by the coordinator, a plan to see which round it is;
+        # nobody reads a step's frame
+        "decode": 2 * n + 1,
         "read whole weights": n + 2,  # each update, the step by both sides
         "snapshot": n,
         "restore": n,
