@@ -61,7 +61,7 @@ def cut(layout: Layout) -> Iterator[Piece]:
 
 
 def pieces(
-    layout: Layout, data: bytes, before: bytes | None = None
+    layout: Layout, data: bytes | memoryview, before: bytes | None = None
 ) -> Iterator[NDArray[np.float64]]:
     """Yields tensors from their bytes, piece by piece, in double precision, less others before."""
     own, old = memoryview(data), memoryview(before or b"")
