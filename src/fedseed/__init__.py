@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         MeZO,
         RandOpt,
         Sign,
+        Subspace,
         TopK,
         ZOFedSGD,
     )
@@ -42,6 +43,7 @@ _LAZY = {
     "MeZO": "fedseed.methods",
     "RandOpt": "fedseed.methods",
     "Sign": "fedseed.methods",
+    "Subspace": "fedseed.methods",
     "TopK": "fedseed.methods",
     "ZOFedSGD": "fedseed.methods",
     "ParameterSpace": "fedseed.weights.space",
@@ -76,6 +78,7 @@ __all__ = [
     "ParameterSpace",
     "RandOpt",
     "Sign",
+    "Subspace",
     "Swapper",
     "TopK",
     "ZOFedSGD",
