@@ -1,7 +1,7 @@
 import os
 
 # as the command line sets it; before torch is imported
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # side by side with others: a thread each, or they wait for each other's
 if "PYTEST_XDIST_WORKER" in os.environ:
     for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):

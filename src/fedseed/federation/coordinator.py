@@ -94,6 +94,7 @@ class Coordinator:
         self._outcome: Sequence[NDArray[Any]] | None = None
         self._open: Round | None = None
         self.closed = Content()  # of the last round's step
+        self.closed_payload = b""  # that step's bytes, without the frame
 
     def open(
         self, number: int, attempt: int = 0, alive: Collection[int] | None = None
@@ -291,6 +292,7 @@ class Coordinator:
                 self._outcome = answers.past.next
         self._steps.take(size)
         self.closed = step.content(self.state.layout.size, payload)
+        self.closed_payload = payload
         self._advance(step)
         self._open = None
         return Message(

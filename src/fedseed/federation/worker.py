@@ -198,7 +198,21 @@ class Worker:
         """
         message = Message.decode(step_message)
         message.expect(MessageKind.STEP, self.method.code, message.round)
-        step = self.method.decode_step(self.state, message.payload)
+        return self.apply_payload(message.payload)
+
+    def apply_payload(self, payload: bytes) -> float | None:
+        """Apply a step from its bytes without a frame.
+
+        Args:
+            payload: as a coordinator's method has encoded it.
+
+        Returns:
+            The expected norm of what the step adds to the weights, where that can be known.
+
+        Raises:
+            MessageError: not a step of this method.
+        """
+        step = self.method.decode_step(self.state, payload)
         change = self.method.change(self.state, step)
         self.space.apply(change)
         wait_for(self.space.parameters)  # who measures this, measures all of it

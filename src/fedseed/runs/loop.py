@@ -397,7 +397,7 @@ class Run(ABC):
             self.store.prepare(number)
         self.publish(step, line)
         if self.store is not None:
-            self.store.record(number, step[FRAME_BYTES:])
+            self.store.record(number, coordinator.closed_payload)
             if not (log and self.waits):
                 self.store.confirm(line.weights_digest or NO_DIGEST)
         self.recorded(line, log)

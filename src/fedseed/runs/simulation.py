@@ -22,7 +22,7 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import Cost
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.membership import Roster
-from fedseed.federation.messages import FRAME_BYTES, Message
+from fedseed.federation.messages import Message
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.rounds import Gathered, Rounds
 from fedseed.federation.secure import Masking, SecureCoordinator, answered
@@ -349,11 +349,12 @@ class Simulation(Run):
         """
         number = line.round
         if self.team is not None:
-            self.team.apply(Record(number, step[FRAME_BYTES:]))
+            self.team.apply(Record(number, self.coordinator.closed_payload))
             if number < self.spec.rounds:
                 self.clients.begin(number + 1)
         start = time.perf_counter()
-        norm = self.worker.apply(step)
+        # what the frame guards against does not happen on the way within a process
+        norm = self.worker.apply_payload(self.coordinator.closed_payload)
         line.seconds["rebuild"] = time.perf_counter() - start
         line.weights_digest = self.worker.space.digest() if self.spec.digests(line.round) else None
         if norm is not None and log:  # the weights' norm takes a pass over them

@@ -206,14 +206,17 @@ class ParameterSpace:
     def _replace(self, data: bytes) -> None:
         if len(data) != self.layout.dense_bytes:
             raise ValueError(f"{len(data)} bytes for a space of {self.layout.dense_bytes}")
+        source = np.frombuffer(data, dtype=np.uint8)
         position = first = 0  # of a tensor, in the bytes and in the vector
         for p, e in zip(self.parameters, self.layout.tensors, strict=True):
             width = ITEM_BYTES[e.dtype]
             at = position + (self.vector.start_of(p) - first) * width
-            if p.numel():
+            part = source[at : at + p.numel() * width]
+            if p.is_cpu and p.is_contiguous():
+                flat(p).view(torch.uint8).numpy()[:] = part
+            elif p.numel():
                 # torch wants memory it could write to
-                part = bytearray(memoryview(data)[at : at + p.numel() * width])
-                p.copy_(torch.frombuffer(part, dtype=p.dtype).view(p.shape))
+                p.copy_(torch.from_numpy(part.copy()).view(p.dtype).view(p.shape))
             position, first = position + e.size * width, first + e.size
 
     def keep_base(self) -> None:
@@ -401,7 +404,8 @@ class ParameterSpace:
         """Returns the Euclidean norm of w."""
         # doubles take room
         parts = (part for p in self.parameters for part in torch.split(flat(p), moving.PIECE))
-        return float(np.sqrt(sum(float(part.double().square().sum()) for part in parts)))
+        sum_squares = projection.Squares()
+        return float(np.sqrt(sum(sum_squares(part) for part in parts)))
 
     def dense(self) -> bytes:
         """Returns the trainable tensors in order, in their dtypes, as little-endian bytes: what
