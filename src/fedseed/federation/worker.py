@@ -217,7 +217,7 @@ class Worker:
         self.space.apply(change)
         wait_for(self.space.parameters)  # who measures this, measures all of it
         self.state = self.method.advance(self.state, step)
-        self._note(message.payload)
+        self._note(payload)
         norm = expected_norm(change, self.space.layout)
         return norm if norm is None or np.isfinite(norm) else None
 
