@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import PretrainedConfig
 
 from fedseed.errors import RecipeError
 from fedseed.text import first_line, listed
@@ -91,6 +90,9 @@ def settle(model: Any, base: str) -> Traits:
 
 def _configs(config: Any) -> Iterator[Any]:
     """Yield a configuration and those inside it (a text model's, a vision tower's)."""
+    # brings transformers: whoever only names this module does without
+    from transformers import PretrainedConfig
+
     yield config
     for value in list(vars(config).values()):
         if isinstance(value, PretrainedConfig):
@@ -200,7 +202,7 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
     answers that are generated in a batch, batches are made of texts of one length from then on.
 
     Args:
-        model: a language model or a classifier of texts, in evaluation mode.
+        model: a language model or a classifier of texts; it is asked in evaluation mode.
         texts: tokens of two texts of different length, as examples would have them.
 
     Returns:
@@ -214,6 +216,8 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
     if traits.examined or next(model.parameters()).device.type == "meta":
         return traits
     traits.examined = True
+    was_training = model.training
+    model.eval()  # dropout would make two passes differ
     try:
         _ask(model, traits, _Probe(model, texts))
     except RecipeError:
@@ -222,6 +226,8 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
         traits.notes.append(
             f"what padding does to a {type(model).__name__} was not found out: {first_line(error)}"
         )
+    finally:
+        model.train(was_training)
     return traits
 
 
