@@ -16,6 +16,7 @@ import torch
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.hosted import Hosted
+from fedseed.models.quantization import is_quantized
 from fedseed.processes import GROUP, alone
 from fedseed.weights.space import ParameterSpace
 
@@ -54,6 +55,8 @@ def space_of(model: Any) -> type[ParameterSpace]:
         )
     if hasattr(model, "peft_config"):
         alone("an adapter")
+    if is_quantized(model):
+        alone("a quantised base")
     shard(model, int(os.environ["LOCAL_RANK"]))
     return ShardedSpace
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -19,8 +19,17 @@ from fedseed.errors import RecipeError, closest, to_install
 from fedseed.models import PACKAGED
 from fedseed.models.architectures import LOADERS, Architecture, architecture_of
 from fedseed.models.foreign import check_files, own_code
-from fedseed.models.heads import Head
+from fedseed.models.heads import Head, head_parameters
 from fedseed.models.placement import deal_out, find_device, spread
+from fedseed.models.quantization import (
+    STAND_INS,
+    Quantization,
+    check_tunable,
+    is_movable,
+    loading_options,
+    prepare_loaded,
+    scale_parameters,
+)
 from fedseed.processes import COMMAND
 from fedseed.text import first_line, listed
 
@@ -111,6 +120,7 @@ def load_model(
     head: Head | None = None,
     device: str = "cpu",
     attention: str | None = None,
+    quantization: Quantization | None = None,
 ) -> tuple[Any, Any]:
     """Returns a model and its tokenizer (or what stands in its place).
 
@@ -126,6 +136,8 @@ def load_model(
         device: where the model is to lie (`fedseed.models.placement`).
         attention: how attention is computed, as transformers calls it (`attn_implementation`);
             None: what it chooses.
+        quantization: how its linear layers are quantised (`fedseed.models.quantization`); None: as
+            its files are.
 
     Raises:
         RecipeError: this machine has no such device; or the base is not found, not loadable, of
@@ -156,6 +168,8 @@ def load_model(
         options["device_map"] = {"": where}  # shard by shard, in their dtype
     if attention is not None:
         options["attn_implementation"] = attention
+    if quantization is not None:
+        options |= loading_options(base, config, quantization, getattr(torch, dtype), where)
     try:
         # transformers draws what the files do not have
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if where is None else where):
@@ -207,6 +221,7 @@ def load_model(
         reason = f"its tokenizer or image processor can't be loaded ({first_line(error)})"
         raise _problem(base, f"{reason}; {remedy}") from error
     _fit(base, model, processor)
+    prepare_loaded(model, quantization, base)
     if wanted == "classification":
         # a decoder with a head looks for a text's last token by what texts are filled up with
         for pad in (processor.eos_token_id, processor.pad_token_id):
@@ -233,6 +248,7 @@ def outline(
     architecture: Architecture | None = None,
     head: Head | None = None,
     attention: str | None = None,
+    quantization: Quantization | None = None,
 ) -> Any:
     """Returns the model that `load_model` would load, on the device "meta": it has no weights and
     takes no memory.
@@ -256,6 +272,9 @@ def outline(
         raise _problem(
             base, f"no model can be made from its configuration ({first_line(error)})"
         ) from error
+    if quantization is not None:
+        # a library's layers are as large as the project's own of as many bits
+        prepare_loaded(model, STAND_INS[quantization], base)
     model.eval()
     return model
 
@@ -317,19 +336,50 @@ def quiet() -> None:
 def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:
     """Lets only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
 
-    Raises RecipeError if nothing matches.
+    What an adapter has fixed does not train either way.
+
+    Raises RecipeError if nothing matches, or something that is quantised.
     """
     if patterns is None:
+        check_tunable(model)
         return
+    fixed = getattr(model, "fixed_parameters", frozenset())
     chosen = {
         name
         for name, _ in model.named_parameters()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
+        if name not in fixed and any(fnmatchcase(name, pattern) for pattern in patterns)
     }
+    for name, parameter in model.named_parameters():
+        if name in chosen and not is_movable(parameter):
+            raise RecipeError(
+                f"model.trainable = {list(patterns)}: {name} is quantised, and can't be tuned; "
+                'name other parameters, such as "*norm*", or with model.quantization = "int4" or '
+                '"int8" "*.scales"'
+            )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
     if not chosen:
         raise RecipeError(f"model.trainable = {list(patterns)}: no parameter has a name like this")
+
+
+def trainable_names(
+    model: Any, base: str, trainable: Sequence[str] | Literal["head", "scales"] | None
+) -> Sequence[str] | None:
+    """Return the name patterns of the parameters that a recipe's `model.trainable` means.
+
+    Args:
+        model: the base.
+        base: its name, for errors.
+        trainable: patterns, "head", "scales"; None: all.
+
+    Raises:
+        RecipeError: the model has no head, or no scales.
+    """
+    if trainable == "head":
+        return head_parameters(model, base)
+    if trainable == "scales":
+        return scale_parameters(model, base)
+    return trainable
 
 
 def checkpoint_activations(model: torch.nn.Module, base: str = "") -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedseed.errors import FedseedError
 from fedseed.models import adapters
+from fedseed.models.quantization import dequantized, write_quantization
 from fedseed.orbit.card import Facts, Form, card
 from fedseed.orbit.header import Header
 
@@ -61,12 +62,13 @@ def export_model(
     """Writes a tuned model into a folder, as a whole or not at all.
 
     With an adapter the folder holds the adapter alone (`peft` loads it onto the base), unless it is
-    merged.
+    merged. Beside an adapter of a quantised base stands how that is quantised. Tuned scales are
+    written as a model of plain layers, which computes the same.
 
     Args:
         folder: made if missing; must not hold a model.
         model: the tuned `transformers` model; for an adapter the `peft` model around the base.
-            `merge` changes it.
+            `merge` changes it, and so do scales that are tuned.
         processor: its tokenizer or image processor; None: none is written.
         header: the run's header.
         facts: what came of the run, for the card.
@@ -79,6 +81,7 @@ def export_model(
     """
     check_free(folder)
     form: Form = "adapter" if adapters.is_installed(model) else "whole"
+    quantization = header.quantization if form == "adapter" else ""
     if merge:
         model, form = adapters.merged(model), "merged"
     kind = type(model.get_base_model() if form == "adapter" else model).__name__
@@ -87,12 +90,15 @@ def export_model(
         with TemporaryDirectory(prefix=".export-", dir=folder) as made:
             part = Path(made)
             if form != "adapter":
-                model.save_pretrained(part)
+                # transformers knows no layers of the project's own
+                dequantized(model).save_pretrained(part)
             else:
                 adapters.save(model, part)
             if processor is not None:
                 processor.save_pretrained(part)
                 check_tokens(part, processor)
+            if quantization:
+                write_quantization(part, quantization)
             # peft's is empty
             (part / "README.md").write_text(card(header, facts, form, kind), encoding="utf-8")
             # by the umask; weights come readable by their owner alone

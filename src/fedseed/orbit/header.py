@@ -13,6 +13,7 @@ from fedseed.errors import OrbitError
 from fedseed.methods import REGISTRY, Method
 from fedseed.methods.payload import State
 from fedseed.models.adapters import Adapter, AnyAdapter
+from fedseed.models.quantization import check_known
 from fedseed.privacy.protection import read_method
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.text import flat, shown
@@ -45,6 +46,7 @@ _READ: dict[str, Callable[[Any], Any]] = {  # what becomes of a header's values,
     "first": int,
     "base_folder": str,
     "digest_kind": str,
+    "quantization": str,
     **dict.fromkeys(("classes", "trainable"), lambda texts: tuple(map(str, texts))),
 }
 
@@ -78,6 +80,8 @@ class Header:
             written down.
         base_folder: where the base was on the machine of the run, if the recipe gave a path that is
             another one from elsewhere; "" is not written down.
+        quantization: how the base was quantised as it was loaded (`models.quantization`); "", not
+            at all, is not written down.
     """
 
     base: str
@@ -92,6 +96,7 @@ class Header:
     adapter: AdapterStart | None = None
     digest_kind: DigestKind = "blake2b"
     base_folder: str = ""
+    quantization: str = ""
 
     def encode(self) -> bytes:
         """Returns the header's bytes, without the link.
@@ -188,6 +193,7 @@ class Header:
             raise ValueError(
                 f"a base of dtype {shown(self.dtype)}: one of {', '.join(ITEM_BYTES)} is expected"
             )
+        check_known(self.quantization)
         unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
         if unknown:
             raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")

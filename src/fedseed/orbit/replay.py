@@ -53,7 +53,10 @@ def replay(
     space = space_of(header, model)
     if space.layout != header.layout:
         raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
-    if header.adapter is not None and space.digest() != header.adapter.digest:
+    if (
+        header.adapter is not None
+        and adapters.start_digest(model, space) != header.adapter.digest
+    ):
         raise OrbitError(
             "the adapter's first weights are not those of the run: take what orbit.equip(base) "
             "returns"
@@ -96,7 +99,7 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
         model, header.adapter.settings, header.seed, header.base
     )
     choose_trainable(equipped, header.trainable)
-    found = space_of(header, equipped).digest()
+    found = adapters.start_digest(equipped, space_of(header, equipped))
     if found != header.adapter.digest:
         raise OrbitError(
             f"the adapter starts with digest {found}, the run's started with "

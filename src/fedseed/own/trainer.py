@@ -16,8 +16,7 @@ from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT
 from fedseed.federation.hosted import Hosted
 from fedseed.models.architectures import architecture_of
-from fedseed.models.heads import head_parameters
-from fedseed.models.loading import choose_trainable
+from fedseed.models.loading import choose_trainable, trainable_names
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective, losses_of_rows
 from fedseed.objectives.tokens import IGNORE
@@ -141,7 +140,7 @@ class _TrainersPart(Loading):
             trainer.model = trainer.model_wrapped = copy.deepcopy(self._base)
         model, patterns = trainer.model, recipe.model.trainable
         if patterns is not None:
-            patterns = head_parameters(model, recipe.model.base) if patterns == "head" else patterns
+            patterns = trainable_names(model, recipe.model.base, patterns)
             choose_trainable(model, patterns)
         elif frozen := [
             name for name, parameter in model.named_parameters() if not parameter.requires_grad

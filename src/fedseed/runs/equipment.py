@@ -15,7 +15,8 @@ from fedseed.federation.group import gathered, space_of
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.models import adapters
-from fedseed.models.heads import Head, head_parameters
+from fedseed.models.heads import Head
+from fedseed.models.quantization import BITS, check_tunable, quantization_of
 from fedseed.objectives.evaluation import mean_loss, measure
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare, prepare_sets
@@ -58,7 +59,12 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     Raises:
         RecipeError: it can't be had, or does not fit the data or the method.
     """
-    from fedseed.models.loading import checkpoint_activations, choose_trainable, load_model
+    from fedseed.models.loading import (
+        checkpoint_activations,
+        choose_trainable,
+        load_model,
+        trainable_names,
+    )
 
     settings = recipe.model
     kind, head = kind_for(recipe, data)
@@ -70,14 +76,11 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         head,
         settings.device if GROUP == 1 else "cpu",
         settings.attention,  # sharded from there
+        settings.quantization,
     )
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
-    trainable = (
-        head_parameters(model, settings.base)
-        if settings.trainable == "head"
-        else settings.trainable
-    )
+    trainable = trainable_names(model, settings.base, settings.trainable)
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapter is None:  # with an adapter, once that is there
         choose_trainable(model, trainable)
@@ -316,6 +319,12 @@ def hosted_of(
     if len(items) < len(prepared):
         raise RecipeError("two clients have the same name")
     method, seed = spec.method, spec.seed
+    quantization = spec.quantization or quantization_of(model)
+    if quantization in BITS and quantization_of(model) != quantization:
+        raise RecipeError(
+            f'model.quantization = "{quantization}": the model is not quantised so; load it with '
+            f'load_model(base, quantization="{quantization}")'
+        )
     base_dtype = dtype_name(next(p for p in model.parameters() if p.is_floating_point()))
     digest = spec.base_digest or base_digest(model, spec.digest)
     chosen = adapters.chosen(spec.adapter, method.adapter, method.name)
@@ -326,13 +335,14 @@ def hosted_of(
             from fedseed.models.loading import choose_trainable
 
             choose_trainable(model, spec.trainable)
+    check_tunable(model)
     try:
         worker = Worker(model, method, objective, seed, spec.joint, spec.digest, space_of(model))
     except ValueError as error:
         raise RecipeError(str(error)) from error
     worker.private = spec.private
     patterns = None if spec.trainable is None else tuple(spec.trainable)
-    start = None if chosen is None else AdapterStart(chosen, worker.space.digest())
+    start = None if chosen is None else AdapterStart(chosen, adapters.start_digest(model, worker.space))
     header = Header(
         spec.base,
         digest,
@@ -344,6 +354,7 @@ def hosted_of(
         adapter=start,
         classes=tuple(spec.classes),
         digest_kind=spec.digest,
+        quantization=quantization,
     )
     notes = (*spec.notes, *idle(prepared), *(about(prepared, spec.limit) if spec.limit else ()))
     attack = spec.attack if spec.attack in SINGLE else None

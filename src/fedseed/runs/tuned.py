@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models import PACKAGED, adapters
 from fedseed.models.heads import Head
+from fedseed.models.quantization import read_quantization
 from fedseed.objectives.tokens import longest_input
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.card import Facts
@@ -201,8 +202,9 @@ def base_of(
     from fedseed.models.loading import load_model
 
     head = Head(header.classes, header.seed) if header.classes else None
+    how: Any = header.quantization or None
     if base is not None:
-        return load_model(base, header.dtype, head=head, device=device)
+        return load_model(base, header.dtype, head=head, device=device, quantization=how)
     # as the recipe gave it, where it was then, or as the recipe gave it from where the file is
     place, given = header.base, Path(header.base).expanduser()
     if place and place not in PACKAGED:
@@ -210,7 +212,7 @@ def base_of(
         places = (given, *filter(None, [header.base_folder]), *above)
         place = next((str(one) for one in places if (Path(one) / "config.json").is_file()), place)
     try:
-        return load_model(place, header.dtype, head=head, device=device)
+        return load_model(place, header.dtype, head=head, device=device, quantization=how)
     except RecipeError as error:
         raise RecipeError(f"{path}: its base: {error}; or say where it is with --base") from error
 
@@ -230,7 +232,8 @@ def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
         base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"] or "")
     except (ValueError, LookupError) as error:
         raise FedseedError(f"{config}: not valid: {error}") from error
-    model, processor = load_model(base, device=device)
+    quantization = read_quantization(folder)
+    model, processor = load_model(base, device=device, quantization=quantization)
     return adapters.load(model, folder), processor
 
 

@@ -80,11 +80,25 @@ def base_digest(model: torch.nn.Module, kind: DigestKind = "blake2b") -> str:
 
 
 def untied(named: Iterable[tuple[str, torch.Tensor]]) -> Named:
-    """Returns each tensor once, by the first of its names."""
+    """Returns each tensor once, by the first of its names.
+
+    A tensor that is made of others, as quantisers' libraries have them, is taken as these.
+    """
     once: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in named:
         once.setdefault(id(tensor), (name, tensor))
-    return list(once.values())
+    return [part for name, tensor in once.values() for part in _parts(name, tensor)]
+
+
+def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields a plain tensor as it is; of a wrapper the tensors inside, by the names they have
+    there.
+    """
+    if not hasattr(tensor, "__tensor_flatten__") or hasattr(tensor, "device_mesh"):
+        yield name, tensor
+        return
+    for inside in tensor.__tensor_flatten__()[0]:
+        yield from _parts(f"{name}.{inside}", getattr(tensor, inside))
 
 
 def _on_host(piece: torch.Tensor) -> memoryview:

@@ -1,0 +1,311 @@
+"""Quantised bases: linear layers in 4 or 8 bits, whose codes stay as they are. Free of torch.
+
+    int4, int8         the project's own layers (`fedseed.models.quantized_layers`), on any machine
+    nf4, fp4           bitsandbytes: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized
+                       LLMs", NeurIPS 2023; a scale for every 64 weights
+    llm-int8           bitsandbytes: Dettmers et al., "LLM.int8()", NeurIPS 2022
+    torchao-int8       torchao: 8-bit weights, a scale for every row
+
+A base whose files are quantised already needs no setting: transformers loads it as its config.json
+says. An adapter is tuned beside the frozen codes, or, of int4 and int8, the scales are tuned.
+
+The digest of a quantised base is that of the tensors that the model computes with: codes, scales,
+and what is not quantised, by their names in `state_dict`. It is the same wherever the same files
+are quantised in the same way; the digest of the original is another one.
+
+Output layers and classification heads are not quantised, nor embeddings, norms and fused experts.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from fedseed.errors import FedseedError, RecipeError, to_install
+
+if TYPE_CHECKING:
+    import torch
+
+Quantization = Literal["int4", "int8", "nf4", "fp4", "llm-int8", "torchao-int8"]
+BITS: Mapping[str, int] = {"int4": 4, "int8": 8}  # of the project's own layers
+LIBRARIES: Mapping[str, str] = {
+    "nf4": "bitsandbytes",
+    "fp4": "bitsandbytes",
+    "llm-int8": "bitsandbytes",
+    "torchao-int8": "torchao",
+}
+# how the layers of a quantiser's library take memory, where the model is only outlined
+STAND_INS: Mapping[str, Quantization] = {
+    "nf4": "int4",
+    "fp4": "int4",
+    "llm-int8": "int8",
+    "torchao-int8": "int8",
+    "int4": "int4",
+    "int8": "int8",
+}
+# what models of transformers call their heads; poolers may be as new as a head
+HEADS = (
+    "classifier",
+    "pre_classifier",
+    "classification_head",
+    "score",
+    "pooler",
+    "head",
+    "lm_head",
+    "logits_proj",
+    "sequence_summary",
+)
+QUANTIZATION_FILE = "quantization.json"  # beside an exported adapter
+REMEDY = (
+    'tune an adapter (model.adapter = {kind = "lora"}, or method.name = "fedit"), or take '
+    'model.quantization = "int4" and tune its scales (model.trainable = "scales")'
+)
+
+
+def settings_problem(
+    quantization: Quantization | None,
+    trainable: object,
+    has_adapter: bool,
+    device: str,
+    method: str,
+) -> str | None:
+    """Return why a recipe's settings can't work with a quantised base; None if they can.
+
+    Args:
+        quantization: `model.quantization`.
+        trainable: `model.trainable`.
+        has_adapter: whether the recipe or its method tunes an adapter.
+        device: `model.device`.
+        method: the method's name.
+    """
+    if trainable == "scales":
+        if quantization not in BITS:
+            given = "is not set" if quantization is None else f'is "{quantization}"'
+            return (
+                f'model.trainable = "scales": model.quantization {given}; set it to "int4" or '
+                '"int8", whose scales can train'
+            )
+        if has_adapter:
+            return (
+                'model.trainable = "scales": with an adapter give name patterns for both, such as '
+                '["*lora_*", "*.scales"]'
+            )
+    if quantization is None:
+        return None
+    if not has_adapter and trainable is None:
+        return (
+            f'model.quantization = "{quantization}": {method} would tune all parameters, and '
+            f"integer codes can't move; {REMEDY}"
+        )
+    if device == "map" and quantization in LIBRARIES:
+        return (
+            f'model.device = "map" with model.quantization = "{quantization}": name one device, '
+            'or take "int4" or "int8"'
+        )
+    return None
+
+
+def loading_options(
+    base: str,
+    config: Mapping[str, Any],
+    quantization: Quantization,
+    dtype: "torch.dtype",
+    device: "torch.device | None",
+) -> dict[str, Any]:
+    """Return the options with which transformers quantises a base while it loads it.
+
+    Args:
+        base: the base's name, for errors.
+        config: its config.json.
+        quantization: how it is quantised; "int4" and "int8" need no options.
+        dtype: what the layers compute in.
+        device: where the model is to lie; None: the CPU.
+
+    Raises:
+        RecipeError: the base's files are quantised already, or the library is missing.
+    """
+    if "quantization_config" in config:
+        how = config["quantization_config"].get("quant_method", "its own quantiser")
+        raise RecipeError(
+            f'model.quantization = "{quantization}": the files of model.base = "{base}" are '
+            f"quantised already ({how}); leave model.quantization out"
+        )
+    if quantization in BITS:
+        return {}
+    library = LIBRARIES[quantization]
+    if find_spec(library) is None:
+        raise RecipeError(
+            f'model.quantization = "{quantization}" needs {library}: {to_install("quantized")}; '
+            '"int4" and "int8" need nothing'
+        )
+    return {
+        "quantization_config": _library_config(quantization, dtype),
+        "device_map": {"": device or "cpu"},
+    }
+
+
+def _library_config(quantization: Quantization, dtype: "torch.dtype") -> Any:
+    """Return what transformers is told of a library's quantiser."""
+    import transformers
+
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of every cast
+    spared = list(HEADS)
+    if quantization == "torchao-int8":
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=spared)
+    if quantization == "llm-int8":
+        return transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=spared)
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization,
+        bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=spared,
+    )
+
+
+def prepare_loaded(
+    model: "torch.nn.Module", quantization: Quantization | None, base: str
+) -> None:
+    """Quantise a loaded model's layers, or make a library's layers compute alike everywhere.
+
+    On processors with AVX512-BF16, bitsandbytes repacks a 4-bit layer's weights at the first pass
+    of an evaluation and computes in bfloat16 from then on: losses would depend on the processor
+    and on what was computed before.
+
+    Args:
+        model: as transformers has loaded it; changed in place.
+        quantization: "int4" or "int8" quantise it here; else a library has done so, or nothing.
+        base: the base's name, for errors.
+
+    Raises:
+        RecipeError: nothing of the model could be quantised.
+    """
+    if quantization in BITS:
+        from fedseed.models.quantized_layers import quantize_layers
+
+        quantize_layers(model, BITS[quantization], HEADS)
+    if quantization is not None and not is_quantized(model):
+        raise RecipeError(
+            f'model.quantization = "{quantization}": model.base = "{base}" is a '
+            f"{type(model).__name__} without linear layers to quantise; leave it out"
+        )
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+def quantization_of(model: "torch.nn.Module") -> str:
+    """Return "int4" or "int8" if a model has the project's own quantised layers, "" if not."""
+    from fedseed.models.quantized_layers import QuantizedLayer
+
+    for module in model.modules():
+        if isinstance(module, QuantizedLayer):
+            return f"int{module.bits}"
+    return ""
+
+
+def is_quantized(model: "torch.nn.Module") -> bool:
+    """Return whether a model, or the base inside an adapter's model, has quantised weights."""
+    base = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
+    return bool(
+        getattr(base, "is_quantized", False)
+        or getattr(base, "hf_quantizer", None) is not None
+        or any(not is_movable(parameter) for parameter in base.parameters())
+    )
+
+
+def is_movable(parameter: "torch.Tensor") -> bool:
+    """Return whether steps can move a parameter: it holds plain floating-point numbers."""
+    wrapped = hasattr(parameter, "__tensor_flatten__") and not hasattr(parameter, "device_mesh")
+    # of 8-bit floats neither sums nor gradients can be had
+    return parameter.is_floating_point() and parameter.element_size() > 1 and not wrapped
+
+
+def check_tunable(model: "torch.nn.Module") -> None:
+    """Refuse to tune all of a quantised model: only what is not quantised would move.
+
+    A model with an adapter, and one of which somebody chose what trains, passes.
+
+    Raises:
+        RecipeError: nobody chose what trains; names what would work.
+    """
+    if hasattr(model, "peft_config") or not is_quantized(model):
+        return
+    movable = [p for p in model.parameters() if is_movable(p)]
+    if all(p.requires_grad for p in movable):
+        whole = sum(p.numel() for p in model.parameters())
+        raise RecipeError(
+            f"the base is quantised: of {whole:,} stored numbers only the "
+            f"{sum(p.numel() for p in movable):,} that are no integer codes could train; {REMEDY}"
+        )
+
+
+def scale_parameters(model: "torch.nn.Module", base: str) -> list[str]:
+    """Return the names of a model's scales, which `model.trainable = "scales"` trains.
+
+    Raises:
+        RecipeError: the model has no layers of "int4" or "int8".
+    """
+    from fedseed.models.quantized_layers import QuantizedLayer
+
+    names = [
+        f"{name}.scales"
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedLayer)
+    ]
+    if not names:
+        raise RecipeError(
+            f'model.trainable = "scales": model.base = "{base}" has no layers of '
+            'model.quantization = "int4" or "int8"'
+        )
+    return names
+
+
+def dequantized(model: "torch.nn.Module") -> "torch.nn.Module":
+    """Return a model of plain layers that computes the same as one of "int4" or "int8" layers.
+
+    Its weights are codes times scales, rounded to the model's dtype as the layers round them, so
+    that transformers can write and load it.
+
+    Args:
+        model: its quantised layers are exchanged in place; a model without such layers stays.
+    """
+    from fedseed.models.quantized_layers import dequantize_layers
+
+    dequantize_layers(model)
+    return model
+
+
+def check_known(quantization: str) -> None:
+    """Raise ValueError if "" or a known name is expected and something else is given."""
+    if quantization not in ("", *get_args(Quantization)):
+        raise ValueError(
+            f"a base quantised as {quantization!r}: this version of fedseed knows "
+            f"{', '.join(get_args(Quantization))}"
+        )
+
+
+def write_quantization(folder: Path, quantization: str) -> None:
+    """Write into an adapter's folder how its base is quantised."""
+    text = json.dumps({"quantization": quantization}) + "\n"
+    (folder / QUANTIZATION_FILE).write_text(text, encoding="utf-8")
+
+
+def read_quantization(folder: Path) -> Quantization | None:
+    """Return how the base of an adapter's folder is quantised; None: it is not, by this project.
+
+    Raises:
+        FedseedError: the file that says so is not valid.
+    """
+    path = folder / QUANTIZATION_FILE
+    if not path.is_file():
+        return None
+    try:
+        quantization = json.loads(path.read_text(encoding="utf-8"))["quantization"]
+        check_known(quantization)
+    except (ValueError, LookupError, TypeError) as error:
+        raise FedseedError(f"{path}: not valid: {error}") from error
+    return quantization or None
