@@ -217,7 +217,7 @@ def start_digest(model: Any, space: Any) -> str:
     """
     from fedseed.weights.digest import hash_tensors
 
-    names = getattr(model, "fixed_parameters", frozenset())
+    names: frozenset[str] = getattr(model, "fixed_parameters", frozenset())
     if not names:
         return str(space.digest())
     entries = zip(space.layout.tensors, space.parameters, strict=True)
@@ -229,14 +229,15 @@ def _draw(model: Any, settings: Adapter, seed: int) -> None:
     """Draws the adapter's first weights, parameter by parameter in their order, in float32.
 
     LoRA's B: zeros, so that the model starts as the base. A fixed A: signs over sqrt(rank). LoRA's
-    A and an MLP's layers: uniform on +-1 / sqrt(fan-in). Virtual tokens: rows of the model's embedding, or N(0, 1).
+    A and an MLP's layers: uniform on +-1 / sqrt(fan-in). Virtual tokens: rows of the model's
+    embedding, or N(0, 1).
     """
     import torch
 
     from fedseed.randomness import Basis, Domain, derive
     from fedseed.randomness.stream import uniform_integers, words
 
-    fixed = getattr(model, "fixed_parameters", frozenset())
+    fixed: frozenset[str] = getattr(model, "fixed_parameters", frozenset())
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad or n in fixed]
     with torch.no_grad():
         for number, (name, p) in enumerate(trained):

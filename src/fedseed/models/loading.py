@@ -343,7 +343,7 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
     if patterns is None:
         check_tunable(model)
         return
-    fixed = getattr(model, "fixed_parameters", frozenset())
+    fixed: frozenset[str] = getattr(model, "fixed_parameters", frozenset())
     chosen = {
         name
         for name, _ in model.named_parameters()

@@ -166,9 +166,7 @@ def _library_config(quantization: Quantization, dtype: "torch.dtype") -> Any:
     )
 
 
-def prepare_loaded(
-    model: "torch.nn.Module", quantization: Quantization | None, base: str
-) -> None:
+def prepare_loaded(model: "torch.nn.Module", quantization: Quantization | None, base: str) -> None:
     """Quantise a loaded model's layers, or make a library's layers compute alike everywhere.
 
     On processors with AVX512-BF16, bitsandbytes repacks a 4-bit layer's weights at the first pass
@@ -183,7 +181,7 @@ def prepare_loaded(
     Raises:
         RecipeError: nothing of the model could be quantised.
     """
-    if quantization in BITS:
+    if quantization is not None and quantization in BITS:
         from fedseed.models.quantized_layers import quantize_layers
 
         quantize_layers(model, BITS[quantization], HEADS)
@@ -209,19 +207,32 @@ def quantization_of(model: "torch.nn.Module") -> str:
 
 def is_quantized(model: "torch.nn.Module") -> bool:
     """Return whether a model, or the base inside an adapter's model, has quantised weights."""
-    base = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
-    return bool(
-        getattr(base, "is_quantized", False)
-        or getattr(base, "hf_quantizer", None) is not None
-        or any(not is_movable(parameter) for parameter in base.parameters())
-    )
+    base: Any = model
+    if hasattr(model, "peft_config"):
+        base = base.get_base_model()
+    return _is_of_library(base) or any(_holds_codes(parameter) for parameter in base.parameters())
+
+
+def _is_of_library(model: Any) -> bool:
+    """Return whether transformers has loaded a model with one of its quantisers."""
+    loaded = getattr(model, "hf_quantizer", None) is not None
+    return loaded or bool(getattr(model, "is_quantized", False))
+
+
+def _is_wrapper(tensor: Any) -> bool:
+    """Return whether a tensor is made of others, as torchao's are; shards are not meant."""
+    return hasattr(tensor, "__tensor_flatten__") and not hasattr(tensor, "device_mesh")
+
+
+def _holds_codes(parameter: "torch.Tensor") -> bool:
+    """Return whether a parameter holds a quantised weight's codes."""
+    # bytes, or 8-bit floats
+    return _is_wrapper(parameter) or parameter.element_size() == 1
 
 
 def is_movable(parameter: "torch.Tensor") -> bool:
     """Return whether steps can move a parameter: it holds plain floating-point numbers."""
-    wrapped = hasattr(parameter, "__tensor_flatten__") and not hasattr(parameter, "device_mesh")
-    # of 8-bit floats neither sums nor gradients can be had
-    return parameter.is_floating_point() and parameter.element_size() > 1 and not wrapped
+    return parameter.is_floating_point() and not _holds_codes(parameter)
 
 
 def check_tunable(model: "torch.nn.Module") -> None:
@@ -235,12 +246,14 @@ def check_tunable(model: "torch.nn.Module") -> None:
     if hasattr(model, "peft_config") or not is_quantized(model):
         return
     movable = [p for p in model.parameters() if is_movable(p)]
-    if all(p.requires_grad for p in movable):
-        whole = sum(p.numel() for p in model.parameters())
-        raise RecipeError(
-            f"the base is quantised: of {whole:,} stored numbers only the "
-            f"{sum(p.numel() for p in movable):,} that are no integer codes could train; {REMEDY}"
-        )
+    if not all(p.requires_grad for p in movable):
+        return
+    count = sum(p.numel() for p in movable)
+    raise RecipeError(
+        f"the base is quantised: of its parameters only {count:,} that are not could train. Tune "
+        'an adapter (model.adapter = {kind = "lora"}, or method.name = "fedit"); or take the '
+        'original base with model.quantization = "int4" and model.trainable = "scales"'
+    )
 
 
 def scale_parameters(model: "torch.nn.Module", base: str) -> list[str]:
@@ -286,6 +299,21 @@ def check_known(quantization: str) -> None:
             f"a base quantised as {quantization!r}: this version of fedseed knows "
             f"{', '.join(get_args(Quantization))}"
         )
+
+
+def save_whole(model: Any, folder: Path) -> None:
+    """Write a tuned model that has no adapter, so that transformers loads it.
+
+    Args:
+        model: quantised layers of the project's own are exchanged in place for plain ones.
+        folder: where.
+    """
+    dequantized(model)
+    if _is_of_library(model):
+        # in the format of its files transformers can't write what it has loaded quantised
+        model.save_pretrained(folder, save_original_format=False)
+    else:
+        model.save_pretrained(folder)
 
 
 def write_quantization(folder: Path, quantization: str) -> None:

@@ -1,6 +1,6 @@
 """Linear layers in 4 or 8 bits that compute the same on any machine.
 
-Each row of a weight matrix is cut into groups of 64. A group has a scale and a code for each weight:
+Each row of a weight matrix is cut into groups of 64. A group has a scale, a weight a code:
 
     s = max |w| / c,  q = round(w / s),  w' = s q         c = 7 (4 bits), 127 (8 bits)
 
@@ -87,11 +87,11 @@ class QuantizedLayer(torch.nn.Module):
             return super().forward(x)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        product: torch.Tensor = _FrozenProduct.apply(x, self)
+        product: torch.Tensor = _FrozenProduct.apply(x, self)  # type: ignore[no-untyped-call]
         return product if self.bias is None else product + self.bias.to(product.dtype)  # type: ignore[operator]
 
 
-class QuantizedLinear(QuantizedLayer, torch.nn.Linear):
+class QuantizedLinear(QuantizedLayer, torch.nn.Linear):  # type: ignore[override]
     """A quantised `torch.nn.Linear`."""
 
     plain = torch.nn.Linear
@@ -103,7 +103,7 @@ class QuantizedLinear(QuantizedLayer, torch.nn.Linear):
         return gradient @ weight
 
 
-class QuantizedConv1D(QuantizedLayer, Conv1D):
+class QuantizedConv1D(QuantizedLayer, Conv1D):  # type: ignore[misc]
     """A quantised `Conv1D`, GPT-2's linear layer, whose weights are (in, out)."""
 
     plain = Conv1D

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedseed.errors import FedseedError
 from fedseed.models import adapters
-from fedseed.models.quantization import dequantized, write_quantization
+from fedseed.models.quantization import save_whole, write_quantization
 from fedseed.orbit.card import Facts, Form, card
 from fedseed.orbit.header import Header
 
@@ -90,8 +90,7 @@ def export_model(
         with TemporaryDirectory(prefix=".export-", dir=folder) as made:
             part = Path(made)
             if form != "adapter":
-                # transformers knows no layers of the project's own
-                dequantized(model).save_pretrained(part)
+                save_whole(model, part)
             else:
                 adapters.save(model, part)
             if processor is not None:

@@ -53,10 +53,7 @@ def replay(
     space = space_of(header, model)
     if space.layout != header.layout:
         raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
-    if (
-        header.adapter is not None
-        and adapters.start_digest(model, space) != header.adapter.digest
-    ):
+    if header.adapter is not None and adapters.start_digest(model, space) != header.adapter.digest:
         raise OrbitError(
             "the adapter's first weights are not those of the run: take what orbit.equip(base) "
             "returns"

@@ -67,9 +67,7 @@ class Swapper:
 
         self.tokenizer: Any = None
         if isinstance(base, str):
-            base, self.tokenizer = load_model(
-                base, dtype, device=device, quantization=quantization
-            )
+            base, self.tokenizer = load_model(base, dtype, device=device, quantization=quantization)
         self.model: Any = base
         self.keep = keep
         self.active: str | None = None  # the orbit that the model is of; None: it is the base

@@ -138,9 +138,9 @@ class _TrainersPart(Loading):
             self._base = copy.deepcopy(trainer.model)
         else:
             trainer.model = trainer.model_wrapped = copy.deepcopy(self._base)
-        model, patterns = trainer.model, recipe.model.trainable
+        model = trainer.model
+        patterns = trainable_names(model, recipe.model.base, recipe.model.trainable)
         if patterns is not None:
-            patterns = trainable_names(model, recipe.model.base, patterns)
             choose_trainable(model, patterns)
         elif frozen := [
             name for name, parameter in model.named_parameters() if not parameter.requires_grad

@@ -342,7 +342,9 @@ def hosted_of(
         raise RecipeError(str(error)) from error
     worker.private = spec.private
     patterns = None if spec.trainable is None else tuple(spec.trainable)
-    start = None if chosen is None else AdapterStart(chosen, adapters.start_digest(model, worker.space))
+    start = (
+        None if chosen is None else AdapterStart(chosen, adapters.start_digest(model, worker.space))
+    )
     header = Header(
         spec.base,
         digest,

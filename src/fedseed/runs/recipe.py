@@ -220,9 +220,9 @@ class ModelSettings(Table):
             and replays have the same bits on every device; losses and gradients are the device's
             own, and differ in the last ones.
         dtype: what the base is loaded in.
-        quantization: its linear layers are quantised as it is loaded: "int4" or "int8" (everywhere),
-            "nf4", "fp4", "llm-int8" (bitsandbytes), "torchao-int8" (torchao). An adapter is tuned, or
-            trainable = "scales" (docs/models.md).
+        quantization: how its linear layers are quantised when it is loaded: "int4" or "int8", on
+            any machine; "nf4", "fp4" or "llm-int8", with bitsandbytes; "torchao-int8", with
+            torchao. Then an adapter is tuned, or the scales (docs/models.md).
         trainable: name patterns of the parameters that train; with an adapter, of its own or the
             base's. "head": what stands outside of the model's backbone, such as a classifier's last
             layer. "scales": the scales of a base quantised as "int4" or "int8".
