@@ -245,8 +245,10 @@ def check_tunable(model: "torch.nn.Module") -> None:
     """
     if hasattr(model, "peft_config") or not is_quantized(model):
         return
-    movable = [p for p in model.parameters() if is_movable(p)]
-    if not all(p.requires_grad for p in movable):
+    scales = set(_scale_names(model))
+    movable = [p for n, p in model.named_parameters() if n not in scales and is_movable(p)]
+    tunes_scales = any(p.requires_grad for n, p in model.named_parameters() if n in scales)
+    if tunes_scales or not all(p.requires_grad for p in movable):
         return
     count = sum(p.numel() for p in movable)
     raise RecipeError(
@@ -262,19 +264,24 @@ def scale_parameters(model: "torch.nn.Module", base: str) -> list[str]:
     Raises:
         RecipeError: the model has no layers of "int4" or "int8".
     """
-    from fedseed.models.quantized_layers import QuantizedLayer
-
-    names = [
-        f"{name}.scales"
-        for name, module in model.named_modules()
-        if isinstance(module, QuantizedLayer)
-    ]
+    names = _scale_names(model)
     if not names:
         raise RecipeError(
             f'model.trainable = "scales": model.base = "{base}" has no layers of '
             'model.quantization = "int4" or "int8"'
         )
     return names
+
+
+def _scale_names(model: "torch.nn.Module") -> list[str]:
+    """Return the names of the scales of a model's "int4" or "int8" layers."""
+    from fedseed.models.quantized_layers import QuantizedLayer
+
+    return [
+        f"{name}.scales"
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedLayer)
+    ]
 
 
 def dequantized(model: "torch.nn.Module") -> "torch.nn.Module":
