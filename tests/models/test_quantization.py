@@ -326,9 +326,7 @@ def test_a_programs_quantised_model_is_no_half_either(quantization):
 
 def test_a_model_that_is_not_quantised_as_the_run_says_is_refused():
     model, tokenizer = load_model("small")
-    with pytest.raises(
-        RecipeError, match="the model is not quantised so; load it with"
-    ):
+    with pytest.raises(RecipeError, match="the model is not quantised so; load it with"):
         Federation(
             model,
             [[{"prompt": "a", "completion": "b"}]],

@@ -1,4 +1,4 @@
-"""Runs on quantised bases, and with LoRA whose A is fixed: rounds, replay, export, three parties."""
+"""Runs on quantised bases, and with LoRA whose A is fixed: replay, export, three parties."""
 
 import json
 from importlib.util import find_spec
@@ -6,10 +6,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from fedseed import Orbit, Swapper, from_orbit
-from fedseed.cli import app
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.methods.zeroth import ZerothOrder
 from fedseed.models.loading import load_model
@@ -22,6 +20,7 @@ from fedseed.tasks.data import OwnData
 from fedseed.transport import transport as transport_at
 from fedseed.transport.base import Access
 from fedseed.weights.devices import limited
+from support.command import fedseed, well
 from support.text_bases import write
 from support.together import LOADING, Together
 
@@ -137,9 +136,7 @@ def test_a_lora_on_a_librarys_base(method, quantization, base, data, tmp_path):
     assert tuned.facts.digest == summary["weights_digest"]
     plain, _ = load_model(base, quantization=quantization)
     assert not torch.equal(expected, logits(plain))
-    assert torch.equal(
-        logits(PeftModel.from_pretrained(plain, tmp_path / "adapter")), expected
-    )
+    assert torch.equal(logits(PeftModel.from_pretrained(plain, tmp_path / "adapter")), expected)
 
 
 def test_merging_is_refused_with_the_way_out_and_done_on_a_plain_base(base, data, tmp_path):
@@ -179,7 +176,9 @@ def test_two_sites_whose_bases_are_quantised_differently_differ_by_name(base, da
     for quantization in ("int4", "int8"):
         checked = recipe("feedsign", base, data, quantization=quantization, **B_ALONE)
         headers.append(build(checked).hosted.header)
-    assert any(line.startswith("quantization: int4, int8") for line in headers[0].differences(headers[1]))
+    assert any(
+        line.startswith("quantization: int4, int8") for line in headers[0].differences(headers[1])
+    )
 
 
 # -- three parties
@@ -262,16 +261,16 @@ def test_a_population_looks_along_scales_too(population, base, data, tmp_path):
     assert open_tuned(find_source(str(tmp_path / "run"))).facts.digest == summary["weights_digest"]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_qzo_lowers_the_loss_on_words_from_four_bits_with_a_bit_a_step(seed, tmp_path):
-    """Before: 0.935; after 200 of the recipe's steps below 0.75 with each seed."""
-    checked = read_recipe(
-        "words-qzo", [f"seed={seed}", "rounds=200", "evaluation.every=200"]
-    )
+    """Before: 0.935; after an eighth of the recipe's steps below 0.8 with each seed."""
+    checked = read_recipe("words-qzo", [f"seed={seed}", "rounds=100", "evaluation.every=100"])
     summary = run(checked, tmp_path / "run")
     assert summary["parameters"] == 1024
     assert summary["baseline"]["loss"] == pytest.approx(0.9353, abs=1e-3)
-    assert summary["final"]["loss"] < 0.75
+    assert summary["final"]["loss"] < 0.8
     orbit = Orbit.open(tmp_path / "run" / "model.orbit")
     assert all(len(record.payload) == 1 for record in orbit.records)
     base, _ = load_model("words", quantization="int4")
@@ -321,19 +320,18 @@ def test_the_command_line_runs_exports_and_evaluates(base, data, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "recipe.toml"
     path.write_text(recipe("zo-fedsgd", base, data, quantization="int4", **B_ALONE).to_toml())
-    losses = []
-    for command in (
-        ["run", str(path), "--out", "run"],
-        ["export", "run", "--out", "adapter"],
-        ["evaluate", "run"],
-        ["evaluate", "adapter", "--recipe", "run/recipe.toml"],
-    ):
-        done = CliRunner().invoke(app, command)
-        assert done.exit_code == 0, done.output
-        losses += [line.split()[-1] for line in done.output.splitlines() if " loss " in line]
-    assert len(set(losses[-2:])) == 1
+    well("run", path, "--out", "run")
+    well("export", "run", "--out", "adapter")
+    of_run = well("evaluate", "run").stdout
+    of_adapter = well("evaluate", "adapter", "--recipe", "run/recipe.toml").stdout
+    losses = [
+        next(line.split()[-1] for line in said.splitlines() if " loss " in line)
+        for said in (of_run, of_adapter)
+    ]
+    assert losses[0] == losses[1] and np.isfinite(float(losses[0]))
     card = (tmp_path / "adapter" / "README.md").read_text()
     assert 'quantization="int4"' in card and "quantised as `int4`" in card
-    refused = CliRunner().invoke(app, ["export", "run", "--merge", "--out", "merged"])
-    assert refused.exit_code != 0 and not (tmp_path / "merged").exists()
-    assert np.isfinite(float(losses[-1]))
+    refused = fedseed("export", "run", "--merge", "--out", "merged")
+    assert refused.returncode == 1
+    assert "--merge: the base's weights are quantised" in refused.stderr
+    assert not (tmp_path / "merged").exists()
