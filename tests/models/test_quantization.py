@@ -22,6 +22,7 @@ from fedseed.models.loading import (
 from fedseed.models.quantization import (
     QUANTIZATION_FILE,
     dequantized,
+    describe_quantized,
     is_quantized,
     read_quantization,
     scale_parameters,
@@ -288,6 +289,17 @@ def test_no_method_tunes_all_of_a_quantised_base(method):
             "quickstart-ferret",
             ["method={}", f"method.name={method}", "model.quantization=int8"],
         )
+
+
+@pytest.mark.parametrize("quantization", [None, "int4", "nf4", "llm-int8", "torchao-int8"])
+def test_a_line_says_how_much_is_quantised(quantization):
+    if quantization not in (None, "int4"):
+        needs(quantization)
+    model, _ = load_model("small", quantization=quantization)
+    packed = "1,003,520 of 1,195,392 weights (84%)"
+    assert describe_quantized(model) == (
+        "" if quantization is None else f"the base is quantised: {packed}"
+    )
 
 
 def test_codes_do_not_train():

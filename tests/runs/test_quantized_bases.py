@@ -103,6 +103,8 @@ def test_a_lora_with_a_fixed_a_is_tuned_replayed_and_loaded_by_peft(
     checked = recipe(method, base, data, quantization=quantization, **B_ALONE)
     summary = run(checked, tmp_path / "run")
     assert summary["skipped"] == 0 and summary["parameters"] == 512  # B of two layers, twice
+    said = [note for note in summary["data_notes"] if "the base is quantised: " in note]
+    assert len(said) == (quantization is not None)
     tuned, expected = exported(tmp_path / "adapter", tmp_path / "run")
     assert tuned.facts.digest == summary["weights_digest"]
     assert tuned.header.quantization == (quantization or "")
@@ -184,14 +186,18 @@ def test_two_sites_whose_bases_are_quantised_differently_differ_by_name(base, da
 # -- three parties
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_three_parties_over_nats_end_with_one_digest_and_an_adapter_that_peft_loads(
-    method, base, data, shared_server, tmp_path
+@pytest.mark.parametrize(
+    ("method", "tuned"),
+    [*((method, B_ALONE) for method in METHODS), ("feedsign", {"trainable": "scales"})],
+)
+def test_three_parties_over_nats_end_with_one_digest_and_a_model_that_others_load(
+    method, tuned, base, data, shared_server, tmp_path
 ):
     from peft import PeftModel
+    from transformers import AutoModelForCausalLM
 
-    checked = recipe(method, base, data, quantization="int4", **B_ALONE)
-    name = f"quantised-{method}"
+    checked = recipe(method, base, data, quantization="int4", **tuned)
+    name = f"quantised-{method}-{'-'.join(tuned)}"
     sites = Together(checked, lambda: transport_at(Access(shared_server.url), name), name)
 
     def take_part(client, folder):
@@ -215,8 +221,11 @@ def test_three_parties_over_nats_end_with_one_digest_and_an_adapter_that_peft_lo
     assert sites.result.summary["weights_digest"] == digest
     expected = logits(sites.clients["east"].replica.hosted.worker.space.model)
     for client in NAMES:
-        plain, _ = load_model(base, quantization="int4")
-        model = PeftModel.from_pretrained(plain, tmp_path / client)
+        if tuned is B_ALONE:
+            plain, _ = load_model(base, quantization="int4")
+            model = PeftModel.from_pretrained(plain, tmp_path / client)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(tmp_path / client)
         assert torch.equal(logits(model), expected)
 
 

@@ -230,6 +230,31 @@ def _holds_codes(parameter: "torch.Tensor") -> bool:
     return _is_wrapper(parameter) or parameter.element_size() == 1
 
 
+def describe_quantized(model: "torch.nn.Module") -> str:
+    """Return a line that says how many of a base's weights are quantised; "" if none are.
+
+    Fused experts are the most that may not be. Biases of quantised layers are not counted.
+    """
+    packed, plain = 0, dict[int, int]()  # counts; what is not quantised by identity
+    for module in model.modules():
+        parameters = list(module.parameters(recurse=False))
+        if any(map(_holds_codes, parameters)):
+            packed += _count_weights(module)
+        else:
+            plain |= {id(parameter): parameter.numel() for parameter in parameters}
+    if not packed:
+        return ""
+    whole = packed + sum(plain.values())
+    return f"the base is quantised: {packed:,} of {whole:,} weights ({packed / whole:.0%})"
+
+
+def _count_weights(layer: Any) -> int:
+    """Return how many weights a quantised layer stands for."""
+    if hasattr(layer, "in_features"):
+        return int(layer.in_features * layer.out_features)
+    return int(layer.nx * layer.nf)  # GPT-2's layers call their sides so
+
+
 def is_movable(parameter: "torch.Tensor") -> bool:
     """Return whether steps can move a parameter: it holds plain floating-point numbers."""
     return parameter.is_floating_point() and not _holds_codes(parameter)

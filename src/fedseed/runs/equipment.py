@@ -16,7 +16,7 @@ from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.models import adapters
 from fedseed.models.heads import Head
-from fedseed.models.quantization import BITS, check_tunable, quantization_of
+from fedseed.models.quantization import BITS, check_tunable, describe_quantized, quantization_of
 from fedseed.objectives.evaluation import mean_loss, measure
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare, prepare_sets
@@ -327,6 +327,7 @@ def hosted_of(
         )
     base_dtype = dtype_name(next(p for p in model.parameters() if p.is_floating_point()))
     digest = spec.base_digest or base_digest(model, spec.digest)
+    quantised = describe_quantized(model)
     chosen = adapters.chosen(spec.adapter, method.adapter, method.name)
     if chosen is not None:
         model = adapters.install(model, chosen, seed, spec.base)
@@ -358,7 +359,12 @@ def hosted_of(
         digest_kind=spec.digest,
         quantization=quantization,
     )
-    notes = (*spec.notes, *idle(prepared), *(about(prepared, spec.limit) if spec.limit else ()))
+    notes = (
+        *spec.notes,
+        *filter(None, [quantised]),
+        *idle(prepared),
+        *(about(prepared, spec.limit) if spec.limit else ()),
+    )
     attack = spec.attack if spec.attack in SINGLE else None
     return gathered(
         Hosted(
