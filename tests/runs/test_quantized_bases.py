@@ -341,6 +341,6 @@ def test_the_command_line_runs_exports_and_evaluates(base, data, tmp_path, monke
     card = (tmp_path / "adapter" / "README.md").read_text()
     assert 'quantization="int4"' in card and "quantised as `int4`" in card
     refused = fedseed("export", "run", "--merge", "--out", "merged")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "--merge: the base's weights are quantised" in refused.stderr
     assert not (tmp_path / "merged").exists()
