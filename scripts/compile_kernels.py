@@ -15,6 +15,7 @@ import numpy as np
 
 from fedseed.randomness import Basis, entries
 from fedseed.randomness.kernels import load
+from fedseed.randomness.kernels.factors_reference import FactorJob
 from fedseed.randomness.kernels.reference import Part
 from fedseed.randomness.matrices import Matrices
 
@@ -38,6 +39,14 @@ def moves(dtype: str, stored: str) -> None:
             CPU.move(weights, weights, dtype, CPU.prepare(outer, count), 0.5, 0)
         if CPU.draw is not None and dtype != "float32":
             CPU.draw(weights, np.zeros(count, np.float32), dtype, (1, 0), 0)
+
+
+def factors() -> None:
+    """Products of two factors."""
+    for rows in (FEW, MANY // FEW):
+        weights = np.zeros(rows * FEW, np.float32)
+        left, right = np.ones((rows, 2), np.float32), np.ones((2, FEW), np.float32)
+        CPU.add_factors([FactorJob(weights, weights, "float32", left, right, 0)], 0.5)
 
 
 def sums() -> None:
@@ -72,7 +81,7 @@ def projections() -> None:
 
 HALVES: list[list[Callable[[], None]]] = [
     [lambda: moves("float32", "float32"), projections],
-    [lambda: moves("bfloat16", "uint16"), sums],
+    [lambda: moves("bfloat16", "uint16"), sums, factors],
 ]
 
 

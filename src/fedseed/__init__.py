@@ -17,6 +17,7 @@ from fedseed.methods import (
     MeZO,
     RandOpt,
     Sign,
+    Subspace,
     TopK,
     ZOFedSGD,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "ParameterSpace",
     "RandOpt",
     "Sign",
+    "Subspace",
     "Swapper",
     "TopK",
     "ZOFedSGD",

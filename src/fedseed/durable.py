@@ -40,6 +40,14 @@ class Appender:
             if new:
                 sync_path(path.parent)
 
+    def is_in_place(self) -> bool:
+        """Return whether the path still leads to this file: nobody has deleted or replaced it."""
+        try:
+            there = self.path.lstat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(self.handle))
+
     def append(self, data: bytes, sync: bool = True) -> None:
         """Writes at the end, on disk before this returns.
 

@@ -125,6 +125,9 @@ def test_a_run_by_its_commands(recipe, shared_server, tmp_path, without_torch):
     )
     refused(1, "the server knows no run nothing", "status", "nothing", "--nats", shared_server.url)
     assert "is finished" in well("serve", recipe, *where, "--out", "net", cwd=tmp_path).stdout
+    differ = "method.learning_rate is 5e-06 there, 0.01 here; method.batch is 2 there, 3 here"
+    other = ("--set", "method.batch=3", "--set", "method.learning_rate=0.01")
+    refused(2, differ, "serve", recipe, *where, "--out", tmp_path / "net", *other)
     refused(1, "--fresh", "serve", recipe, *where, "--out", tmp_path / "new")
     refused(
         1,

@@ -37,7 +37,7 @@ class Ask:
         self.hosts, self.now, self.asked, self.refused = hosts, 0.0, [], []
         self.heard = Heard()
         settings = CoordinatorSettings(
-            dead_after=1e9, deadline=DEADLINE, **{"patience": inf, **settings}
+            dead_after=1e9, **{"deadline": DEADLINE, "patience": inf, **settings}
         )
         self.session = Session(
             self, settings, self.heard, Rejected(self.heard, "run"), "epoch", clock=lambda: self.now
@@ -148,6 +148,49 @@ def test_who_reports_just_before_each_deadline_does_not_hold_the_others_up(evalu
     assert one.now < DEADLINE + 20 if evaluate else one.now < 100
     assert evaluate or one.inquiry.late.named() == ["a"]
     assert one.asked[-1][1] == ("b" if evaluate else None)
+
+
+@pytest.mark.parametrize("evaluate", [False, True])
+@pytest.mark.parametrize(
+    ("hosts", "liars"), [("ab", "a"), ("ab", "b"), ("abcd", "ab"), ("abcd", "cd"), ("abcde", "ac")]
+)
+def test_deadlines_shorter_than_the_patience_bound_nothing_less(hosts, liars, evaluate):
+    """Who reports at the edge of a short deadline, each time, takes the patience and no more: also
+    the one that evaluates, where nobody else has and there is nothing to compare with.
+    """
+    deadline, patience, began = 3.0, 20.0, 0.0
+
+    def script(name):
+        seconds = deadline - 0.3 if name in liars else 0.2
+
+        def report(question, now):
+            return only_if_asked(name)(question, now) if now >= began + seconds else None
+
+        return report
+
+    one = Ask({name: script(name) for name in hosts}, deadline=deadline, patience=patience)
+    for _ in range(40):
+        began = one.now
+        one.ask(evaluate)
+    # what the others take, the patience with each liar twice (as one that reports and one that
+    # evaluates), and a few deadlines until that is seen
+    alone, most = 40 * 0.25, 2 * patience * len(liars) + 4 * deadline
+    assert one.now < alone + most
+    began = one.now
+    assert one.ask(evaluate)[1] < 1.0  # and from now on nothing
+
+
+def test_an_evaluation_does_not_take_the_time_that_others_take_to_report():
+    """`a` evaluates at once each time, and stays who evaluates, however late `b` reports."""
+
+    def slow(question, now):
+        return {"metrics": None} if now % DEADLINE > 20.0 else None
+
+    one = Ask({"a": only_if_asked("a"), "b": slow, "c": only_if_asked("c")}, patience=30.0)
+    for number in range(3):
+        one.now = number * DEADLINE
+        one.ask()
+    assert {host for _, host in one.asked} == {"a"}
 
 
 def test_whoever_never_reports_is_waited_for_once():

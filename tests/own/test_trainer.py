@@ -94,6 +94,11 @@ def recipe(base, folder, method, **more):
             "directions": 50,
             "training": {"learning_rate": 0.1, "steps": 2, "batch": 2, "accumulation": 2},
         },
+        "subspace": {
+            "name": "subspace",
+            "rank": 3,
+            "training": {"learning_rate": 1e-2, "steps": 2, "batch": 2, "accumulation": 2},
+        },
     }
     return Recipe.model_validate(
         {
@@ -125,7 +130,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", mark(["feedsign", "ferret"], lambda name: name == "ferret"))
+@pytest.mark.parametrize(
+    "method", mark(["feedsign", "ferret", "subspace"], lambda name: name == "ferret")
+)
 def test_three_trainers_end_with_the_digest_of_the_recipe(
     base, folder, method, shared_server, tmp_path
 ):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
-from fedseed import Federation, FedKSeed, FedMeZO, Ferret, MeZO, Orbit, ZOFedSGD
+from fedseed import Federation, FedKSeed, FedMeZO, Ferret, MeZO, Orbit, Subspace, ZOFedSGD
 from fedseed.errors import RecipeError
 from fedseed.methods.payload import About
 from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protected, scalars
@@ -32,6 +32,7 @@ METHODS = {
         Ferret(directions=16, seeds="shared", allocation="size", basis="rademacher"),
         CLIENT,
     ),
+    "subspace": (Subspace(rank=2, up_bits=32, down_bits=32), CLIENT),
 }
 
 
@@ -86,7 +87,14 @@ def test_runs_are_the_same_whatever_the_data(name, constant):
     method, privacy = METHODS[name]
     each = mechanism_of(protected(method, privacy)).releases if privacy.level == "example" else 1
     turns = ROUNDS * (CLIENTS if privacy.level == "example" or name == "fedmezo-client" else 1)
-    lengths = {"mezo": 3, "zo-shared": 2, "ferret": 16, "fedkseed-client": 16, "fedmezo-client": 3}
+    lengths = {
+        "mezo": 3,
+        "zo-shared": 2,
+        "ferret": 16,
+        "fedkseed-client": 16,
+        "fedmezo-client": 3,
+        "subspace": 26,
+    }
     assert found["odd"][1] == [lengths.get(name, 1)] * turns * each
     assert result.summary["privacy"]["releases"] == ROUNDS * each
 

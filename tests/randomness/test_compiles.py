@@ -29,6 +29,7 @@ KERNELS = {
     "_sum",
     "_along",
     "_down",
+    "_add_factors",
 }
 TARGETS = [("cuda", 90, 32), ("cuda", 80, 32), ("cuda", 100, 32), ("hip", "gfx942", 64)]
 
@@ -94,6 +95,7 @@ def launchers():
 
     from fedseed import Basis
     from fedseed.randomness.kernels import load
+    from fedseed.randomness.kernels.factors_reference import FactorJob
     from fedseed.randomness.kernels.reference import SQUARES, Job, Operand, Part
     from fedseed.randomness.matrices import Matrices
     from support.bits import FLAT
@@ -111,6 +113,11 @@ def launchers():
     def moved(parts, dtype, start, count, length, rounding=None):
         w = torch.empty(count, dtype=getattr(torch, dtype))
         kernels.move_all([Job(w, w, dtype, kernels.prepare(parts, length), start)], 0.5, rounding)
+
+    def added(shape, width, dtype, rounding=None):
+        w = torch.empty(shape[0] * shape[1], dtype=getattr(torch, dtype))
+        left, right = np.ones((shape[0], width), np.float32), np.ones((width, shape[1]), np.float32)
+        kernels.add_factors([FactorJob(w, w, dtype, left, right, 2**33)], 0.5, rounding)
 
     def projected(spec, directions, start, count, length):
         kernels.project(spec, 1, directions, torch.zeros(count), start, length)
@@ -178,6 +185,15 @@ def launchers():
         "drawn",
         lambda: moved([part("lowrank", on=on)], "bfloat16", 0, 2048, 2048, (1, 2)),
     )
+    for dtype in dtypes:
+        for shape in [(1, 257), (257, 1), (30, 33), (64, 128)]:
+            for width in (1, 16):
+                yield (
+                    f"factors {dtype} {shape} {width}",
+                    "added",
+                    lambda s=shape, w=width, d=dtype: added(s, w, d),
+                )
+    yield "factors", "drawn", lambda: added((64, 128), 16, "bfloat16", (1, 2))
     far = Matrices([(2**31 + 16,), (40, 48)])
     yield (
         "lowrank",
@@ -199,7 +215,7 @@ def build(to, *target):
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
 
-    from fedseed.randomness.kernels import lowrank_triton
+    from fedseed.randomness.kernels import factors_triton, lowrank_triton
     from fedseed.randomness.kernels import triton as flat
 
     target = GPUTarget(*target)
@@ -229,7 +245,7 @@ def build(to, *target):
         refused = ""
     except RuntimeError as error:
         refused = str(error)
-    flat.launch = lowrank_triton.launch = launch_elsewhere
+    flat.launch = lowrank_triton.launch = factors_triton.launch = launch_elsewhere
     failed, failed_on_purpose = {}, {}
 
     def fuses(x, y):

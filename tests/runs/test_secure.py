@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed import Federation, FedKSeed, FedMeZO, FeedSign, Ferret, ZOFedSGD
+from fedseed import Federation, FedKSeed, FedMeZO, FeedSign, Ferret, Subspace, ZOFedSGD
 from fedseed.errors import MessageError, RecipeError
 from fedseed.federation.secure import Masking
 from fedseed.orbit.signature import generate_key
@@ -37,6 +37,7 @@ METHODS = {
     "dp-feedsign": FeedSign(**QUICK, epsilon=4.0),
     "fedkseed": FedKSeed(**QUICK, candidates=32, steps=4),
     "fedmezo": FedMeZO(**QUICK, steps=3, seeds="shared"),
+    "subspace": Subspace(rank=2, up_bits=32, down_bits=32, training=SGD),
 }
 SUMS = SecureSums(threshold=3, ahead=2)
 

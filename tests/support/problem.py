@@ -21,6 +21,11 @@ METHODS = {  # as recipes have them
         "allocation": "previous",
         "training": STEPS,
     },
+    "subspace": {
+        "name": "subspace",
+        "rank": 4,
+        "training": {**STEPS, "optimizer": "adamw", "learning_rate": 0.02},
+    },
     "feedsign": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
     "fedkseed-pro": {
         "name": "fedkseed",

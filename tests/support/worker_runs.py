@@ -9,7 +9,18 @@ from functools import partial
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed import FedAvg, Federation, FedKSeed, FedMeZO, FedSGD, FeedSign, Ferret, TopK, ZOFedSGD
+from fedseed import (
+    FedAvg,
+    Federation,
+    FedKSeed,
+    FedMeZO,
+    FedSGD,
+    FeedSign,
+    Ferret,
+    Subspace,
+    TopK,
+    ZOFedSGD,
+)
 from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Supervised
 from fedseed.runs.workers import Workers
@@ -36,6 +47,8 @@ RUNS = {
     "fedmezo": (FedMeZO(**FAST, steps=4, personal="loss-5"), {}),
     "fedmezo-tensors": (FedMeZO(**FAST, steps=4, personal="update", travel="tensors"), {}),
     "topk": (TopK(share=0.1, training=TRAINING), {}),
+    "subspace": (Subspace(rank=4, training=TRAINING), {"dtype": torch.bfloat16}),
+    "subspace-feedback": (Subspace(rank=4, refresh=0, feedback=True, training=TRAINING), {}),
     "attacked": (
         ZOFedSGD(**FAST),
         {**STEPS, "joint": False, "attack": "random", "attackers": [1, 4], "per_round": 5},

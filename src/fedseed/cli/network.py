@@ -7,11 +7,11 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -43,6 +43,7 @@ from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import privacy_spent
 from fedseed.runs.answers import FILE, read_answers
+from fedseed.runs.folder import compare_recipes
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe, read_recipe, read_toml
 from fedseed.runs.spec import RunSpec
@@ -50,6 +51,9 @@ from fedseed.tasks.data import OwnData
 from fedseed.transport import transport
 from fedseed.transport.base import Access, check_run
 from fedseed.weights.heap import collect_rarely, map_large
+
+if TYPE_CHECKING:
+    from fedseed.transport.nats_server import OwnServer
 
 STATUS_SECONDS = 5.0  # for a coordinator's answer
 KeyOption = Annotated[Path | None, typer.Option("--key", help="File with this side's NKEY seed.")]
@@ -65,7 +69,10 @@ class Reaching:
     """How the server is reached, and the run's name there; a recipe says the same."""
 
     nats: Annotated[
-        str | None, typer.Option(help="The server: nats://HOST:PORT, or tls:// to insist.")
+        str | None,
+        typer.Option(
+            help="The server: nats://HOST:PORT, or tls:// to insist; over WebSocket ws:// or wss://."
+        ),
     ] = None
     run: Annotated[
         str | None, typer.Option(help="The run's name on the server. Default: the recipe's.")
@@ -104,6 +111,62 @@ class Figures:
         return closing(exporter)
 
 
+@dataclass(frozen=True)
+class Starting:
+    """A server that `serve` starts itself."""
+
+    server: Annotated[
+        bool,
+        typer.Option(
+            "--server",
+            help="Start a nats-server for this run, which stops with it: for a first federation.",
+        ),
+    ] = False
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="With --server: HOST:PORT where it listens. Default: this machine only, port 4222."
+        ),
+    ] = None
+
+    def check(self, reaching: Reaching) -> None:
+        """Raise RecipeError if options do not go together."""
+        if self.listen is not None and not self.server:
+            raise RecipeError("--listen is for --server, which starts a nats-server")
+        if self.server and (reaching.nats or reaching.key or reaching.ca):
+            raise RecipeError(
+                "--server starts a server without keys and encryption: leave out --nats, --key and "
+                "--ca; with keys, start nats-server as `fedseed keys` says"
+            )
+
+    @contextmanager
+    def start(self, folder: Path) -> Iterator["OwnServer | None"]:
+        """Have the server as long as the block lasts; None: it was not asked for.
+
+        Args:
+            folder: the run's; what the server stores lies beside it.
+        """
+        if not self.server:
+            yield None
+            return
+        from fedseed.transport.nats_server import DEFAULT_LISTEN, OwnServer
+
+        own = OwnServer(folder.with_name(f"{folder.name}-server"), self.listen or DEFAULT_LISTEN)
+        try:
+            version = ".".join(map(str, own.version))
+            say(f"nats-server {version} at {own.url}: clients join with --nats {own.url}")
+            if own.is_open_to_others:
+                say(
+                    "  others can reach it, and nothing is encrypted or signed: whoever reaches it "
+                    "can take part. `fedseed keys` makes what a real federation needs"
+                )
+            yield own
+            own.wait_until_left(lambda text: say(f"  {text}"))
+            say(f"who comes later needs the server: {own.program} -c {own.config}")
+        finally:
+            own.stop()
+
+
 @grouped
 def serve(
     recipe: RecipeArgument,
@@ -115,21 +178,26 @@ def serve(
     ] = False,
     *,
     reaching: Reaching,
+    starting: Starting,
     figures: Figures,
     reading: Reading,
 ) -> None:
     """Coordinate a federation over NATS; start it again to go on after an interruption."""
+    starting.check(reaching)
     checked = reading.read(recipe)
     name = run_name(checked, recipe, reaching.run)
     folder = out or Path("runs") / name
     if (folder / "summary.json").exists():
+        if (folder / "recipe.toml").exists():
+            compare_recipes(folder, checked.to_toml(), extensible=False)
         console.print(f"the run in {folder} is finished: nothing is changed")
         summary = read_summary(folder)
     else:
         map_large()
         collect_rarely()
-        with interruptible(), figures.serve() as exporter:
-            way = transport(reaching.reach(checked, "coordinator"), name)
+        with interruptible(), figures.serve() as exporter, starting.start(folder) as own:
+            reach = reaching.reach(checked, "coordinator") if own is None else Access(own.url)
+            way = transport(reach, name)
             summary = coordinate(
                 checked, name, way, folder, fresh, Shown(console), exporter
             ).summary

@@ -272,9 +272,9 @@ def serve_model(
     orbits: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN|ORBIT...",
+            metavar="RUN|ORBIT|FOLDER...",
             help="Runs' folders or orbits of one base, called by the folder's or file's name, "
-            "or as NAME=PATH says.",
+            "or as NAME=PATH says; or a folder of such, where they may come and go.",
         ),
     ],
     host: Annotated[
@@ -295,15 +295,18 @@ def serve_model(
 ) -> None:
     """Serve the models of many orbits on one base in memory, as OpenAI's interface has it."""
     try:
+        from fedseed.own.catalogue import is_folder_of_orbits
         from fedseed.own.server import Service, named
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
         raise FedseedError(f"serve-model needs {error.name}: {to_install('serve')}") from error
-    service = Service(named(orbits), placing.base, placing.device, keep, max_tokens)
+    folders = [Path(place) for place in orbits if is_folder_of_orbits(place)]
+    sources = named([place for place in orbits if not is_folder_of_orbits(place)])
+    service = Service(sources, placing.base, placing.device, keep, max_tokens, folders)
 
     def ready(address: str) -> None:
-        say(f"{plural(len(service.templates), 'model')}: {address} (Ctrl-C ends)")
+        say(f"{plural(len(service.names), 'model')}: {address} (Ctrl-C ends)")
 
     with suppress(KeyboardInterrupt):
         service.serve(host, port, ready)

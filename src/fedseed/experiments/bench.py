@@ -20,6 +20,7 @@ from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.models.architectures import architecture_of
 from fedseed.models.loading import base_config, choose_trainable, outline, trainable_names
+from fedseed.models.targets import chosen_targets
 from fedseed.objectives.tokens import longest_input
 from fedseed.reports.machine import available_memory, resident_memory
 from fedseed.reports.tables import human_bytes, human_seconds, plain_table
@@ -29,6 +30,8 @@ from fedseed.runs.parties import load_data
 from fedseed.runs.recipe import Recipe
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.devices import peak_on
+from fedseed.weights.digest import dtype_name
+from fedseed.weights.layout import Layout, TensorEntry, cut
 
 # numbers that torch's optimisers keep for each weight; others: 2
 REMEMBERED = {"sgd": 0, "rmsprop": 1, "adagrad": 1}
@@ -76,7 +79,20 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
     parts = [("weights", sum(t.nbytes for t in (*tensors, *model.buffers())))]
     if method.from_base:
         parts.append(("copy of the base", trained))
-    if getattr(method, "streaming", False):
+    entries = [
+        TensorEntry(name, tuple(p.shape), dtype_name(p))
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
+    beside = method.trained_numbers(Layout(tuple(entries), cut([e.size for e in entries], "one")))
+    if beside is not None:
+        remembered = REMEMBERED.get(training.optimizer, 2) if training is not None else 0
+        parts += [
+            ("what is trained beside the weights", 4 * beside),
+            ("its gradients", 4 * beside),
+            ("optimiser's averages", 4 * remembered * beside),
+        ]
+    elif getattr(method, "streaming", False):
         parts += [("start copy of the weights", trained), ("the largest gradient", largest)]
     elif method.needs_gradients:
         parts.append(("gradients", trained))
@@ -136,6 +152,8 @@ def _outline(recipe: Recipe) -> Any:
     if adapter is not None:
         with torch.device("meta"):
             model = adapters.wrap(model, adapter, settings.base)
+    elif trainable is None:
+        trainable = chosen_targets(recipe.method, model)
     if adapter is None or trainable is not None:
         choose_trainable(model, trainable)
     return model

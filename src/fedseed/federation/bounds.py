@@ -27,7 +27,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedseed.methods.payload import LARGEST
-from fedseed.weights.change import Add, Change, Entries, Optimize, Rebuild, expected_norm
+from fedseed.weights.change import (
+    Add,
+    AddFactors,
+    Change,
+    Entries,
+    Optimize,
+    Rebuild,
+    expected_norm,
+)
 from fedseed.weights.layout import Layout
 
 FEW = 3  # sizes that a median needs
@@ -134,6 +142,10 @@ def too_far(change: Change, layout: Layout) -> str | None:
             (float(np.abs(patch.values).max(initial=0)) for patch in change.patches), default=0.0
         )
         what, far = "a weight by", abs(change.scale) * farthest
+    elif isinstance(change, AddFactors):
+        norm = expected_norm(change, layout)
+        assert norm is not None
+        what, far = "every weight by about", norm / layout.size**0.5
     elif isinstance(change, Add | Rebuild | Optimize) and change.terms:
         scale = change.rule.rate if isinstance(change, Optimize) else change.scale
         norm = expected_norm(Add(change.terms, scale), layout)

@@ -2,7 +2,7 @@
 of them, or each.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from statistics import median_low
@@ -55,8 +55,9 @@ class Inquiry:
     _tried: set[str] = field(default_factory=set)
     # that clients have named: so few that a summary can list them
     _phases: set[str] = field(default_factory=set)
-    # seconds from the question to each host's last evaluation
+    # seconds from the question to each host's last evaluation, and of all of them together
     _took: dict[str, float] = field(default_factory=dict)
+    _evaluated_for: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
         self.late = Late[str](self.session)  # hosts that have let the others wait
@@ -181,7 +182,7 @@ class Inquiry:
         self._refused, self._asked, self._tried = set(), set(), set()
         each = evaluate and session.settings.each_evaluates
         evaluator: str | None = None
-        told, again, vain = False, False, set[str]()
+        told, again, vain, timed = False, False, set[str](), False
         resend = since = session.clock()  # since: the evaluator was asked
         deadline = evaluate_by = since + session.settings.deadline
         longest = MOST_DEADLINES * session.settings.deadline
@@ -215,8 +216,11 @@ class Inquiry:
                 and evaluated
                 and evaluator is not None
                 and reports.keys() & {evaluator}
+                and not timed  # what the others take afterwards is not its time
             ):
+                timed = True
                 self._took[evaluator] = now - since
+                self._evaluated_for[evaluator] += now - since
             held = wait.holding(reports.keys() | self._refused) if wait is not None else set()
             if reports and evaluated and (late <= held or now > deadline):
                 # the deadline, or the patience, is over: until they report again nobody waits
@@ -281,7 +285,7 @@ class Inquiry:
             self._tried, self._refused = set(), set()
         left = alive - self._tried - {before} or alive
         order = {
-            n: (n in self._idle, self._is_slow(n), self.roster.numbers.get(n, MOST_ROUND))
+            n: (n in self._idle, self._is_slow(n, alive), self.roster.numbers.get(n, MOST_ROUND))
             for n in left
         }
         chosen = min(order, key=order.__getitem__, default=None)
@@ -296,17 +300,17 @@ class Inquiry:
             self._tried.add(chosen)
         return chosen
 
-    def _is_slow(self, host: str) -> bool:
-        """Returns whether another should evaluate: this one took much longer than others, or very
-        long.
+    def _is_slow(self, host: str, alive: Set[str]) -> bool:
+        """Return whether another should evaluate: this one took much longer than some other.
+
+        Until most hosts have evaluated, those who have may all be late on purpose: one that has
+        used up the others' patience, in all its evaluations together, lets another try.
         """
-        mine, others = (
-            self._took.get(host, 0.0),
-            [took for name, took in self._took.items() if name != host],
-        )
-        return mine > (
-            max(GRACE_SECONDS, TIMES * min(others)) if others else self.session.settings.patience
-        )
+        others = [took for name, took in self._took.items() if name != host]
+        if others and self._took.get(host, 0.0) > max(GRACE_SECONDS, TIMES * min(others)):
+            return True
+        few_evaluated = len(self._took.keys() & alive) <= len(alive) // 2
+        return few_evaluated and self._evaluated_for[host] > self.session.settings.patience
 
     def _add_costs(self, line: RoundLine, reports: Reports) -> None:
         """Adds to a line what the clients' work since the last line has cost."""

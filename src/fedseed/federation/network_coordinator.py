@@ -33,6 +33,7 @@ from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine
 from fedseed.transport.base import (
     CoordinatorEnd,
+    LogCutError,
     LogLostError,
     LogOlderError,
     TakenOverError,
@@ -104,9 +105,9 @@ class NetworkCoordinator(Working):
         self.began = time.time()
 
     async def start(self, fresh: bool, known: bool) -> Header:
-        """Takes up the run, or waits for clients and begins it; returns the header.
+        """Read the run's log, or wait for clients and make it; returns the header.
 
-        `open` comes next.
+        `open` comes next, then `take_over`: until then another coordinator may write.
 
         Args:
             fresh: whether to delete a run of this name from the server first.
@@ -121,6 +122,8 @@ class NetworkCoordinator(Working):
         if fresh and there is not None:
             await end.delete()
             there = None
+        if there is not None and there.cut:
+            raise LogCutError(self.run)
         await end.allow(None, None)
         await end.listen(
             self.receive,
@@ -155,9 +158,15 @@ class NetworkCoordinator(Working):
                 self.reception.base.needed = False  # the log has newer ones
             elif self.reception.base.missing:
                 await self.reception.assemble()
+        return header
+
+    async def take_over(self) -> None:
+        """Become the only coordinator that may write to the log, and watch it from now on.
+
+        Raises TakenOverError: another has written since the log was read.
+        """
         await self.log.begin_session()
         self.work(self._watch_log())
-        return header
 
     async def _watch_log(self, between: float = LOOK_SECONDS) -> None:
         """Ends the run when the log is another coordinator's, or (partly) lost, also while nothing
@@ -169,9 +178,13 @@ class NetworkCoordinator(Working):
             known = self.log.last
             try:
                 log = await self.session.end.log()
-                taken_over = log is not None and await self.log.is_taken_over(log.last)
+                taken_over = False
+                if log is not None and not log.cut:
+                    taken_over = await self.log.is_taken_over(log.last)
             except NetworkError:  # an interruption
                 continue
+            if log is not None and log.cut:
+                return self.session.fail(LogCutError(self.run))
             if taken_over:
                 return self.session.fail(TakenOverError(self.run))
             if log is not None and log.last < known:

@@ -17,6 +17,7 @@ from fedseed.methods.ferret import Ferret
 from fedseed.methods.mezo import MeZO
 from fedseed.methods.randopt import RandOpt
 from fedseed.methods.sign import Sign
+from fedseed.methods.subspace import Subspace
 from fedseed.methods.topk import TopK
 from fedseed.methods.zofedsgd import ZOFedSGD
 from fedseed.registry import Registry, check_class, name_of
@@ -37,6 +38,7 @@ METHODS: tuple[type[Method], ...] = (
     FedPrompt,
     TopK,
     Sign,
+    Subspace,
 )
 
 
@@ -89,6 +91,7 @@ __all__ = [
     "Method",
     "RandOpt",
     "Sign",
+    "Subspace",
     "TopK",
     "ZOFedSGD",
     "without_gradients",

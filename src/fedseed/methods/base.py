@@ -190,6 +190,14 @@ class Method(BaseModel, ABC):
                     'or set model.dtype = "float32"'
                 )
 
+    def trained_numbers(self, layout: Layout) -> int | None:
+        """Return how many float32 numbers a client trains beside the weights, which stay as they
+        are.
+
+        None: it trains the weights.
+        """
+        return None
+
     def start(self, layout: Layout, seed: int) -> Any:
         """Returns the state before the first round.
 

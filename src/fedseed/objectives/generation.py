@@ -2,7 +2,8 @@
 conversation.
 """
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
@@ -11,14 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from jinja2 import TemplateError
 
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import FedseedError, NonFiniteError, RecipeError
 from fedseed.models import adapters
 from fedseed.objectives.losses import TextObjective
+from fedseed.objectives.template_variables import template_variables
 from fedseed.objectives.tokens import beginning, longest_input, padded
 from fedseed.tasks.data import Example
 from fedseed.weights.row_losses import Around
 
-Turns = Sequence[Mapping[str, str]]  # {"role": ..., "content": ...} each
+Turns = Sequence[Mapping[str, Any]]  # {"role": ..., "content": ..., "tool_calls": ...} each
+OnText = Callable[[str], None]
+# Below this temperature a draw is the likeliest token, and logits divided by it may overflow.
+GREEDY_TEMPERATURE = 1e-5
 
 
 @torch.no_grad()
@@ -208,69 +213,295 @@ class Writer:
             {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         )
         self._how: dict[str, Any] = {"eos_token_id": self._ends or None}
-        if temperature > 0:
+        if temperature >= GREEDY_TEMPERATURE:
             self._how |= {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+            self._how["logits_processor"] = [_refuse_nan]
 
     def after(self, prompt: str) -> Written:
-        """Returns what follows a prompt, which the model sees as training has shown it prompts: as
+        """Return what follows a prompt, which the model sees as training has shown it prompts: as
         it stands.
         """
-        start = () if self._encodes else beginning(self.tokenizer)
-        return self._write(
-            [*start, *self.tokenizer(prompt, add_special_tokens=self._encodes)["input_ids"]]
-        )
+        return self.write(self.prompt_ids(prompt))
 
-    def answer(self, turns: Turns) -> Written:
-        """Returns the assistant's next turn, by the tokenizer's chat template.
+    def answer(
+        self,
+        turns: Turns,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Written:
+        """Return the assistant's next turn, by the tokenizer's chat template (`chat_ids`)."""
+        return self.write(self.chat_ids(turns, tools, options))
 
-        Args:
-            turns: the conversation so far.
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Return a prompt's tokens.
 
         Raises:
-            RecipeError: the tokenizer has no chat template, or it takes no such turns.
+            RecipeError: it is empty.
+            FedseedError: it leaves no room for an answer.
+        """
+        start = () if self._encodes else beginning(self.tokenizer)
+        ids = self.tokenizer(prompt, add_special_tokens=self._encodes)["input_ids"]
+        return self._checked([*start, *ids])
+
+    def chat_ids(
+        self,
+        turns: Turns,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the tokens of a conversation that asks for the assistant's next turn.
+
+        Args:
+            turns: the conversation so far; arguments of tool calls are objects.
+            tools: functions that the assistant may call, as OpenAI's interface describes them.
+            options: further variables of the chat template, such as {"enable_thinking": False}.
+
+        Raises:
+            RecipeError: the tokenizer has no chat template, it takes no such turns, or it leaves
+                out a tool, a call or an option.
+            FedseedError: the conversation leaves no room for an answer.
         """
         if not getattr(self.tokenizer, "chat_template", None):
             raise RecipeError(
                 "--chat: the model's tokenizer has no chat template; without --chat a prompt is "
                 "used as it is"
             )
+        if options:
+            self._check_options(options, tools)
+        text = self._render(turns, tools, options or {})
+        self._check_functions(turns, tools, options or {})
+        return self._checked(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _render(
+        self, turns: Turns, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> str:
+        """Return a conversation as the chat template writes it."""
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(turns), tokenize=False, add_generation_prompt=True
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(turns),
+                    tools=list(tools) or None,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **options,
+                )
             )
         except TemplateError as error:
             raise RecipeError(f"the chat template does not take these turns: {error}") from error
-        return self._write(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+            # the template counts on something that these turns do not have
+            raise RecipeError(
+                f"the chat template fails on these turns: {type(error).__name__}: {error}"
+            ) from error
 
-    def _write(self, ids: Sequence[int]) -> Written:
+    def _check_functions(
+        self, turns: Turns, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> None:
+        """Raise RecipeError if the chat template leaves out a tool, or a call of one.
+
+        A function's name may stand in the conversation by chance, so that the template is asked
+        with names that do not.
+        """
+        names: dict[str, tuple[str, str]] = {}  # kind and name of a function, by what stands for it
+
+        def renamed(kind: str, one: Mapping[str, Any]) -> dict[str, Any]:
+            function = one.get("function", one)
+            probe = f"function_probe_{len(names)}_"
+            names[probe] = kind, str(function["name"])
+            changed = {**function, "name": probe}
+            return {**one, "function": changed} if "function" in one else changed
+
+        probed_tools = [renamed("tools", tool) for tool in tools]
+        probed_turns = []
+        for turn in turns:
+            calls = [renamed("tool calls", call) for call in turn.get("tool_calls") or ()]
+            probed_turns.append({**turn, "tool_calls": calls} if calls else turn)
+        text = self._render(probed_turns, probed_tools, options) if names else ""
+        for probe, (kind, name) in names.items():
+            if probe not in text:
+                raise RecipeError(
+                    f"the chat template writes no {kind}: the model would not see {name[:60]!r}"
+                )
+
+    def _check_options(
+        self, options: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Raise RecipeError for an option that the chat template does not read, or that is not the
+        asker's to set.
+        """
+        template = self.tokenizer.get_chat_template(None, list(tools) or None)
+        ours = {
+            "messages",
+            *inspect.signature(self.tokenizer.apply_chat_template).parameters,
+            *self.tokenizer.special_tokens_map,
+        }
+        known = sorted(template_variables(template) - ours)
+        for name in options:
+            if name not in known:
+                raise RecipeError(
+                    f"the chat template has no option {name[:60]!r}: it reads "
+                    f"{', '.join(known) or 'none'}"
+                )
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        """Return a prompt's tokens. Raises an error if there are none, or too many."""
         if not ids:
             raise RecipeError("the prompt is empty")
+        self._room(ids)
+        return list(ids)
+
+    def _room(self, ids: Sequence[int]) -> int:
+        """Return how many tokens may be written after a prompt."""
         limit = None if self._encodes else longest_input(self.model)
         room = self.max_tokens if limit is None else min(self.max_tokens, limit - len(ids))
         if room < 1:
             raise FedseedError(
                 f"the prompt has {len(ids):,} tokens, the model has {limit:,} positions: shorten it"
             )
+        return room
+
+    def write(
+        self,
+        ids: Sequence[int],
+        on_text: OnText | None = None,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        markers: Sequence[str] = (),
+    ) -> Written:
+        """Return what the model writes after a prompt.
+
+        Args:
+            ids: the prompt's tokens (`prompt_ids`, `chat_ids`).
+            on_text: is given the text piece by piece, each as soon as no later token can change
+                it; all pieces together are the returned text.
+            is_cancelled: is asked after each token; True ends the text there.
+            markers: special tokens that stay in the text, such as one that begins a tool call.
+
+        Raises:
+            NonFiniteError: the model's weights make no numbers to draw from.
+        """
+        room = self._room(ids)
         device, pad = next(self.model.parameters()).device, self.tokenizer.pad_token_id
         pad = self._ends[0] if pad is None and self._ends else pad
-        more = (
-            {"stopping_criteria": [partial(self._stopped, 0 if self._encodes else len(ids))]}
-            if self.stops
-            else {}
+        decode = partial(self._decode, markers=self._marker_ids(markers))
+        follower = _TextFollower(
+            decode,
+            self.stops,
+            on_text,
+            is_cancelled,
+            0 if self._encodes else len(ids),
+            bool(getattr(self.tokenizer, "clean_up_tokenization_spaces", False)),
         )
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self.seed)
-            (new,) = continued(self.model, [ids], pad, room, self._encodes, **self._how, **more)
-        text = str(self.tokenizer.decode(new, skip_special_tokens=True))
-        found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
-        return Written(
-            text[: min(found, default=None)],
-            len(ids),
-            len(new),
-            bool(found) or new[-1] in self._ends,
-        )
+            (new,) = continued(
+                self.model,
+                [ids],
+                pad,
+                room,
+                self._encodes,
+                **self._how,
+                stopping_criteria=[follower],
+            )
+        text = decode(new)
+        stop = _first_stop(text, self.stops)
+        text = text[:stop]
+        follower.finish(text)
+        # with fewer tokens than there is room for, something else has ended it
+        has_ended = new[-1] in self._ends or len(new) < room
+        return Written(text, len(ids), len(new), stop is not None or has_ended)
 
-    def _stopped(self, start: int, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """Says to transformers whether the text from a token on holds one that stops it."""
-        text = self.tokenizer.decode(ids[0, start:].tolist(), skip_special_tokens=True)
-        return torch.tensor([any(stop in text for stop in self.stops)], device=ids.device)
+    def _marker_ids(self, markers: Sequence[str]) -> frozenset[int]:
+        """Return the special tokens among some texts."""
+        special = {
+            str(token): number
+            for number, token in self.tokenizer.added_tokens_decoder.items()
+            if token.special
+        }
+        return frozenset(special[text] for text in markers if text in special)
+
+    def _decode(self, ids: Sequence[int], markers: frozenset[int]) -> str:
+        """Return tokens as text, without special ones but for `markers`."""
+        if not markers.intersection(ids):
+            return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        dropped = {
+            number
+            for number, token in self.tokenizer.added_tokens_decoder.items()
+            if token.special and number not in markers
+        }
+        kept = [one for one in ids if one not in dropped]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+
+
+class _TextFollower:
+    """Follow what `generate` of transformers writes: a stopping criterion that also tells the text.
+
+    Args:
+        decode: makes text of tokens.
+        stops: texts that end the answer.
+        on_text: is given the text piece by piece; None: nobody listens.
+        is_cancelled: says whether to write on.
+        start: the number of the first new token.
+        cleans_up: whether decoding takes blanks out of earlier text ("do n't").
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stops: Sequence[str],
+        on_text: OnText | None,
+        is_cancelled: Callable[[], bool],
+        start: int,
+        cleans_up: bool,
+    ) -> None:
+        self._decode = decode
+        self._stops = stops
+        self._on_text = on_text
+        self._is_cancelled = is_cancelled
+        self._start = start
+        self._cleans_up = cleans_up
+        self._sent = 0  # characters that were given out
+
+    def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        is_over = self._is_cancelled()
+        if not is_over and (self._stops or self._on_text):
+            text = self._decode(ids[0, self._start :].tolist())
+            stop = _first_stop(text, self._stops)
+            is_over = stop is not None
+            self.finish(text[: self._settled(text) if stop is None else stop])
+        return torch.tensor([is_over], device=ids.device)
+
+    def finish(self, text: str) -> None:
+        """Give out what was not yet given out of a text."""
+        if self._on_text is not None and len(text) > self._sent:
+            self._on_text(text[self._sent :])
+            self._sent = len(text)
+
+    def _settled(self, text: str) -> int:
+        """Return how many characters of a text no later token can change or cut off."""
+        # the beginning of a character whose other bytes are still to come
+        end = len(text.rstrip("\ufffd"))
+        if self._cleans_up:
+            end = max(0, text.rfind(" ", 0, end))
+        begun = (
+            length
+            for stop in self._stops
+            for length in range(1, min(len(stop), end + 1))
+            if text.endswith(stop[:length], 0, end)
+        )
+        end -= max(begun, default=0)
+        return end
+
+
+def _first_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Return where the first of some texts begins in a text; None: it has none."""
+    places = [text.find(stop) for stop in stops]
+    return min((place for place in places if place >= 0), default=None)
+
+
+def _refuse_nan(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Return logits as they are. Raises NonFiniteError if one is not a number."""
+    if torch.isnan(scores).any():
+        raise NonFiniteError(
+            "the model's logits are not numbers: its run has diverged; take an earlier round"
+        )
+    return scores

@@ -13,7 +13,7 @@ from fedseed.methods.payload import State
 from fedseed.models import adapters
 from fedseed.orbit.header import Header
 from fedseed.orbit.record import NO_DIGEST, Record
-from fedseed.weights.change import Add, Change, Rebuild, Replace, Term
+from fedseed.weights.change import Add, AddFactors, Change, Rebuild, Replace, Term
 from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
 
@@ -182,33 +182,39 @@ class Pending:
         self._space = space
         self._first: Rebuild | Replace | None = None  # what the adds come after
         self._adds: list[Add] = []
+        self._factors: list[AddFactors] = []
         self._held = 0
 
     def add(self, change: Change) -> None:
         """Take one more change, which comes after all before it."""
         if isinstance(change, Rebuild | Replace):
-            self._first, self._adds, self._held = change, [], 0
+            self._first, self._adds, self._factors, self._held = change, [], [], 0
+        elif isinstance(change, AddFactors):
+            if self._adds:
+                self.flush()
+            self._factors.append(change)
+            self._held += sum(factor.size for factor in change.factors)
         elif isinstance(change, Add) and change.rounding is None:
+            if self._factors:
+                self.flush()
             if change.terms:
                 self._adds.append(change)
                 self._held += sum(map(_entries, change.terms))
-            if (
-                self._held > MOST
-                or len(self._adds) >= STEPS
-                or len(self._adds) * self._space.size > WORK
-            ):
-                self.flush()
         else:
             # running averages, averages of branches and stochastic rounding take every step in turn
             self.flush()
             self._space.apply(change)
+        steps = len(self._adds) + len(self._factors)
+        if self._held > MOST or steps >= STEPS or steps * self._space.size > WORK:
+            self.flush()
 
     def flush(self) -> None:
         """Carry out what is held back."""
         if self._first is not None:
             self._space.apply(self._first)
         self._space.apply_adds(self._adds)
-        self._first, self._adds, self._held = None, [], 0
+        self._space.apply_factors(self._factors)
+        self._first, self._adds, self._factors, self._held = None, [], [], 0
 
 
 def _entries(term: Term) -> int:

@@ -4,168 +4,71 @@ that a request names.
 One thread answers requests, one after the other. What speaks HTTP comes with the extra `serve`.
 """
 
-import json
+import asyncio
+import logging
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import uvicorn
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from fedseed.errors import FedseedError, OrbitError, RecipeError, did_you_mean
-from fedseed.federation.hosted import WorkThread
-from fedseed.objectives.generation import Writer, Written
+from fedseed.errors import FedseedError, NonFiniteError, OrbitError, RecipeError, did_you_mean
+from fedseed.objectives.generation import Writer
 from fedseed.orbit import Orbit
+from fedseed.own.catalogue import Catalogue, named, stamp_of
+from fedseed.own.jobs import Job, JobCancelledError, JobQueue, QueueFullError
+from fedseed.own.replies import (
+    LAST_EVENT,
+    Begun,
+    ChatReply,
+    CompletionReply,
+    Finished,
+    Reply,
+    TextPiece,
+    error_body,
+    event,
+    refusal,
+)
+from fedseed.own.requests import (
+    SHOWN,
+    Asked,
+    ChatCompletion,
+    Completion,
+    RefusedError,
+    Turn,
+    read_request,
+)
 from fedseed.own.swapper import Swapper
-from fedseed.runs.tuned import Source, base_of, find_source
+from fedseed.own.tool_calls import ToolFormat, find_tool_format
+from fedseed.runs.tuned import Source, base_of
 
-LARGEST = 1 << 20  # bytes of a request
+__all__ = ["ChatCompletion", "Completion", "Service", "Turn", "named"]
+
 MOST_WAITING = 64  # requests at a time
-MOST_PROMPTS = 64  # of a request
-Text = Annotated[str, Field(min_length=1)]
+ENDING_SECONDS = 5  # in which answers may still be finished once the server is to end
+# nobody sees it: the client has left
+CLIENT_LEFT = 499
+ENDING = "the server ends: ask again once it is back"
+FAILED = "the server has failed; its log says why"
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+LOG = logging.getLogger(__name__)
 
-
-class RefusedError(Exception):
-    """Says why a request is not answered: HTTP's status, what is wrong, the key that is, what
-    OpenAI calls it.
-    """
-
-
-def _refusal(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> Response:
-    """Returns a refusal as OpenAI's interface says it."""
-    kind = "invalid_request_error" if status < 429 else "server_error"
-    return JSONResponse(
-        {"error": {"message": message, "type": kind, "param": param, "code": code}}, status
-    )
-
-
-class Asked(BaseModel):
-    """Has what all requests have: OpenAI's keys and defaults."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    model: str
-    max_tokens: PositiveInt | None = None
-    temperature: Annotated[float, Field(ge=0)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=16)] = Field(default_factory=list)
-    n: Literal[1] = 1
-    stream: bool = False
-    stream_options: Any = None
-    user: str = ""
-
-    @property
-    def stops(self) -> list[str]:
-        """Returns the texts that end an answer."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop
-
-
-class Completion(Asked):
-    """A request for what follows a prompt, or each of some."""
-
-    prompt: str | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-    max_tokens: PositiveInt | None = 16
-
-
-class Part(BaseModel):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Turn(BaseModel):
-    """A message of a conversation."""
-
-    role: str
-    content: str | list[Part]
-
-    def plain(self) -> dict[str, str]:
-        """Returns it as chat templates take it."""
-        text = (
-            self.content
-            if isinstance(self.content, str)
-            else "".join(part.text for part in self.content)
-        )
-        return {"role": self.role, "content": text}
-
-
-class ChatCompletion(Asked):
-    """A request for the next turn of a conversation."""
-
-    messages: Annotated[list[Turn], Field(min_length=1)]
-    max_completion_tokens: PositiveInt | None = None
-
-
-async def _read(request: Request, kind: type[Asked]) -> Any:
-    """Returns what a request asks for.
-
-    Null is the default, and so is what would change nothing (logprobs: false).
-    """
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > LARGEST:
-            raise RefusedError(413, f"the request has more than {LARGEST:,} bytes")
-    try:
-        given = json.loads(data)
-        known = given.items() if isinstance(given, dict) else ()
-        kept = {
-            key: value
-            for key, value in known
-            if value is not None and (value or key in kind.model_fields)
-        }
-        return kind.model_validate(kept)
-    except ValidationError as error:
-        first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"])
-        why = (
-            "this server knows no such key" if first["type"] == "extra_forbidden" else first["msg"]
-        )
-        raise RefusedError(400, f"{param}: {why}", param) from error
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the request is not JSON: {error}") from error
-
-
-def named(orbits: Sequence[str]) -> dict[str, Source]:
-    """Returns where orbits are, by the names that requests call them by.
-
-    Args:
-        orbits: runs' folders and orbits' files; one goes by the name of its folder or file, or by
-            NAME as "NAME=PATH".
-
-    Raises:
-        RecipeError: there is no such orbit, or two have one name.
-    """
-    found: dict[str, Source] = {}
-    for text in orbits:
-        name, given, place = ("", "", text) if Path(text).exists() else text.partition("=")
-        source = find_source(place if given else text)
-        if source.orbit is None:
-            raise RecipeError(
-                f"{text}: not an orbit: whole weights can't be swapped; serve their export alone"
-            )
-        path = source.orbit.resolve()
-        name = name or (path.parent.name if path.stem == "model" else path.stem)
-        if name in found:
-            raise RecipeError(f'{text}: another one is called "{name}"; name it, as in mine={text}')
-        found[name] = source
-    return found
+# returns each prompt's tokens, and how the answer writes tool calls
+Prepare = Callable[[Writer], tuple[list[list[int]], ToolFormat | None]]
 
 
 class Service:
     """Models of orbits of one base, behind OpenAI's interface.
+
+    An orbit whose file is written anew is read again; one whose file is gone is not served.
 
     Args:
         sources: what `named` returns.
@@ -173,9 +76,10 @@ class Service:
         device: where it lies.
         keep: weights of so many models, those used last, stay in memory (`Swapper`).
         most: new tokens of an answer at most.
+        folders: folders of runs and orbits: each one in them, now or later, is served.
 
     Raises:
-        RecipeError: the base can't be had, or writes no text.
+        RecipeError: there is no orbit, the base can't be had, or writes no text.
         OrbitError: one is damaged, of another base, or tunes an adapter.
     """
 
@@ -186,31 +90,44 @@ class Service:
         device: str = "cpu",
         keep: int = 0,
         most: int = 1024,
+        folders: Sequence[Path] = (),
     ) -> None:
-        first = next(one.orbit for one in sources.values() if one.orbit is not None)
+        self._catalogue = Catalogue(sources, folders)
+        known = self._catalogue.sources()
+        first = next((one.orbit for one in known.values() if one.orbit is not None), None)
+        if first is None:
+            raise RecipeError("there is no orbit to serve")
         model, self.tokenizer = base_of(Orbit.open(first).header, first, base, device)
         Writer(model, self.tokenizer)
-        self.swapper = Swapper(
-            model, {name: one.orbit for name, one in sources.items() if one.orbit}, keep
-        )
-        self.templates = {
-            name: one.chat_template or self.tokenizer.chat_template for name, one in sources.items()
-        }
+        self._base_template = self.tokenizer.chat_template
+        self._stamps: dict[str, Any] = {}  # of the orbits in memory
+        self.templates: dict[str, Any] = {}
+        self.swapper = Swapper(model, keep=keep)
+        for name, source in sources.items():
+            self._load(name, source)
         self.most = most
         self.began = int(time.time())
-        self._waiting = 0
-        self._thread = WorkThread()
+        self._queue = JobQueue()
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the models whose files are there."""
+        return list(self._catalogue.sources())
 
     def app(self) -> Starlette:
-        """Returns what answers requests."""
+        """Return what answers requests."""
         handlers: dict[Any, Any] = {
-            RefusedError: lambda _, error: _refusal(*error.args),
-            HTTPException: lambda _, error: _refusal(error.status_code, error.detail),
-            OrbitError: lambda _, error: _refusal(500, str(error)),
-            FedseedError: lambda _, error: _refusal(400, str(error)),
-            Exception: lambda _, error: _refusal(500, f"{type(error).__name__}: {error}"),
+            RefusedError: lambda _, error: refusal(error),
+            HTTPException: lambda _, error: refusal(RefusedError(error.status_code, error.detail)),
+            FedseedError: lambda _, error: refusal(_as_refusal(error)),
+            ClientDisconnect: lambda _, error: Response(status_code=CLIENT_LEFT),
+            # its client has left, and sees nothing, or the server ends
+            JobCancelledError: lambda _, error: refusal(RefusedError(503, ENDING)),
+            # uvicorn writes the error into the log
+            Exception: lambda _, error: refusal(RefusedError(500, FAILED)),
         }
         routes = [
+            Route("/health", self.health),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.models),
             Route("/v1/completions", self.completions, methods=["POST"]),
@@ -218,112 +135,167 @@ class Service:
         ]
         return Starlette(routes=routes, exception_handlers=handlers)
 
+    async def health(self, request: Request) -> Response:
+        """Answer whether requests are taken, and what the server does."""
+        queue = self._queue
+        return JSONResponse(
+            {
+                "status": "ok" if len(queue) < MOST_WAITING else "full",
+                "models": self.names,
+                "loaded": sorted(self._stamps),
+                "active": self.swapper.active,
+                "queue": {
+                    "length": len(queue),
+                    "limit": MOST_WAITING,
+                    "working_seconds": round(queue.working_seconds, 3),
+                },
+            }
+        )
+
     async def models(self, request: Request) -> Response:
-        """Answers which models there are, or that there is one."""
+        """Answer which models there are, or that there is one."""
         name = request.path_params.get("name")
+        names = self.names
+        if name:
+            self._find(name)
+            names = [name]
         about = [
             {"id": one, "object": "model", "created": self.began, "owned_by": "fedseed"}
-            for one in ([self._known(name)] if name else self.swapper.names)
+            for one in names
         ]
         return JSONResponse(about[0] if name else {"object": "list", "data": about})
 
     async def completions(self, request: Request) -> Response:
-        """Answers with what follows a prompt, or each of some."""
-        asked = await _read(request, Completion)
-        prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
-        written = await self._do(
-            asked, asked.max_tokens, lambda writer: [writer.after(prompt) for prompt in prompts]
-        )
-        return self._response(
-            asked, "cmpl-", "text_completion", written, lambda one: {"text": one.text}
-        )
+        """Answer with what follows a prompt, or each of some."""
+        asked = await read_request(request, Completion)
+
+        def prepare(writer: Writer) -> tuple[list[list[int]], None]:
+            return [writer.prompt_ids(prompt) for prompt in asked.prompts], None
+
+        return await self._answer(request, asked, prepare, CompletionReply(asked))
 
     async def chat(self, request: Request) -> Response:
-        """Answers with the next turn of a conversation."""
-        asked = await _read(request, ChatCompletion)
-        if not self.templates[self._known(asked.model)]:
-            why = f"{asked.model} has no chat template: ask /v1/completions with a prompt"
-            raise RefusedError(400, why, "messages")
-        turns, most = (
-            [turn.plain() for turn in asked.messages],
-            asked.max_completion_tokens or asked.max_tokens,
-        )
-        written = await self._do(asked, most, lambda writer: [writer.answer(turns)])
-        said, kind = ("delta", ".chunk") if asked.stream else ("message", "")
-        return self._response(
-            asked,
-            "chatcmpl-",
-            f"chat.completion{kind}",
-            written,
-            lambda one: {said: {"role": "assistant", "content": one.text}},
-        )
+        """Answer with the next turn of a conversation."""
+        asked = await read_request(request, ChatCompletion)
+        turns = [turn.plain() for turn in asked.messages]
+        tools = asked.offered_tools
 
-    def _known(self, name: str) -> str:
-        """Returns a model's name. Raises RefusedError if there is none of this name."""
-        if name not in self.templates:
-            guess = did_you_mean(name, self.swapper.names, "") or "/v1/models lists them"
+        def prepare(writer: Writer) -> tuple[list[list[int]], ToolFormat | None]:
+            if not writer.tokenizer.chat_template:
+                why = f"{asked.model} has no chat template: ask /v1/completions with a prompt"
+                raise RefusedError(400, why, "messages")
+            ids = writer.chat_ids(turns, tools, asked.template_options)
+            if not tools:
+                return [ids], None
+            return [ids], find_tool_format(writer.tokenizer.get_chat_template(None, tools))
+
+        return await self._answer(request, asked, prepare, ChatReply(asked))
+
+    def _find(self, name: str) -> Source:
+        """Return where an orbit is. Raises RefusedError if there is none of this name now."""
+        sources = self._catalogue.sources()
+        if name not in sources:
+            guess = did_you_mean(name, sources, "") or "/v1/models lists them"
             raise RefusedError(
-                404, f"there is no model {name!r} here: {guess}", "model", "model_not_found"
+                404,
+                f"there is no model {name[:SHOWN]!r} here: {guess}",
+                "model",
+                "model_not_found",
             )
-        return name
+        return sources[name]
 
-    async def _do(self, asked: Asked, most: int | None, write: Any) -> list[Written]:
-        """Returns what a model writes, once all that was asked before is answered."""
-        name = self._known(asked.model)
+    async def _answer(
+        self, request: Request, asked: Asked, prepare: Prepare, reply: Reply
+    ) -> Response:
+        """Return the answers to a request, once all that was asked before is answered."""
+        source = self._find(asked.model)
+        most = asked.most_tokens
         if most is not None and most > self.most:
             raise RefusedError(
                 400,
                 f"max_tokens = {most:,}: this server writes {self.most:,} at most",
                 "max_tokens",
             )
-        if self._waiting >= MOST_WAITING:
-            raise RefusedError(503, f"{MOST_WAITING} requests are waiting: ask again later")
-        seed = secrets.randbits(63) if asked.seed is None else asked.seed
-        how = most or self.most, asked.temperature, asked.top_p, seed, asked.stops
-        self._waiting += 1
+        job = self._submit(lambda job: self._write(job, asked, source, prepare))
+        watcher = asyncio.ensure_future(_cancel_when_client_leaves(request, job))
+        job.on_end(watcher.cancel)
+        events = job.events()
+        # what is wrong with the request shows before its first event
+        begun = await anext(events)
+        if asked.stream:
+            return StreamingResponse(
+                _stream(job, reply, begun, events),
+                media_type="text/event-stream",
+                headers=STREAM_HEADERS,
+            )
+        for _ in reply.begin(begun):
+            pass
+        return reply.response([one async for one in events if isinstance(one, Finished)])
+
+    def _submit(self, work: Callable[[Job], None]) -> Job:
         try:
-            return list(await self._thread.do(self._written, name, how, write))
-        finally:
-            self._waiting -= 1
+            return self._queue.submit(work, MOST_WAITING)
+        except QueueFullError as error:
+            raise RefusedError(
+                503,
+                f"{MOST_WAITING} requests are waiting: ask again later",
+                retry_seconds=self._queue.retry_seconds,
+            ) from error
 
-    def _written(self, name: str, how: Sequence[Any], write: Any) -> list[Written]:
-        model = self.swapper.to(name)
-        self.tokenizer.chat_template = self.templates[name]
-        return list(write(Writer(model, self.tokenizer, *how)))
-
-    def _response(
-        self, asked: Asked, prefix: str, kind: str, written: Sequence[Written], said: Any
-    ) -> Response:
-        """Returns answers as OpenAI's interface has them; a stream has all of them as one event."""
-        given, new = sum(one.asked for one in written), sum(one.new for one in written)
-        about = {
-            "id": prefix + secrets.token_hex(12),
-            "object": kind,
-            "created": int(time.time()),
-            "model": asked.model,
-            "choices": [
-                {
-                    "index": i,
-                    **said(one),
-                    "logprobs": None,
-                    "finish_reason": "stop" if one.ended else "length",
-                }
-                for i, one in enumerate(written)
-            ],
-            "usage": {
-                "prompt_tokens": given,
-                "completion_tokens": new,
-                "total_tokens": given + new,
-            },
-        }
-        if not asked.stream:
-            return JSONResponse(about)
-        return Response(
-            f"data: {json.dumps(about)}\n\ndata: [DONE]\n\n", media_type="text/event-stream"
+    def _write(self, job: Job, asked: Asked, source: Source, prepare: Prepare) -> None:
+        """Tell a job's client what the model writes; runs in the queue's thread."""
+        model = self._model_of(asked.model, source)
+        self.tokenizer.chat_template = self.templates[asked.model]
+        seed = secrets.randbits(63) if asked.seed is None else asked.seed
+        most = asked.most_tokens or self.most
+        writer = Writer(
+            model, self.tokenizer, most, asked.temperature, asked.top_p, seed, asked.stops
         )
+        prompts, tool_format = prepare(writer)
+        job.tell(Begun(tool_format))
+        for index, ids in enumerate(prompts):
+            written = writer.write(
+                ids,
+                _teller(job, index) if asked.stream else None,
+                job.is_cancelled,
+                tool_format.markers if tool_format else (),
+            )
+            if job.is_cancelled():
+                return
+            job.tell(Finished(index, written))
+
+    def _model_of(self, name: str, source: Source) -> Any:
+        """Return the base as an orbit's model, by the orbit's file as it is now."""
+        served = self._catalogue.sources()
+        for gone in self._stamps.keys() - served.keys():
+            self._forget(gone)
+        if self._stamps.get(name) != stamp_of(source):
+            self._forget(name)
+            try:
+                self._load(name, source)
+            except FedseedError as error:
+                # a file that is being copied or deleted is damaged or missing for a moment
+                raise RefusedError(
+                    503, f"{name} can't be read now: {error}", "model", retry_seconds=1
+                ) from error
+        return self.swapper.to(name)
+
+    def _load(self, name: str, source: Source) -> None:
+        assert source.orbit is not None
+        stamp = stamp_of(source)
+        self.swapper.add(name, source.orbit)
+        try:
+            self.templates[name] = source.chat_template or self._base_template
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{name}: its chat template can't be read: {error}") from error
+        self._stamps[name] = stamp
+
+    def _forget(self, name: str) -> None:
+        self.swapper.remove(name)
+        self._stamps.pop(name, None)
 
     def serve(self, host: str, port: int, ready: Any = print) -> None:
-        """Answers requests until it is interrupted.
+        """Answer requests until it is interrupted.
 
         Args:
             host: the address.
@@ -337,8 +309,68 @@ class Service:
         with socket.create_server((host, port), family=family) as listening:
             shown = f"[{host}]" if ":" in host else host
             ready(f"http://{shown}:{listening.getsockname()[1]}/v1")
-            server = uvicorn.Server(uvicorn.Config(self.app(), log_level="warning"))
+            config = uvicorn.Config(
+                self.app(), log_level="warning", timeout_graceful_shutdown=2 * ENDING_SECONDS
+            )
             try:
-                server.run(sockets=[listening])
+                _PatientServer(config, self._queue).run(sockets=[listening])
             finally:
-                self._thread.end()
+                self._queue.end()
+
+
+class _PatientServer(uvicorn.Server):
+    """A server that ends once its answers are finished, or have had some time for it."""
+
+    def __init__(self, config: uvicorn.Config, queue: JobQueue) -> None:
+        super().__init__(config)
+        self._queue = queue
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.get_running_loop().call_later(ENDING_SECONDS, self._queue.cancel_all)
+        await super().shutdown(sockets)
+        ending.cancel()
+
+
+async def _cancel_when_client_leaves(request: Request, job: Job) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    job.cancel()
+
+
+def _teller(job: Job, index: int) -> Callable[[str], None]:
+    return lambda text: job.tell(TextPiece(index, text))
+
+
+async def _stream(
+    job: Job, reply: Reply, begun: Begun, events: AsyncIterator[Any]
+) -> AsyncIterator[str]:
+    """Give a reply as server-sent events, while it is written."""
+    try:
+        for one in reply.begin(begun):
+            yield one
+        async for told in events:
+            parts = reply.add(told) if isinstance(told, TextPiece) else reply.finish(told)
+            for one in parts:
+                yield one
+        for one in reply.end():
+            yield one
+    except JobCancelledError:
+        yield event({"error": error_body(RefusedError(503, ENDING))})
+        yield LAST_EVENT
+    except Exception as error:  # the status is sent already: an event has to say it
+        yield event({"error": error_body(_as_refusal(error))})
+        yield LAST_EVENT
+    finally:
+        job.cancel()
+
+
+def _as_refusal(error: Exception) -> RefusedError:
+    """Return an error as what a client is told of it."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, OrbitError | NonFiniteError):
+        return RefusedError(500, str(error))
+    if isinstance(error, FedseedError):
+        return RefusedError(400, str(error))
+    LOG.error("a request has failed", exc_info=error)
+    return RefusedError(500, FAILED)

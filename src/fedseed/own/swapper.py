@@ -106,6 +106,17 @@ class Swapper:
         self._kept.pop(name, None)
         self.active = None if self.active == name else self.active
 
+    def remove(self, name: str) -> None:
+        """Forget an orbit; a model that is its own now stays so until the next one is asked for.
+
+        Args:
+            name: the orbit's, as it was added; one that there is not is no error.
+        """
+        self._orbits.pop(name, None)
+        self._seen.discard(name)
+        self._kept.pop(name, None)
+        self.active = None if self.active == name else self.active
+
     def to(self, name: str | None) -> Any:
         """Makes the model, in place, that of an orbit.
 

@@ -51,6 +51,7 @@ class Domain(IntEnum):
     LEFT = 19  # u of lowrank directions: a sign for each row of a matrix
     RIGHT = 20  # w of lowrank directions: a sign for each column
     BUCKETS = 21  # who is with whom where a rule makes means of a few clients' vectors
+    SUBSPACE = 22  # the signs that span a random subspace of a matrix
 
 
 Words = NDArray[np.uint32]

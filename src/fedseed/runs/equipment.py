@@ -17,6 +17,7 @@ from fedseed.federation.worker import Worker
 from fedseed.models import adapters
 from fedseed.models.heads import Head
 from fedseed.models.quantization import BITS, check_tunable, describe_quantized, quantization_of
+from fedseed.models.targets import chosen_targets, freeze_others
 from fedseed.objectives.evaluation import mean_loss, measure
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare, prepare_sets
@@ -83,6 +84,8 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     trainable = trainable_names(model, settings.base, settings.trainable)
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapter is None:  # with an adapter, once that is there
+        if trainable is None:
+            trainable = chosen_targets(recipe.method, model)
         choose_trainable(model, trainable)
     elif settings.trainable == "head":
         raise RecipeError(
@@ -337,15 +340,20 @@ def hosted_of(
 
             choose_trainable(model, spec.trainable)
     check_tunable(model)
+    trainable = spec.trainable
+    if trainable is None and chosen is None:
+        trainable = chosen_targets(method, model)
+        if trainable is not None:
+            freeze_others(model, trainable)
     try:
         worker = Worker(model, method, objective, seed, spec.joint, spec.digest, space_of(model))
     except ValueError as error:
         raise RecipeError(str(error)) from error
     worker.private = spec.private
-    patterns = None if spec.trainable is None else tuple(spec.trainable)
-    start = (
-        None if chosen is None else AdapterStart(chosen, adapters.start_digest(model, worker.space))
-    )
+    patterns = None if trainable is None else tuple(trainable)
+    start = None
+    if chosen is not None:
+        start = AdapterStart(chosen, adapters.start_digest(model, worker.space))
     header = Header(
         spec.base,
         digest,

@@ -35,6 +35,7 @@ from fedseed.runs.recipe import Recipe, from_anywhere, read_toml
 from fedseed.runs.spec import RunSpec
 from fedseed.text import flat
 
+MOST_DIFFERENCES = 8  # keys that are named where two recipes differ
 MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
 CHAT_TEMPLATE = "chat_template.jinja"
 FILES = (
@@ -64,6 +65,8 @@ class RunFolder:
         recipe: the complete recipe as TOML, if the run has one.
         resume: take up the run that is there. Without it there must be none.
         chat_template: the Jinja template of the run's chats, if it has one of its own.
+        claim: only lock the folder and compare recipes; `begin` writes the run's first files. Until
+            then `release` leaves nothing behind.
 
     Raises:
         FedseedError: it holds a run already, or another process works in it.
@@ -72,9 +75,16 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: Path, recipe: str | None = None, resume: bool = False, chat_template: str = ""
+        self,
+        path: Path,
+        recipe: str | None = None,
+        resume: bool = False,
+        chat_template: str = "",
+        claim: bool = False,
     ) -> None:
         self.path = path
+        self._recipe, self._chat_template = recipe, chat_template
+        self._begun = False
         # progress is brought to the disk by `sync` only: a network's stream has the steps
         self.lazy = False
         there = [name for name in FILES if (path / name).exists()]
@@ -96,38 +106,54 @@ class RunFolder:
                 "another folder with --out"
             )
         if recipe is not None and "recipe.toml" in there:
-            compare_recipes(path, recipe)
+            compare_recipes(path, recipe, extensible=not claim)
         if self.finished:
             return
+        self._made_folder = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{path}: can't be written: {error.strerror}") from error
         self._answers: Appender | None = None
+        self._metrics: Appender | None = None
+        self._made_progress = "progress.jsonl" not in there
         self._progress = Appender(path / "progress.jsonl")
         try:
             # gone when the process is
             fcntl.flock(self._progress.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._progress.is_in_place():  # one that was released has deleted it meanwhile
+                raise OSError
         except OSError as error:
             self._progress.close()
             raise FedseedError(f"{path}: another process is running in this folder") from error
+        if not claim:
+            self.begin()
+
+    def begin(self) -> None:
+        """Write the recipe, and the chats' template, unless they are there; again is fine.
+
+        Raises StorageError: they can't be written.
+        """
+        if self._begun:
+            return
         try:
-            if recipe is not None and "recipe.toml" not in there:
-                write_whole(
-                    path / "recipe.toml",
-                    tomli_w.dumps(from_anywhere(tomllib.loads(recipe))).encode(),
-                )
-            if chat_template and CHAT_TEMPLATE not in there:
-                write_whole(path / CHAT_TEMPLATE, chat_template.encode())
-            self._metrics = Appender(path / "metrics.jsonl")
+            recipe, template = self.path / "recipe.toml", self.path / CHAT_TEMPLATE
+            if self._recipe is not None and not recipe.exists():
+                table = from_anywhere(tomllib.loads(self._recipe))
+                write_whole(recipe, tomli_w.dumps(table).encode())
+            if self._chat_template and not template.exists():
+                write_whole(template, self._chat_template.encode())
+            self._metrics = Appender(self.path / "metrics.jsonl")
         except BaseException:
             self._progress.close()
             raise
+        self._begun = True
 
     @property
     def has_rounds(self) -> bool:
         """Returns whether earlier sessions have written metrics beyond round 0."""
-        return (self.path / "metrics.jsonl").read_bytes().count(b"\n") > 1
+        metrics = self.path / "metrics.jsonl"
+        return metrics.exists() and metrics.read_bytes().count(b"\n") > 1
 
     def take_up(self, done: int, fill: bool = False) -> tuple[list[RoundLine], list[RoundLine]]:
         """Returns what earlier sessions have written about rounds that count.
@@ -149,6 +175,7 @@ class RunFolder:
         if (self.path / "answers.jsonl").exists():
             self._answers = Appender(self.path / "answers.jsonl")
             self._cut(self._answers, done)
+        assert self._metrics is not None
         metrics, progress = self._cut(self._metrics, done), self._cut(self._progress, done)
         known = max((line.round for line in (*metrics, *progress)), default=done)
         for line in [RoundLine(number) for number in range(known + 1, done + 1)] if fill else ():
@@ -214,6 +241,7 @@ class RunFolder:
 
     def add_metrics(self, line: RoundLine) -> None:
         """Append one line to metrics.jsonl, on disk before this returns."""
+        assert self._metrics is not None
         self._metrics.append(line.written())
         self._progress.cut(0)  # the line says it all
 
@@ -230,23 +258,34 @@ class RunFolder:
         return [path for paths in inside for path in paths if path.is_file()]
 
     def release(self) -> None:
-        """Close the files as they are."""
+        """Close the files as they are; again is fine."""
+        if self.finished:
+            return
+        if not self._begun and self._made_progress and self._progress.handle >= 0:
+            with suppress(OSError):  # others have put something into the folder: it stays
+                (self.path / "progress.jsonl").unlink()
+                if self._made_folder:
+                    self.path.rmdir()
         self._progress.close()
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
         if self._answers is not None:
             self._answers.close()
 
 
-def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> None:
+def compare_recipes(
+    path: Path, recipe: str, besides: Collection[str] = (), extensible: bool = True
+) -> None:
     """Check that a folder's recipe is the one given, key by key.
 
     Args:
         path: the folder; it has a recipe.toml.
         recipe: the recipe as TOML.
         besides: keys that may differ.
+        extensible: whether the command can have another number of rounds (`--resume --rounds`).
 
     Raises:
-        RecipeError: it is another one; names the key and both values.
+        RecipeError: it is another one; names the keys and both values of each.
     """
     tables = [
         from_anywhere(table) for table in (read_toml(path / "recipe.toml"), tomllib.loads(recipe))
@@ -262,6 +301,7 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
         if INCIDENTAL in field.metadata
     }
     there, here = map(flat, tables)
+    differences: list[str] = []
     for key in dict.fromkeys([*there, *here]):
         values = there.get(key), here.get(key)
         # not the folder of its file; a base is known by its digest
@@ -269,10 +309,15 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
             values = str(values[0]).rpartition("/")[2], str(values[1]).rpartition("/")[2]
         if values[0] != values[1] and key not in apart and key not in besides:
             a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
-            more = f"; --resume --rounds {b} lets it have so many" if key == "rounds" else ""
-            raise RecipeError(
-                f"{path} was started with another recipe: {key} is {a} there, {b} here{more}"
+            more = f" (--resume --rounds {b} lets it have so many)"
+            differences.append(
+                f"{key} is {a} there, {b} here{more if key == 'rounds' and extensible else ''}"
             )
+    if len(differences) > MOST_DIFFERENCES:
+        more = f"and {len(differences) - MOST_DIFFERENCES} more keys differ"
+        differences[MOST_DIFFERENCES:] = [more]
+    if differences:
+        raise RecipeError(f"{path} was started with another recipe: {'; '.join(differences)}")
 
 
 def extend(settings: RunSpec) -> str | None:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
+from pathlib import Path
 from typing import Any, ClassVar
 
 from fedseed.errors import FedseedError, RecipeError
@@ -132,15 +133,15 @@ class Run(ABC):
             )
         if extend and (said := extended(self.spec)):
             self.progress.note(said)
+        if self.folder is not None and self.folder.finished:
+            return self._finished(self.folder.path)
         self._keep_to_budget()
         spec = self.spec
         if spec.folder is not None:
-            self.folder = RunFolder(spec.folder, spec.recipe_text, resume, spec.chat_template)
+            if self.folder is None:
+                self.folder = RunFolder(spec.folder, spec.recipe_text, resume, spec.chat_template)
             if self.folder.finished:
-                self.progress.note(f"the run in {spec.folder} is finished: nothing is changed")
-                return costs.RunResult(
-                    read_summary(spec.folder), read_metrics(spec.folder), spec.folder
-                )
+                return self._finished(spec.folder)
         self._began = stamp()
         self._downloads = costs.Downloads(spec.method, len(self.names))
         self._trackers = Trackers(spec.trackers, self.progress.warn)
@@ -153,6 +154,11 @@ class Run(ABC):
             if self.store is not None:
                 self.store.release()
             self.progress.close()
+
+    def _finished(self, path: Path) -> costs.RunResult:
+        """Return what a finished run has left in its folder."""
+        self.progress.note(f"the run in {path} is finished: nothing is changed")
+        return costs.RunResult(read_summary(path), read_metrics(path), path)
 
     def _run(self) -> costs.RunResult:
         spec, folder, where = self.spec, self.folder, self.spec.folder
@@ -168,8 +174,12 @@ class Run(ABC):
                 say(note)
             done = 0  # the last round that counts
             if folder is not None:
-                done = self._take_up(folder)
+                found = self._restore(folder)
+                done = found.round
+                folder.begin()
                 metrics, pending = folder.take_up(done, fill=self.waits)
+                # nothing refuses the folder any more: now others may hear of it
+                self.catch_up(found)
                 # what earlier sessions took, but for loading
                 began -= sum(
                     spent for line in [*metrics, *pending] for spent in line.seconds.values()
@@ -301,12 +311,14 @@ class Run(ABC):
         )
         self.spec = replace(self.spec, rounds=last)
 
-    def _take_up(self, folder: RunFolder) -> int:
-        """Takes up an interrupted run; returns the last round that counts, 0 in a new folder."""
+    def _restore(self, folder: RunFolder) -> Restored:
+        """Bring the store and the coordinator to where an interrupted run was; return that.
+
+        Raises FedseedError: the folder's files do not fit the run or its log.
+        """
         kind = WeightsStore if self.spec.method.catch_up.replaces else OrbitStore
         self.store = kind(folder.path, self.header, self.coordinator, self.logged())
         found = self.store.restore(folder.has_rounds, self.progress.warn)
-        self.catch_up(found)
         done = found.round
         picked = [self.coordinator.sampled(number) for number in range(1, done + 1)]
         self._downloads.take_up(found.contents, picked)
@@ -317,7 +329,7 @@ class Run(ABC):
             raise RecipeError(
                 f"{folder.path}: the run there has {done} rounds, this one is to have {wanted}"
             )
-        return done
+        return found
 
     def _round(self, number: int, log: bool) -> RoundLine:
         """Runs one round and returns its line of metrics. `log`: it will be a line of its own."""

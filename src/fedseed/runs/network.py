@@ -39,7 +39,7 @@ from fedseed.runs.parties import ROSTER_FILE, names_beforehand, read_names
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import Restored
-from fedseed.transport.base import Events, LogLostError, Transport
+from fedseed.transport.base import Events, LogLostError, LogUnusableError, Transport
 
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
@@ -115,8 +115,14 @@ class NetworkRun(Run):
         self.spec = RunSpec.of(recipe, out)
         self._refusals = 0  # by the server
         self._synced = 0.0
-        self._loop = asyncio.new_event_loop()
         self._talk: NetworkCoordinator | None = None
+        # before anything is said to the server: a wrong folder must not end another coordinator
+        self.folder = RunFolder(
+            out, self.spec.recipe_text, True, self.spec.chat_template, claim=True
+        )
+        self._loop = asyncio.new_event_loop()
+        if self.folder.finished:
+            return
         if exporter is not None:
             # before there are clients: that none comes is worth seeing
             exporter.attach(self._status)
@@ -129,19 +135,18 @@ class NetworkRun(Run):
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Let the connection work until this is done.
 
-        Raises NetworkError, also if the server has lost the run.
+        Raises NetworkError, also if the server has lost the run, or its log can't be used.
         """
         try:
             return self._loop.run_until_complete(work)
-        except LogLostError as error:
-            replaces = self.spec.method.catch_up.replaces
-            how = (
-                "the weights were there, it makes all rounds again"
-                if replaces
-                else "it has the log in the orbit"
-            )
-            remedy = f"start `fedseed serve` again with the same --out: {how}"
-            raise NetworkError(f"{error}: {remedy}") from error
+        except (LogLostError, LogUnusableError) as error:
+            how = "it has the log in the orbit"
+            if self.spec.method.catch_up.replaces:
+                how = "the weights were there, it makes all rounds again"
+            options = "with the same --out"
+            if isinstance(error, LogUnusableError):
+                options = "with --fresh and the same --out"
+            raise NetworkError(f"{error}: start `fedseed serve` again {options}: {how}") from error
 
     async def _start(
         self, recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool
@@ -168,7 +173,9 @@ class NetworkRun(Run):
             patience=wanted.patience,
             proofs=out / PROOFS,
         )
-        end = await transport.coordinator(Events(refused=self._refused, failed=self._failed))
+        end = await transport.coordinator(
+            Events(refused=self._refused, noted=self.progress.warn, failed=self._failed)
+        )
         if end.unproven is not None:
             self.progress.note(end.unproven)
         self._talk = NetworkCoordinator(
@@ -218,6 +225,7 @@ class NetworkRun(Run):
         return self._wait(self.talk.log.take_up(self.talk.run, self.spec.logs(steps)))
 
     def catch_up(self, restored: Restored) -> None:
+        self._wait(self.talk.take_over())
         first = restored.round - len(restored.unlogged) + 1
         for number, payload in enumerate(restored.unlogged, start=first):
             step = Message(
@@ -293,6 +301,8 @@ class NetworkRun(Run):
         """Close the connection; again is fine."""
         if self._loop.is_closed():
             return
+        if self.folder is not None:
+            self.folder.release()
         if self._talk is not None:
             with suppress(NetworkError):
                 self._wait(self._talk.close())

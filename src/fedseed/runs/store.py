@@ -206,6 +206,14 @@ class StepStore(ABC):
     def release(self) -> None:  # noqa: B027
         """Close the file as it is."""
 
+    def _elsewhere(self, logged: Logged) -> FedseedError:
+        """Return what to say of a folder that has nothing of a run that the log has."""
+        return FedseedError(
+            f"the server holds a run {logged.run} of {logged.last} steps, {self.folder} does not: "
+            "go on in its folder (--out), choose another name (--run), or delete it from the "
+            "server with --fresh"
+        )
+
     def _take_kept(self, number: int) -> None:
         """Take up what was kept after a round. Raises FedseedError."""
         path = self.folder / f"kept-{number}.npz"
@@ -235,12 +243,7 @@ class OrbitStore(StepStore):
         """Read the orbit; it and the log are repaired from each other."""
         there, logged = self.path.exists(), self.logged or Logged("")
         if logged.last and not there:
-            raise FedseedError(
-                f"the server holds a run {logged.run} of {logged.last} steps, {self.folder} does "
-                "not: "
-                "go on in its folder (--out), choose another name (--run), or delete it from the "
-                "server with --fresh"
-            )
+            raise self._elsewhere(logged)
         if begun and not there:
             raise FedseedError(
                 f"{self.folder}: {self.name} is missing, and with it what the run has learnt"
@@ -326,6 +329,9 @@ class WeightsStore(StepStore):
         """Take the newest weights from the log if it has steps, otherwise from the file."""
         logged = self.logged
         if logged is not None and logged.last:
+            metrics = self.folder / "metrics.jsonl"
+            if not metrics.exists() or not metrics.stat().st_size:
+                raise self._elsewhere(logged)
             number, changed, weights = logged.last, logged.changed, b"".join(logged.payloads)
             records = [Record(changed, weights)] if changed else []
             contents = self._take(number, changed, weights)

@@ -19,10 +19,11 @@ from fedseed.errors import NonFiniteError
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import micro_batches, sequences_of
 from fedseed.randomness import Basis, Domain, derive, permutation
+from fedseed.training.factored import FactoredModel
 from fedseed.training.memory import Memory
 from fedseed.training.protocol import Client
 from fedseed.training.settings import Autocast, LocalTraining
-from fedseed.training.steps import Rounder, Steps, steps_of
+from fedseed.training.steps import Rounder, Steps, steps_of, steps_on_factors
 from fedseed.training.streaming import gradients_taken
 from fedseed.weights.change import Change, Floats
 from fedseed.weights.devices import gpus, wait_for
@@ -30,6 +31,7 @@ from fedseed.weights.heap import give_back
 from fedseed.weights.projection import Projection, change_norms, count_moved, project_change
 from fedseed.weights.row_losses import row_losses
 from fedseed.weights.space import ParameterSpace
+from fedseed.weights.subspace import RandomSubspace
 
 # with as many bytes of weights or more, the memory of gradients is given back after a client
 MANY_BYTES = 64 << 20
@@ -176,8 +178,9 @@ class LocalClient(Client):
     def difference(self) -> Floats:
         return self.space.difference(self._start, self._finer)
 
-    def recall(self) -> Floats | None:
-        return self.memory.recall(self.number, self.round, self.space.size)
+    def recall(self, size: int | None = None) -> Floats | None:
+        expected = self.space.size if size is None else size
+        return self.memory.recall(self.number, self.round, expected)
 
     def keep(self, vector: Floats) -> None:
         self.memory.keep(self.number, self.round, vector)
@@ -287,10 +290,44 @@ class LocalClient(Client):
         self._remember(copy=True)
         steps = steps_of(training, self.space.vector, self._rounder, self._finer, adapts=True)
         self._finer = steps.finer
-        taken = 0
+        self._take_steps(training, steps)
+        self._end(steps)
+
+    def train_factors(
+        self, training: LocalTraining, subspace: RandomSubspace, interval: int | None = None
+    ) -> list[Floats]:
+        model = FactoredModel(self.space, subspace)
+        if not self._undo:
+            self._undo.append(self._buffers_as_they_are())
+        steps = steps_on_factors(training, model.parameters, self.space.layout)
+        # every subspace for as many steps as the others, one after the other
+        length = interval or -(-self._step_count(training) // subspace.count)
+
+        def choose_subspace(number: int) -> None:
+            model.train_only((number - 1) // length % subspace.count)
+
+        with model.installed():
+            self._take_steps(training, steps, choose_subspace)
+        self._give_back()
+        return model.values()
+
+    def _take_steps(
+        self,
+        training: LocalTraining,
+        steps: Steps,
+        before_step: Callable[[int], None] | None = None,
+    ) -> None:
+        """Trains with an optimiser; `before_step` is called with each step's number, from 1.
+
+        Raises NonFiniteError if the gradient was finite in none of the steps.
+        """
+        taken = number = 0
 
         def step(items: Sequence[Any]) -> float:
-            nonlocal taken
+            nonlocal taken, number
+            number += 1
+            if before_step is not None:
+                before_step(number)
             while True:
                 steps.clear()
                 parts = micro_batches(items, training.batch, training.batch_tokens)
@@ -311,7 +348,6 @@ class LocalClient(Client):
                 f"the gradient was finite in none of {self.cost.skipped_steps} local steps "
                 f"(at a loss scale of {steps.scale:g})"
             )
-        self._end(steps)
 
     def _end(self, steps: Steps) -> None:
         """Counts in the first round how many weights have moved, if they can lose small steps.
@@ -376,16 +412,19 @@ class LocalClient(Client):
 
     def _train(self, training: LocalTraining, step: Callable[[Sequence[Any]], float]) -> None:
         """Calls `step` on one batch after the other; it returns the batch's loss."""
-        steps, examples = training.steps, training.batch * training.accumulation
-        if training.epochs is not None:
-            steps = -(-training.epochs * len(self.items) // examples)
-        order = self.batches(examples)
+        order = self.batches(training.batch * training.accumulation)
         with self._training():
-            for number in range(1, steps + 1):
+            for number in range(1, self._step_count(training) + 1):
                 loss = step(next(order))
                 if not isfinite(loss):
                     raise NonFiniteError(f"loss is {loss} at local step {number}")
                 self.cost.losses.append(loss)
+
+    def _step_count(self, training: LocalTraining) -> int:
+        """Returns how many optimiser steps the settings ask for, with the client's examples."""
+        if training.epochs is None:
+            return training.steps
+        return -(-training.epochs * len(self.items) // (training.batch * training.accumulation))
 
     @contextmanager
     def _training(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedseed.randomness import Basis
 from fedseed.training.settings import Autocast, LocalTraining
 from fedseed.weights.change import Change, Floats
+from fedseed.weights.subspace import RandomSubspace
 
 
 class Client(Protocol):
@@ -77,6 +78,25 @@ class Client(Protocol):
     def first_order(self, training: LocalTraining) -> None:
         """Trains the weights in place. Raises NonFiniteError if a loss is not finite."""
 
+    def train_factors(
+        self, training: LocalTraining, subspace: RandomSubspace, interval: int | None = None
+    ) -> list[Floats]:
+        """Trains B at W + B P, from zero, where P spans random subspaces; W stays as it is.
+
+        Args:
+            training: local training.
+            subspace: the matrices P.
+            interval: of several subspaces one is trained at a time, for so many steps; None: each
+                of them once, for as many steps as the others.
+
+        Returns:
+            B of each tensor, in the shapes of `RandomSubspace.factor_shape`.
+
+        Raises:
+            NonFiniteError: a loss is not finite.
+            ValueError: the model can't be trained so.
+        """
+
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
         """Returns the gradient of a batch's mean loss as bytes, and how many terms that loss is the
         mean of.
@@ -107,8 +127,9 @@ class Client(Protocol):
         if need be).
         """
 
-    def recall(self) -> Floats | None:
-        """Returns what it kept when it last took part in a round before this one, length d.
+    def recall(self, size: int | None = None) -> Floats | None:
+        """Returns what it kept when it last took part in a round before this one, `size` numbers
+        (default: d).
 
         None: nothing yet.
         """

@@ -16,6 +16,7 @@ import torch
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
 from fedseed.training.streaming import gradients_taken
 from fedseed.weights import moving
+from fedseed.weights.layout import Layout, TensorEntry, cut
 from fedseed.weights.moving import PIECE
 from fedseed.weights.vector import Vector, flat, write_back
 
@@ -346,6 +347,30 @@ def steps_of(
     if training.small_steps == "master":
         return MasterSteps(training, vector, scale, adapts, finer)
     return StochasticSteps(training, vector, scale, adapts, rounder)
+
+
+def steps_on_factors(
+    training: LocalTraining, factors: Sequence[torch.Tensor], layout: Layout
+) -> Steps:
+    """Return steps on tensors that are trained beside the weights, in float32.
+
+    Args:
+        training: the settings.
+        factors: the tensors.
+        layout: of the weights, whose dtype decides whether the loss is scaled: gradients that come
+            through float16 weights may underflow.
+    """
+    float16 = training.autocast == "float16" or any(t.dtype == "float16" for t in layout.tensors)
+    adapts = training.loss_scale == "auto" and float16
+    scale = 1.0
+    if adapts:
+        scale = FIRST_SCALE
+    elif not isinstance(training.loss_scale, str):
+        scale = training.loss_scale
+    shapes = [TensorEntry(str(i), tuple(f.shape), "float32") for i, f in enumerate(factors)]
+    own_layout = Layout(tuple(shapes), cut([entry.size for entry in shapes], "one"))
+    parameters = [f for f in factors if isinstance(f, torch.nn.Parameter)]
+    return Steps(training, Vector(parameters, own_layout), scale, adapts)
 
 
 def norm_of(gradients: Sequence[torch.Tensor]) -> float:

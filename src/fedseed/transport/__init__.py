@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from fedseed.errors import RecipeError
 from fedseed.registry import classes_in
 from fedseed.transport.base import Access, Transport
+from fedseed.transport.nats_address import DEFAULT_PORTS, FORMS
 
 
 def transport(access: Access, run: str) -> Transport:
@@ -30,8 +31,6 @@ def transport(access: Access, run: str) -> Transport:
         f"{scheme}://..."
         for kind in kinds
         for scheme in kind.schemes
-        if scheme not in ("nats", "tls")
+        if scheme not in DEFAULT_PORTS
     )
-    raise RecipeError(
-        f"{access.url}: {' or '.join(['write nats://HOST:PORT or tls://HOST:PORT', *known])}"
-    )
+    raise RecipeError(f"{access.url}: {' or '.join([FORMS, *known])}")

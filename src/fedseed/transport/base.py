@@ -71,10 +71,11 @@ QUIET = Events()
 
 
 class Log(NamedTuple):
-    """Says how a run's log stands: the number of its last entry, and whether it was ended."""
+    """Says how a run's log stands."""
 
-    last: int
-    over: bool
+    last: int  # the number of its last entry
+    over: bool  # whether it was ended
+    cut: bool = False  # whether its first entries are gone, so that nobody can begin with it
 
 
 class Interrupted(Exception):  # noqa: N818  # no error: it is tried again
@@ -96,6 +97,27 @@ class LogOlderError(NetworkError):
             f"the server has come back with an older log of run {run}: start `fedseed serve` again "
             "with the same --out, it goes on from what log and files have"
         )
+
+
+class LogUnusableError(NetworkError):
+    """The log is there, and the run can't go on with it: it has to be made anew."""
+
+
+class LogCutError(LogUnusableError):
+    """The log lacks its beginning."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(
+            f"the log of run {run} lacks its beginning: a limit of the stream, or a purge, has cut "
+            "it off"
+        )
+
+
+class LogSealedError(LogUnusableError):
+    """Nothing can be added to the log any more."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"the log of run {run} was sealed: the server adds nothing to it any more")
 
 
 class TakenOverError(NetworkError):
@@ -131,6 +153,7 @@ class LogWriter(ABC):
         Raises:
             TakenOverError: another coordinator has written.
             LogLostError, LogOlderError: the log is gone, or has lost entries.
+            LogUnusableError: it takes no entries any more.
             NetworkError: it can't be written for that long.
         """
         give_up = time.monotonic() + patience
@@ -190,8 +213,8 @@ class End(ABC):
         the first on.
 
         What others than the coordinator have written there is passed over, where that can be told;
-        `Events.noted` is told. It is also told when the log was lost; `Events.failed`, when it has
-        not come back for very long.
+        `Events.noted` is told. It is also told when the log was lost, or its beginning;
+        `Events.failed`, when it has not come back for very long.
         """
 
     @abstractmethod

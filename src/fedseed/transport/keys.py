@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,10 +26,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.text import shown
 from fedseed.transport.base import check_run
+from fedseed.transport.nats_address import bracketed
+from fedseed.transport.nats_server import (
+    LOCAL,
+    PROGRAM,
+    check_quotable,
+    find_server,
+    jetstream_block,
+    server_version,
+)
 from fedseed.transport.signatures import key_file
 from fedseed.transport.subjects import Subjects, name_problem
 
-LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})  # nobody elsewhere is to reach the server
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
@@ -66,16 +75,10 @@ def make(
     """
     check_run(run)
     hosted = _hosted(clients)
-    for host in hosts:
-        if not _HOST.fullmatch(host):
-            raise RecipeError(f"--host {shown(host)}: a server's name or address is expected")
+    hosts = [_checked_host(host) for host in hosts]
     if not 0 < port < 1 << 16:
         raise RecipeError(f"--port {port}: from 1 to 65535")
-    # it stands in the configuration, in quotes
-    if any(c in '"\\' or not c.isprintable() for c in str(out.resolve())):
-        raise RecipeError(
-            f"--out {shown(out)}: a folder without quotes, backslashes and line breaks in its path"
-        )
+    check_quotable(out, "--out")  # it stands in the configuration
     if out.exists():
         raise FedseedError(f"{out} is there already: keys are not overwritten")
     out.mkdir(parents=True, mode=0o700)
@@ -92,14 +95,16 @@ def make(
     for name, content in known.items():
         _write_secret(out / f"{name}.nk", content.encode())
     _certificates(out, hosts, days)
-    text = configuration(Subjects(run), public, hosted, port, out.resolve())
+    program = find_server()
+    version = None if program is None else server_version(program)
+    text = configuration(Subjects(run), public, hosted, port, out.resolve(), version)
     if set(hosts) <= LOCAL:  # by default it listens on all of the machine's addresses
         text = f'host: "{hosts[0]}"\n{text}'
     _write_secret(out / "nats-server.conf", text.encode())
-    reach = ["--run", run, "--nats", f"tls://{hosts[0]}:{port}"]
+    reach = ["--run", run, "--nats", f"tls://{bracketed(hosts[0])}:{port}"]
     lines = [
         "# the server",
-        _command("nats-server", "-c", out / "nats-server.conf"),
+        _command(_as_typed(program), "-c", out / "nats-server.conf"),
         "# the coordinator",
     ]
     lines.append(
@@ -145,6 +150,26 @@ def make(
     return lines
 
 
+def _checked_host(host: str) -> str:
+    """Return a server's name or address, without the brackets of an IPv6 address.
+
+    Raises RecipeError: it is neither.
+    """
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_valid = bool(_HOST.fullmatch(bare))
+    if is_valid and ":" in bare:
+        try:
+            is_valid = ipaddress.ip_address(bare).version == 6
+        except ValueError:
+            is_valid = False
+    if not is_valid:
+        raise RecipeError(
+            f"--host {shown(host)}: a server's name or address is expected (the port goes to "
+            "--port)"
+        )
+    return bare
+
+
 def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
     """Returns the clients that each key may speak for, by its name.
 
@@ -168,6 +193,14 @@ def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
             owner[client] = name
         hosted[name] = hosts
     return hosted
+
+
+def _as_typed(program: Path | None) -> str | Path:
+    """Return a program's name where a shell finds it by that; otherwise its path."""
+    first = shutil.which(PROGRAM)
+    if program is None or (first is not None and Path(first).resolve() == program.resolve()):
+        return PROGRAM
+    return program
 
 
 def _command(*words: str | Path) -> str:
@@ -207,6 +240,7 @@ def configuration(
     hosted: dict[str, list[str]],
     port: int,
     folder: Path,
+    version: tuple[int, ...] | None = None,
 ) -> str:
     """Returns the configuration of a nats-server.
 
@@ -216,6 +250,7 @@ def configuration(
         hosted: the clients that each key may speak for.
         port: the port to listen on.
         folder: the folder with the certificates; store and log go there too.
+        version: the server's; None: not known.
     """
     root, info = subjects.root, f"$JS.API.STREAM.INFO.{subjects.stream}"
     stores = [
@@ -243,7 +278,7 @@ def configuration(
         "max_payload: 1MB          # larger messages go through the object store\n"
         "write_deadline: 10s\n"
         f'log_file: "{folder / "nats-server.log"}"\n'
-        f'jetstream {{ store_dir: "{folder / "store"}" }}\n'
+        f"{jetstream_block(folder / 'store', version)}"
         f'tls {{\n  cert_file: "{folder / "server.pem"}"\n  key_file: "{folder / "server.key"}"\n  '
         f"timeout: 5\n}}\n"
         "authorization {\n  users: [\n" + "".join(users) + "  ]\n}\n"

@@ -18,19 +18,26 @@ from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from fedseed.errors import FedseedError, NetworkError
 from fedseed.transport import base
+from fedseed.transport.nats_address import DEFAULT_PORTS
 from fedseed.transport.nats_connection import REQUEST_SECONDS, RETRY_SECONDS, Guarded, connect
 from fedseed.transport.nats_hearing import Hearing, Pulse, Questions
 from fedseed.transport.nats_log import (
+    JETSTREAM,
+    JETSTREAM_AGAIN,
     LOST_SECONDS,
+    NO_JETSTREAM,
     OVER,
     LogFollower,
     NatsLogWriter,
     is_missing,
+    is_without_jetstream,
     stored,
+    with_remedy,
 )
 from fedseed.transport.nats_objects import ObjectsEnd
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of
+from fedseed.transport.troubles import Troubles
 
 AGAIN_SECONDS = 1.0  # after which a question is asked once more: it may have been one of too many
 UNSENT_BYTES = 1 << 20  # of answers, beyond which nobody is answered until they are on their way
@@ -39,12 +46,17 @@ MORE = "docs/federation.md says what that means"
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Raises the library's errors as one of ours."""
+def explained(what: str, stream: str = "") -> Iterator[None]:
+    """Raise the library's errors as one of ours.
+
+    Args:
+        what: what can't be done.
+        stream: the name of the stream that it is about.
+    """
     try:
         yield
     except (TimeoutError, nats.errors.Error, OSError) as error:
-        raise NetworkError(f"{what}: {error or type(error).__name__}") from error
+        raise NetworkError(f"{what}: {with_remedy(error, stream)}") from error
 
 
 @dataclass(eq=False)
@@ -110,19 +122,35 @@ class NatsEnd(ObjectsEnd):
             info = await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(
                 self.subjects.stream
             )
-            return base.Log(int(info.state.last_seq), info.config.description == OVER)
         except NotFoundError:
+            self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
             return None
         except (TimeoutError, nats.errors.Error) as error:
+            if is_without_jetstream(error):
+                self.connection.troubles.report(JETSTREAM, NO_JETSTREAM)
+                raise NetworkError(NO_JETSTREAM) from error
             raise NetworkError(
                 f"the server does not answer about run {self.subjects.run}: has it JetStream, and "
                 f"may this key ask? ({error})"
             ) from error
+        self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+        # what is deleted at the end leaves the number of the last message, and a first one beyond
+        return base.Log(
+            int(info.state.last_seq),
+            info.config.description == OVER,
+            cut=int(info.state.first_seq) > 1,
+        )
 
     async def follow(self, after: int, take: base.Take) -> base.Stop:
         chain = Chain(self.signatures, self.subjects.log)
         follower = LogFollower(
-            self.connection, self.subjects, chain, after, take, self._foreign, self._log_lost
+            self.connection,
+            self.subjects,
+            chain,
+            after,
+            take,
+            self._foreign,
+            self._log_lost,
         )
         self._followers.append(follower)
         return follower.stop
@@ -137,9 +165,12 @@ class NatsEnd(ObjectsEnd):
                 raise base.LogLostError(self.subjects.run) from error
 
     async def _entries(self, last: int | None) -> list[bytes]:
-        found, chain = list[bytes](), Chain(self.signatures, self.subjects.log)
+        found, chain, read = list[bytes](), Chain(self.signatures, self.subjects.log), 0
         async with aclosing(stored(self.connection, self.subjects.stream)) as messages:
             async for message in messages:
+                if message.sequence > read + 1:
+                    raise base.LogCutError(self.subjects.run)
+                read = message.sequence
                 if last is not None and message.sequence > last:
                     break
                 if chain.take(message.data, message.headers):
@@ -152,19 +183,22 @@ class NatsEnd(ObjectsEnd):
     def _foreign(self) -> None:
         self._note("the log holds messages that are not the coordinator's: they are passed over")
 
-    def _log_lost(self, for_good: bool) -> None:
-        lost = base.LogLostError(self.subjects.run)
+    def _log_lost(self, error: NetworkError, for_good: bool) -> None:
+        command, more = "fedseed serve", ""
+        if isinstance(error, base.LogUnusableError):
+            command = "fedseed serve --fresh"
+            more = "; of a run that is over, `fedseed export` makes the model of its orbit"
         if for_good:
             self.events.failed(
                 NetworkError(
-                    f"{lost}, and nobody has put it there again: start `fedseed serve`, then this "
-                    "again"
+                    f"{error}, and nobody has put it there again: start `{command}`, then this "
+                    f"again{more}"
                 )
             )
         else:
             self.events.noted(
-                f"{lost}: waiting until it is put there again by `fedseed serve`, at most "
-                f"{LOST_SECONDS:.0f} s"
+                f"{error}: waiting until it is put there again by `{command}`, at most "
+                f"{LOST_SECONDS:.0f} s{more}"
             )
 
     def _note(self, text: str) -> None:
@@ -333,7 +367,12 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
                 await self.entries(last)
             chain.head = self._head[1]
         return NatsLogWriter(
-            self.subjects.run, last, self.connection, self.subjects, chain, self._foreign
+            self.subjects.run,
+            last,
+            self.connection,
+            self.subjects,
+            chain,
+            self._foreign,
         )
 
     def _foreign(self) -> None:
@@ -390,33 +429,30 @@ class NatsTransport(base.Transport):
         run: the run's name.
     """
 
-    schemes: ClassVar[Sequence[str]] = ("nats", "tls")
+    schemes: ClassVar[Sequence[str]] = tuple(DEFAULT_PORTS)
 
     def __init__(self, access: base.Access, run: str) -> None:
         self._access = access
         self._subjects = Subjects(run)
 
     async def coordinator(self, events: base.Events = base.QUIET) -> "NatsCoordinator":
-        at, lines = self._access, list[Guarded]()
+        access, lines, troubles = self._access, list[Guarded](), Troubles(events.noted)
         try:
             for _ in range(3):
-                lines.append(await connect(at, self._subjects, "coordinator", events))
+                lines.append(await connect(access, self._subjects, "coordinator", events, troubles))
         except FedseedError:
             for connection in lines:
                 await connection.close()
             raise
-        return NatsCoordinator(
-            lines, self._subjects, Signatures.read(at.key, coordinating=True), events
-        )
+        signatures = Signatures.read(access.key, coordinating=True)
+        return NatsCoordinator(lines, self._subjects, signatures, events)
 
     async def client(self, name: str, events: base.Events = base.QUIET) -> NatsClient:
         connection = await connect(self._access, self._subjects, name, events)
-        return NatsClient(
-            connection, self._subjects, name, Signatures.read(self._access.key), events
-        )
+        signatures = Signatures.read(self._access.key)
+        return NatsClient(connection, self._subjects, name, signatures, events)
 
     async def watcher(self) -> NatsEnd:
         connection = await connect(self._access, self._subjects, "watcher")
-        return NatsEnd(
-            connection, self._subjects, None, Signatures.read(self._access.key), base.QUIET
-        )
+        signatures = Signatures.read(self._access.key)
+        return NatsEnd(connection, self._subjects, None, signatures, base.QUIET)

@@ -7,23 +7,25 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import nats.errors
 import nats.protocol.parser
 from nats.aio.client import Client
 
-from fedseed.errors import FedseedError, NetworkError, RecipeError
+from fedseed.errors import NetworkError, RecipeError, to_install
 from fedseed.transport.base import QUIET, Access, Events, Interrupted, end_task
+from fedseed.transport.nats_address import Address, read_address
 from fedseed.transport.signatures import seed_of
 from fedseed.transport.subjects import Subjects
+from fedseed.transport.troubles import PATIENCE_SECONDS, Troubles
 
 T = TypeVar("T")
 CONNECT_SECONDS = 5
 REQUEST_SECONDS = 5.0
 RETRY_SECONDS = 0.2
+CONNECTION = "connection"  # the kind of trouble (`Troubles`)
 # bytes of a subject and a reply subject: a server ends connections with longer lines
 MOST_SUBJECTS = (4 << 10) - 32
 # bytes of a message's headers: a signature, a place and the server's own take a few hundred
@@ -48,13 +50,21 @@ class Guarded(Client):
     it stops reading for good at a subject or a header that is no text, which others choose.
     """
 
-    def __init__(self, encrypted: bool) -> None:
+    def __init__(self, encrypted: bool, troubles: Troubles) -> None:
         super().__init__()
         self._encrypted = encrypted
+        self.troubles = troubles  # says why something is waited for
         # done when the next interruption is over
         self._interrupted: asyncio.Future[None] | None = None
+        self.established = False  # whether it was connected once: only then is it kept so
+        self.leaves = False  # whether this side has ended the connection
         # of what message, because too many wait
         self.dropped: Callable[[str], None] = lambda subject: None
+
+    async def close(self) -> None:
+        """End the connection: it is not made again."""
+        self.leaves = True
+        await super().close()
 
     def restarted(self) -> None:
         """Ends an interruption: what was asked before it may never be answered."""
@@ -136,41 +146,61 @@ def _as_text(data: bytes) -> bytes:
     return data if data.isascii() else data.decode(errors="replace").encode()
 
 
-async def connect(access: Access, subjects: Subjects, name: str, events: Events = QUIET) -> Guarded:
+def _context(access: Access, address: Address) -> ssl.SSLContext | None:
+    """Return how the connection is encrypted; None: only if the server asks for it.
+
+    Raises RecipeError: the file with certificates, or the address, does not allow it.
+    """
+    if access.ca is None and not address.encrypted:
+        return None
+    if address.scheme == "ws":
+        raise RecipeError(f"{access.url}: --ca is for an encrypted connection: write wss://")
+    try:
+        return ssl.create_default_context(cafile=None if access.ca is None else str(access.ca))
+    except (ssl.SSLError, OSError) as error:
+        raise RecipeError(f"{access.ca}: not a file with certificates: {error}") from error
+
+
+def _check_files(access: Access, address: Address) -> None:
+    """Raise RecipeError if a file is not there, or a library that the address needs."""
+    for path in (access.key, access.ca):
+        if path is not None and not path.is_file():
+            raise RecipeError(f"{path}: there is no such file")
+    if address.over_web_socket and find_spec("aiohttp") is None:
+        raise RecipeError(
+            f"{access.url}: {address.scheme}:// needs aiohttp: {to_install('websocket')}"
+        )
+
+
+async def connect(
+    access: Access,
+    subjects: Subjects,
+    name: str,
+    events: Events = QUIET,
+    troubles: Troubles | None = None,
+) -> Guarded:
     """Connect, and stay connected: later interruptions are bridged.
 
     Args:
-        access: the URL, such as "nats://host:4222" ("tls://": encrypted or not at all), the key,
-            and certificates to trust, which make encryption compulsory.
+        access: the URL, such as "nats://host:4222" ("tls://", "wss://": encrypted or not at all),
+            the key, and certificates to trust, which make encryption compulsory.
         subjects: the run's.
         name: who connects; replies come to an inbox of this name.
-        events: told when the server refuses a publication or subscription, and when an interruption
-            is over.
+        events: told when the server refuses a publication or subscription, when an interruption is
+            over, and when the server has ended the connection for good.
+        troubles: told why an interruption lasts.
 
     Raises:
         RecipeError: the URL or a file is wrong.
         NetworkError: not reachable, another certificate, or the key is refused; one line.
     """
-    url, key, ca = access.url, access.key, access.ca
-    parts = urlsplit(url)
-    try:
-        port = parts.port or 4222
-    except ValueError as error:
-        raise RecipeError(f"{url}: {error}") from error
-    if parts.scheme not in ("nats", "tls") or not parts.hostname:
-        raise RecipeError(f"{url}: write nats://HOST:PORT or tls://HOST:PORT")
-    for path in (key, ca):
-        if path is not None and not path.is_file():
-            raise RecipeError(f"{path}: there is no such file")
-    context = None
-    if ca is not None or parts.scheme == "tls":
-        try:
-            context = ssl.create_default_context(cafile=None if ca is None else str(ca))
-        except (ssl.SSLError, OSError) as error:
-            raise RecipeError(f"{ca}: not a file with certificates: {error}") from error
+    address = read_address(access.url)
+    _check_files(access, address)
+    context = _context(access, address)
     logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
-    client = Guarded(encrypted=context is not None)
-    place = f"{parts.hostname}:{port}"
+    # a server behind a proxy that ends the encryption of wss:// does not know of it
+    troubles = troubles or Troubles(events.noted)
+    client = Guarded(context is not None and not address.over_web_socket, troubles)
     seen: list[Exception] = []
 
     async def failed(error: Exception) -> None:
@@ -180,25 +210,42 @@ async def connect(access: Access, subjects: Subjects, name: str, events: Events 
         seen[:] = [error]
         if "permissions violation" in str(error).lower():
             events.refused(str(error).removeprefix("nats: "))
+        elif client.established and not client.is_connected:
+            why, mendable = _explained(error, address.place, access)
+            troubles.report(CONNECTION, str(why), 0.0 if mendable else PATIENCE_SECONDS)
 
     async def reconnected() -> None:
+        troubles.end(CONNECTION, f"{address.place}: the server is there again")
         client.restarted()
         events.again()
+
+    async def closed() -> None:
+        if client.established and not client.leaves:
+            cause = client.last_error or (
+                seen[0] if seen else ConnectionError("no reason is given")
+            )
+            why, _ = _explained(cause, address.place, access)
+            events.failed(
+                NetworkError(
+                    f"{why}: the server has ended the connection: mend that, then start this again"
+                )
+            )
 
     options: dict[str, Any] = {
         "allow_reconnect": False,
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": 0.2,
     }
-    seed = None if key is None else seed_of(key)
+    seed = None if access.key is None else seed_of(access.key)
     connecting = asyncio.create_task(
         client.connect(
-            f"{'nats' if context is None else 'tls'}://{place}",
+            address.url(encrypted=context is not None),
             name=f"fedseed {name}",
             tls=context,
             nkeys_seed_str=seed,
             error_cb=failed,
             reconnected_cb=reconnected,
+            closed_cb=closed,
             connect_timeout=CONNECT_SECONDS,
             inbox_prefix=subjects.inbox(name),
             ping_interval=20,
@@ -217,54 +264,71 @@ async def connect(access: Access, subjects: Subjects, name: str, events: Events 
         closing = asyncio.create_task(client.close())
         await asyncio.wait({closing}, timeout=0.3)
         closing.cancel()
-        raise _explained(error, place, key, ca) from error
+        raise _explained(error, address.place, access)[0] from error
     client.options["allow_reconnect"] = True
+    client.established = True
     return client
 
 
-def _explained(error: Exception, place: str, key: Path | None, ca: Path | None) -> FedseedError:
-    """Returns what a failed attempt to connect means."""
+def _explained(error: Exception, place: str, access: Access) -> tuple[NetworkError, bool]:
+    """Return what a failed attempt to connect means, and whether somebody has to mend it.
+
+    False: it may pass by itself, as a server that is being started does.
+    """
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ or chain[-1].__context__:
         chain.append(chain[-1].__cause__ or chain[-1].__context__)  # type: ignore[arg-type]
     for cause in chain:
-        text = str(cause).lower()
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            reason = cause.verify_message
-            hint = "is it the right --ca file, and the right server?"
-            if ca is None:
-                hint = "the server wants encryption: give its certificate authority with --ca FILE"
-            if "not yet valid" in reason or "expired" in reason:
-                hint = (
-                    f"this machine's clock says {time.strftime('%Y-%m-%d %H:%M')} UTC: is it right?"
-                )
-            return NetworkError(
-                f"{place}: the server's certificate is not accepted: {reason}; {hint}"
-            )
-        if isinstance(cause, ssl.SSLError):
-            return NetworkError(f"{place}: no encrypted connection: {cause.reason or cause}")
-        if isinstance(cause, socket.gaierror):
-            return NetworkError(f"{place}: there is no host of this name")
-        if isinstance(cause, nats.errors.AuthorizationError) or "authorization violation" in text:
-            what = (
-                "a key is needed (--key FILE)"
-                if key is None
-                else f"it does not know the key in {key}"
-            )
-            return NetworkError(f"{place}: the server lets nobody in without permission: {what}")
-        if "no ssl context" in text or isinstance(cause, nats.errors.SecureConnRequiredError):
-            return NetworkError(
-                f"{place}: the server wants encryption: give its certificate authority with --ca "
-                "FILE"
-            )
-        if isinstance(cause, nats.errors.SecureConnWantedError):
-            return NetworkError(f"{place}: encryption was asked for, but this server has none")
-        if isinstance(cause, ConnectionRefusedError):
-            return NetworkError(
-                f"{place}: can't be reached: nothing listens there; is nats-server running?"
-            )
-        if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
-            return NetworkError(f"{place}: can't be reached: {cause.strerror or cause}")
+        if (why := _refusal(cause, access)) is not None:
+            return NetworkError(f"{place}: {why}"), True
+        if (why := _absence(cause)) is not None:
+            return NetworkError(f"{place}: {why}"), False
     if isinstance(error, TimeoutError):
-        return NetworkError(f"{place}: can't be reached: no answer within {CONNECT_SECONDS} s")
-    return NetworkError(f"{place}: can't connect: {error or type(error).__name__}")
+        return NetworkError(
+            f"{place}: can't be reached: no answer within {CONNECT_SECONDS} s"
+        ), False
+    return NetworkError(f"{place}: can't connect: {error or type(error).__name__}"), False
+
+
+def _refusal(cause: BaseException, access: Access) -> str | None:
+    """Return why this side and the server do not go together; None: it is something else."""
+    text = str(cause).lower()
+    certificate = isinstance(cause, ssl.SSLCertVerificationError)
+    if certificate and not hasattr(cause, "verify_message"):
+        return None  # aiohttp's, whose cause is the one that says why
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        reason = cause.verify_message
+        hint = "is it the right --ca file, and the right server?"
+        if access.ca is None:
+            hint = "the server wants encryption: give its certificate authority with --ca FILE"
+        if "not yet valid" in reason or "expired" in reason:
+            hint = (
+                f"this machine's clock says {time.strftime('%Y-%m-%d %H:%M')} UTC: is it right? If "
+                "it is, the server needs a new certificate"
+            )
+        return f"the server's certificate is not accepted: {reason}; {hint}"
+    if isinstance(cause, ssl.SSLError):
+        return f"no encrypted connection: {cause.reason or cause}"
+    if isinstance(cause, nats.errors.AuthorizationError) or any(
+        words in text for words in ("authorization violation", "authentication", "user expired")
+    ):
+        what = "a key is needed (--key FILE)"
+        if access.key is not None:
+            what = f"it does not know the key in {access.key}"
+        return f"the server lets nobody in without permission: {what}"
+    if "no ssl context" in text or isinstance(cause, nats.errors.SecureConnRequiredError):
+        return "the server wants encryption: give its certificate authority with --ca FILE"
+    if isinstance(cause, nats.errors.SecureConnWantedError):
+        return "encryption was asked for, but this server has none"
+    return None
+
+
+def _absence(cause: BaseException) -> str | None:
+    """Return why nobody can be reached; None: it is something else."""
+    if isinstance(cause, socket.gaierror):
+        return "there is no host of this name"
+    if isinstance(cause, ConnectionRefusedError):
+        return "can't be reached: nothing listens there; is nats-server running?"
+    if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
+        return f"can't be reached: {cause.strerror or str(cause) or type(cause).__name__}"
+    return None

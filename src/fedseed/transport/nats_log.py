@@ -12,18 +12,26 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 import nats.errors
 from nats.aio.msg import Msg
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.js.errors import (
+    APIError,
+    NoStreamResponseError,
+    NotFoundError,
+    ServiceUnavailableError,
+)
 
 from fedseed.errors import NetworkError
 from fedseed.transport.base import (
     Fenced,
     Interrupted,
+    LogCutError,
     LogLostError,
     LogOlderError,
+    LogSealedError,
     LogWriter,
     Take,
     Working,
@@ -43,7 +51,49 @@ READING_SECONDS = 60.0  # for what stands in a log already
 # of messages that wait to be looked at; what a flood brings beyond is dropped
 PENDING_BYTES = 32 * 1024 * 1024
 NO_MESSAGE, WRONG_LAST_SEQUENCE = 10037, 10071
+JETSTREAM, LOG = "jetstream", "log"  # kinds of trouble (`Troubles`)
+JETSTREAM_AGAIN = "the server has JetStream again"
 OVER = "the run is over"  # the description of a stream that was ended
+
+
+class JetStreamMissing(Interrupted):
+    """The server is there, but nobody answers for JetStream."""
+
+
+NO_JETSTREAM = (
+    "the server is there, but JetStream is not; start nats-server with JetStream (-js, or "
+    "jetstream { } in its configuration), and where it is a leaf node, the hub"
+)
+# what an operator can do about an error of JetStream, by its number
+REMEDIES = {
+    10023: "make room on the server, or raise its limits",
+    10047: "make room on the server, or raise its limits",
+    10077: "raise the limits of the stream {stream}, or make room on its disk",
+    10054: "raise max_msg_size of the stream {stream}",
+}
+SEALED = 10109
+
+
+def is_without_jetstream(error: BaseException) -> bool:
+    """Return whether the server says that nobody there answers for JetStream."""
+    if isinstance(error, nats.errors.NoRespondersError):
+        return True
+    return isinstance(error, ServiceUnavailableError) and error.err_code is None
+
+
+def with_remedy(error: BaseException, stream: str) -> str:
+    """Return an error of the library as a person should read it: with what can be done.
+
+    Args:
+        error: the error.
+        stream: the name of the stream that it is about.
+    """
+    if is_without_jetstream(error):
+        return NO_JETSTREAM
+    if isinstance(error, APIError) and error.err_code in REMEDIES:
+        remedy = REMEDIES[error.err_code].format(stream=stream)
+        return f"{error.description}: {remedy}, then start this again"
+    return str(error) or type(error).__name__
 
 
 async def is_missing(connection: Guarded, stream: str) -> bool:
@@ -95,7 +145,7 @@ async def stored(
 
     Raises:
         NotFoundError: there is no such stream.
-        Interrupted: the server does not answer as it should.
+        Interrupted: the server does not answer as it should; `JetStreamMissing`: not at all.
     """
     asked: deque[asyncio.Task[Stored | None]] = deque()
     ahead = largest = 1
@@ -113,7 +163,8 @@ async def stored(
     except NotFoundError:
         raise
     except (TimeoutError, nats.errors.Error, ValueError, LookupError) as error:
-        raise Interrupted(str(error)) from error
+        kind = JetStreamMissing if is_without_jetstream(error) else Interrupted
+        raise kind(str(error)) from error
     finally:
         for task in asked:
             # it is not asked for
@@ -140,6 +191,32 @@ async def _get(connection: Guarded, stream: str, sequence: int, subject: str) ->
     return Stored(int(message["seq"]), base64.b64decode(message.get("data", "")), headers)
 
 
+@dataclass
+class Unusable:
+    """Keeps since when a log can't be read, and says so: once, and again when it lasts too long."""
+
+    lost: Callable[[NetworkError, bool], None]  # told why, and whether that is for good
+    _why: type[NetworkError] | None = None
+    _since: float = 0.0
+    _said: bool = False
+
+    def note(self, error: NetworkError) -> None:
+        """Take notice that it can't be read now."""
+        now = time.monotonic()
+        if type(error) is not self._why:
+            self._why, self._since, self._said = type(error), now, False
+        if not self._said and now > self._since + MISSING_SECONDS:
+            self._said = True
+            self.lost(error, False)
+        elif self._said and now > self._since + LOST_SECONDS:
+            self._since = inf
+            self.lost(error, True)
+
+    def end(self) -> None:
+        """Take notice that it can be read."""
+        self._why = None
+
+
 @dataclass(eq=False)
 class LogFollower(Working):
     """Hands out a run's log: what stands there, and what the server repeats of all that it stores
@@ -156,19 +233,18 @@ class LogFollower(Working):
     after: int  # the last entry that is known already: up to there nothing is handed out
     take: Take  # called with an entry's number and bytes
     foreign: Callable[[], None]  # told of each message that is not an entry
-    # told when there is a log no more; and again, with True, when it does not come back
-    lost: Callable[[bool], None]
+    # told when the log is lost, or its beginning; and again, with True, when it does not come back
+    lost: Callable[[NetworkError, bool], None]
     _known: Stored | None = None  # the last message, which must still be there
     _sure: int = -1  # after how many interruptions it was seen to follow what was known
     _seen: bool = False  # whether there was a log
-    _missing: float | None = None  # since when there is none
-    _lost_since: float | None = None  # when it was said to be lost
     _subscription: Any = None
     _again: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         # after which message to begin: a chain is followed from its start
         self._first = self._last = 0 if self.chain.checks else self.after
+        self._unusable = Unusable(self.lost)
         self.work(self._keep_going())
 
     async def stop(self) -> None:
@@ -191,13 +267,25 @@ class LogFollower(Working):
                 async with asyncio.timeout(SILENCE_SECONDS):
                     await self.connection.unless_interrupted(self._again.wait())
             except NotFoundError:
-                self._note_missing()
+                self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+                if self._seen:
+                    self._unusable.note(LogLostError(self.subjects.run))
                 await asyncio.sleep(0.5)
+            except LogCutError as error:
+                self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+                self._unusable.note(error)
+                await asyncio.sleep(0.5)
+            except JetStreamMissing:
+                self.connection.troubles.report(JETSTREAM, NO_JETSTREAM)
+                await asyncio.sleep(RETRY_SECONDS)
             except (Interrupted, TimeoutError, nats.errors.Error):
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _catch_up(self) -> None:
-        """Take all that stands there. Raises as `stored`."""
+        """Take all that stands there.
+
+        Raises as `stored`, and LogCutError: entries are missing.
+        """
         known, interruptions = self._known, self.connection.stats["reconnects"]
         async with aclosing(
             stored(self.connection, self.subjects.stream, self._last + (known is None))
@@ -206,6 +294,8 @@ class LogFollower(Working):
                 if known is not None and not message.same(known):
                     break
                 known = None
+                if message.sequence > self._last + 1:
+                    raise LogCutError(self.subjects.run)
                 if message.sequence > self._last:
                     self._hand_out(message)
                 self._sure = interruptions
@@ -214,8 +304,13 @@ class LogFollower(Working):
             self._last, self._known, self._sure, self.chain.head = self._first, None, -1, b""
             self._again.set()
             return
+        self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+        # a log is empty for a moment when it is made; otherwise all of it has been cut off
+        if self._known is None and self._last == 0:
+            self._unusable.note(LogCutError(self.subjects.run))
+        else:
+            self._unusable.end()
         self._sure, self._seen = interruptions, True
-        self._missing = self._lost_since = None
 
     async def _deliver(self, message: Msg) -> None:
         """Hands out what the server repeats of what it has stored."""
@@ -231,18 +326,6 @@ class LogFollower(Working):
             self.foreign()
         elif message.sequence > self.after:
             self.take(message.sequence, message.data)
-
-    def _note_missing(self) -> None:
-        now = time.monotonic()
-        if self._missing is None:
-            self._missing = now
-        elif self._seen and now > self._missing + MISSING_SECONDS:
-            self._seen = False  # it is said once
-            self._lost_since = now
-            self.lost(False)
-        elif self._lost_since is not None and now > self._lost_since + LOST_SECONDS:
-            self._lost_since = None
-            self.lost(True)
 
 
 @dataclass
@@ -294,13 +377,23 @@ class NatsLogWriter(LogWriter):
                 if last is not None and await self._is_older(last):
                     raise LogOlderError(self.run) from error
                 raise Fenced(None) from error
-            raise NetworkError(f"the log of run {self.run} can't be written: {error}") from error
+            if error.err_code == SEALED:
+                raise LogSealedError(self.run) from error
+            why = with_remedy(error, self.subjects.stream)
+            raise NetworkError(f"the log of run {self.run} can't be written: {why}") from error
         except NoStreamResponseError as error:
             if await is_missing(self.connection, self.subjects.stream):
                 raise LogLostError(self.run) from error
+            # the stream is there: it does not take what is sent to its subject
+            self.connection.troubles.report(
+                LOG,
+                f"the stream {self.subjects.stream} does not take {self.subjects.log}; set its "
+                "subjects so that it does, or put it back as it was",
+            )
             raise Interrupted(str(error)) from error
         except (TimeoutError, nats.errors.Error) as error:
             raise Interrupted(str(error)) from error
+        self.connection.troubles.end(LOG, f"the log of run {self.run} can be written again")
         return receipt.seq
 
     async def _is_older(self, last: int) -> bool:

@@ -22,7 +22,14 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 from fedseed.errors import MessageError, NetworkError
 from fedseed.transport.base import End, Interrupted
 from fedseed.transport.nats_connection import RETRY_SECONDS, Guarded
-from fedseed.transport.nats_log import stored
+from fedseed.transport.nats_log import (
+    JETSTREAM,
+    JETSTREAM_AGAIN,
+    NO_JETSTREAM,
+    is_without_jetstream,
+    stored,
+    with_remedy,
+)
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
 
@@ -62,16 +69,29 @@ class ObjectsEnd(End):
                     if error.err_code != NO_ROOM or not await self._make_room():
                         raise
                     await self._put(name, data)
+                self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
                 return
             except (TimeoutError, nats.errors.Error, OSError) as error:
-                gone = isinstance(
-                    error, NoStreamResponseError | NotFoundError | nats.errors.ConnectionClosedError
-                )
-                refused = isinstance(error, APIError) and error.err_code != UNAVAILABLE
-                if gone or refused or time.monotonic() > give_up:
+                if time.monotonic() > give_up or not await self._may_pass(error):
+                    stream = f"OBJ_{self.subjects.bucket(self.owner)}"
                     what = f"{len(data):,} bytes can't be stored on the server as {name}"
-                    raise NetworkError(f"{what}: {error or type(error).__name__}") from error
+                    raise NetworkError(f"{what}: {with_remedy(error, stream)}") from error
             await asyncio.sleep(RETRY_SECONDS)
+
+    async def _may_pass(self, error: BaseException) -> bool:
+        """Return whether storing may do later: this is an interruption, or JetStream is away."""
+        if isinstance(error, NoStreamResponseError):
+            stream = f"OBJ_{self.subjects.bucket(self.owner)}"
+            try:  # is the stream away, or JetStream as a whole?
+                await self._stream.stream_info(stream)
+            except (TimeoutError, nats.errors.Error) as why:
+                error = why
+        if is_without_jetstream(error):
+            self.connection.troubles.report(JETSTREAM, NO_JETSTREAM)
+            return True
+        if isinstance(error, NotFoundError | nats.errors.ConnectionClosedError):
+            return False
+        return not isinstance(error, APIError) or error.err_code == UNAVAILABLE
 
     async def _put(self, name: str, data: bytes) -> None:
         chunks = self.subjects.chunks(self.owner, name)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedseed.optimizers.rules import Rule
 from fedseed.randomness import Basis
 from fedseed.weights.layout import Layout
+from fedseed.weights.subspace import RandomSubspace
 
 Floats = NDArray[np.float32]
 Coefficients = NDArray[Any] | Sequence[float] | Sequence[NDArray[Any]]
@@ -129,13 +130,34 @@ class Entries:
 
 
 @dataclass(frozen=True, eq=False)
+class AddFactors:
+    """w <- round(w + scale * B P) for each tensor, in random subspaces of its matrices.
+
+    B times 1/sqrt(r) is rounded to single precision; its products with signs are summed up in
+    single precision in the order of P's rows, multiplied by `scale`, added to w in single precision
+    and rounded once to the tensor's dtype: the bits are the same on any device.
+
+    Args:
+        subspace: the matrices P.
+        factors: B of each tensor, in the shapes of `RandomSubspace.factor_shape`; finite.
+        scale: multiplies the change.
+        rounding: as in `Add`.
+    """
+
+    subspace: RandomSubspace
+    factors: Sequence[Floats]
+    scale: float = 1.0
+    rounding: Rounding | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Replace:
     """All trainable tensors in order, in their own dtypes, as bytes (`ParameterSpace.dense`)."""
 
     data: bytes
 
 
-Change = Add | Rebuild | Optimize | Average | Entries | Replace
+Change = Add | Rebuild | Optimize | Average | Entries | AddFactors | Replace
 NOTHING = Add(())  # what a step means that nobody answered
 
 
@@ -152,6 +174,8 @@ def expected_norm(change: Change, layout: Layout) -> float | None:
             float(np.square(patch.values, dtype=np.float64).sum()) for patch in change.patches
         )
         return abs(change.scale) * sqrt(sum(squares))
+    if isinstance(change, AddFactors):
+        return abs(change.scale) * sqrt(change.subspace.squared_norm(layout, list(change.factors)))
     if not isinstance(change, Add):
         return None
     square = 0.0

@@ -13,9 +13,10 @@ import torch
 from fedseed.optimizers.rules import Moments, Rule
 from fedseed.randomness import Basis, kernels
 from fedseed.randomness.kernels.reference import sum_in_order
-from fedseed.weights import moving, projection
+from fedseed.weights import factoring, moving, projection
 from fedseed.weights.change import (
     Add,
+    AddFactors,
     Average,
     Change,
     Coefficients,
@@ -103,6 +104,8 @@ class ParameterSpace:
                 self._average(change)
             case Entries():
                 move_entries(self.vector, change)
+            case AddFactors():
+                factoring.add_factors(self.vector, [change])
             case Replace():
                 self._replace(change.data)
             case _:
@@ -122,6 +125,15 @@ class ParameterSpace:
             return
         moving.move_steps(self.vector, changes)
         self._moved = True
+
+    def apply_factors(self, changes: Sequence[AddFactors]) -> None:
+        """Apply several `AddFactors` in one pass over w: the bits of one after the other.
+
+        Raises ValueError as `apply` does; the weights are unchanged then.
+        """
+        if changes:
+            factoring.add_factors(self.vector, changes)
+            self._moved = True
 
     def add(
         self, basis: Basis, coefficients: Coefficients, scale: float = 1.0, first: int = 0

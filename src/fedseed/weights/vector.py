@@ -58,6 +58,17 @@ class Vector:
         """Index of a tensor's first element in the vector."""
         return self._starts[id(parameter)]
 
+    def tensor_start(self, index: int) -> int:
+        """Return the index of the first element of a whole tensor in the vector.
+
+        `start_of` has that of the part of it that is here.
+        """
+        return self._tensor_starts[index]
+
+    @cached_property
+    def _tensor_starts(self) -> list[int]:
+        return [0, *accumulate(entry.size for entry in self.layout.tensors)]
+
     @cached_property
     def layers(self) -> dict[int, list[torch.Tensor]]:
         """By tensors' ids, the tensors of the same layer on the same device: whose names begin

@@ -19,6 +19,7 @@ from fedseed import (
     Ferret,
     MeZO,
     Sign,
+    Subspace,
     TopK,
     ZOFedSGD,
 )
@@ -34,6 +35,7 @@ from fedseed.methods.ferret import BitStep, Coefficients, CoefficientStep, Ferre
 from fedseed.methods.mezo import Estimates
 from fedseed.methods.payload import Nothing, Small
 from fedseed.methods.sign import Signed, SignStep
+from fedseed.methods.subspace import CodedEntries, CodedStep, CodedSum, FloatEntries, FloatStep
 from fedseed.methods.topk import Combined, KeptEntries
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.weights.layout import Layout, TensorEntry
@@ -81,6 +83,11 @@ SHARED = Ferret(directions=5, blocks=2, allocation="size", seeds="shared")
 PLANNED = SHARED.plan(SHARED.start(LAYOUT, SEED), Round(ROUND, 0, (0,)))
 DENSE = (Nothing(), Weights(DATA), Weights(DATA))
 
+IN_BITS = Subspace(rank=2)
+IN_FLOATS = Subspace(rank=2, up_bits=32, down_bits=32)
+PLANNED_SUBSPACE = IN_BITS.subspace_seed(IN_BITS.start(LAYOUT, SEED), ROUND)
+# magnitudes that a bfloat16 has
+MAGNITUDES = np.array([0.625, 0.0, 3.0], dtype=np.float32)
 # the method, and what is sent in one round: plan, update, step
 CASES = {
     "ferret": (
@@ -112,6 +119,26 @@ CASES = {
         Pool(258, numbers(8), numbers(8, 5)),
         Pairs(np.array([1], dtype=np.uint32), numbers(1)),
         Accumulated(numbers(8), numbers(8, 5), USES),
+    ),
+    "subspace": (
+        IN_BITS,
+        Nothing(),
+        CodedEntries(
+            PLANNED_SUBSPACE, MAGNITUDES, Small(np.array([1, 0, 1, 1, 0, 1], np.uint16), 1)
+        ),
+        CodedStep(
+            (
+                CodedSum(
+                    PLANNED_SUBSPACE, MAGNITUDES, Small(np.array([0, 14, 7, 7, 7, 3], np.uint16), 4)
+                ),
+            )
+        ),
+    ),
+    "subspace-floats": (
+        IN_FLOATS,
+        Nothing(),
+        FloatEntries(PLANNED_SUBSPACE, numbers(6)),
+        FloatStep((FloatEntries(PLANNED_SUBSPACE, numbers(6, 6)),)),
     ),
     "feedsign": (FeedSign(), Nothing(), Votes(signs(1)), Votes(-signs(1))),
     "feedsign-votes": (

@@ -24,10 +24,11 @@ def load(name: str) -> Kernels:
     """Returns the implementation called `name`. Raises ValueError if there is none."""
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"FEDSEED_KERNELS = {name!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
-    flat, low = (
-        import_module(f"fedseed.randomness.kernels.{part}{name}") for part in ("", "lowrank_")
+    flat, low, factors = (
+        import_module(f"fedseed.randomness.kernels.{part}{name}")
+        for part in ("", "lowrank_", "factors_")
     )
-    return Kernels(flat, low)
+    return Kernels(flat, low, factors)
 
 
 def current(device: str = "cpu") -> Kernels:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedseed.randomness.kernels import lowrank_reference as plain
+from fedseed.randomness.kernels.factors_reference import FactorJob
 from fedseed.randomness.kernels.reference import (
     Floats,
     Job,
@@ -52,11 +53,14 @@ class Kernels:
     Args:
         flat: the implementation (a module) of the other bases.
         low: that of sums of outer products of signs (a module, as `lowrank_reference`).
+        factors: that of products of two factors (a module, as `factors_reference`; `add_factors` in
+            place of `outer_sums` where kernels take tensors).
     """
 
-    def __init__(self, flat: Any, low: Any) -> None:
+    def __init__(self, flat: Any, low: Any, factors: Any) -> None:
         self._flat = flat
         self._low = low
+        self._factors = factors
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._flat, name)
@@ -169,6 +173,35 @@ class Kernels:
                 lo, hi = max(0, begin), min(len(job.out), begin + len(sums))
                 sums = sums[lo - begin : hi - begin]
                 self._flat.add_sums(job.out[lo:hi], job.source[lo:hi], job.dtype, sums, scale)
+
+    def add_factors(
+        self,
+        jobs: Sequence[FactorJob],
+        scale: float,
+        rounding: tuple[int, int] | None = None,
+    ) -> None:
+        """out = round(source + scale * (left @ right)) for each job.
+
+        Args:
+            jobs: what to move. For kernels that take tensors the dtype may be "total": the product
+                itself, in float32.
+            scale: multiplies the products.
+            rounding: round stochastically, by these seed and step of the shared stream; only for
+                kernels that take tensors. None: to nearest.
+        """
+        if self.TENSORS:
+            self._factors.add_factors(jobs, scale, rounding)
+            return
+        for job in jobs:
+            columns = job.right.shape[1]
+            rows_at_once = max(1, FEW_PIECE // columns)
+            for first in range(0, len(job.left), rows_at_once):
+                left = job.left[first : first + rows_at_once]
+                sums = self._factors.outer_sums(left, job.right).reshape(-1)
+                begin, end = first * columns, (first + len(left)) * columns
+                self._flat.add_sums(
+                    job.out[begin:end], job.source[begin:end], job.dtype, sums, scale
+                )
 
     def _move_steps(self, job: Job, scale: float) -> None:
         """Adds one step after the other, in pieces that stay in a CPU's cache."""

@@ -1,0 +1,101 @@
+"""Chooses the parameters that a method trains where the recipe does not name them."""
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from glob import escape
+from typing import Any
+
+import torch
+
+from fedseed.weights.subspace import LEAST_COLUMNS_OF_STACK
+
+# the number of a block in the name of a module
+_IN_A_BLOCK = re.compile(r"\.\d+\.")
+# GPT-2's linear layer in transformers, whose weight has its inputs in rows
+_TURNED_LINEAR = "Conv1D"
+
+
+def chosen_targets(method: Any, model: torch.nn.Module) -> list[str] | None:
+    """Return the name patterns of the parameters that a method trains of a model.
+
+    Args:
+        method: the method; one that chooses its parameters has `targets`.
+        model: the base.
+
+    Returns:
+        The patterns; None: all parameters.
+    """
+    targets = getattr(method, "targets", None)
+    if targets is None or targets == "all":
+        return None
+    if targets == "linear":
+        return [escape(name) for name in linear_parameters(model)]
+    return list(targets)
+
+
+def freeze_others(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+    """Let only the parameters train whose name matches a pattern, among those that train now.
+
+    Raises ValueError if there is none.
+    """
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    chosen = {
+        name for name, _ in trainable if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    if not chosen:
+        raise ValueError(f"method.targets = {list(patterns)}: no parameter has a name like this")
+    for name, parameter in trainable:
+        parameter.requires_grad_(name in chosen)
+
+
+def linear_parameters(model: torch.nn.Module) -> list[str]:
+    """Return the names of the matrices of the linear layers in a model's repeated blocks.
+
+    Those are attention and MLP, also where many experts lie in one tensor of three dimensions.
+    Embeddings, what stands before and behind the blocks (poolers, heads, output layers),
+    convolutions and vectors are not. A model without such matrices has all its matrices here.
+    """
+    matrices = {name: p for name, p in model.named_parameters() if p.requires_grad and p.dim() > 1}
+    left_out = _embedding_ids(model)
+    chosen = []
+    for module_name, module in model.named_modules():
+        if not _IN_A_BLOCK.search(f".{module_name}."):
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            full_name = f"{module_name}.{name}"
+            if full_name not in matrices or id(parameter) in left_out:
+                continue
+            is_linear = _is_linear_weight(module, name, parameter)
+            if is_linear or _is_stack_of_experts(module, parameter):
+                chosen.append(full_name)
+    return chosen or list(matrices)
+
+
+def _is_linear_weight(module: torch.nn.Module, name: str, parameter: torch.Tensor) -> bool:
+    is_linear = isinstance(module, torch.nn.Linear) or type(module).__name__ == _TURNED_LINEAR
+    return is_linear and name == "weight" and parameter.dim() == 2
+
+
+def _is_stack_of_experts(module: torch.nn.Module, parameter: torch.Tensor) -> bool:
+    is_convolution = isinstance(module, torch.nn.Conv1d | torch.nn.ConvTranspose1d)
+    return (
+        parameter.dim() == 3
+        and not is_convolution
+        and parameter.shape[-1] >= LEAST_COLUMNS_OF_STACK
+    )
+
+
+def _embedding_ids(model: torch.nn.Module) -> set[int]:
+    """Return the ids of the parameters of embeddings and of a language model's output layer."""
+    ids = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
+    get_output_layer = getattr(model, "get_output_embeddings", None)
+    output_layer = get_output_layer() if get_output_layer is not None else None
+    if output_layer is not None:
+        ids |= {id(parameter) for parameter in output_layer.parameters(recurse=False)}
+    return ids

@@ -1,0 +1,115 @@
+"""Which orbits are served, by the names that requests call them by: as the files are now."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedseed.errors import RecipeError
+from fedseed.runs.folder import CHAT_TEMPLATE
+from fedseed.runs.tuned import Source, find_source
+
+ORBIT = "model.orbit"
+
+
+class FileStamp(NamedTuple):
+    """What changes when a file is written anew."""
+
+    inode: int
+    size: int
+    nanoseconds: int
+
+
+class Catalogue:
+    """Orbits' files, some of which may be gone, changed or new at any time.
+
+    Args:
+        sources: orbits by name.
+        folders: folders of runs and orbits: each one in it, now or later, is served.
+    """
+
+    def __init__(self, sources: Mapping[str, Source], folders: Sequence[Path] = ()) -> None:
+        self._sources = dict(sources)
+        self._folders = folders
+
+    def sources(self) -> dict[str, Source]:
+        """Return the orbits whose files are there now, by name."""
+        found = {name: one for name, one in self._sources.items() if is_there(one)}
+        for folder in self._folders:
+            for name, path in orbits_in(folder).items():
+                if name not in self._sources:
+                    found.setdefault(name, _source_of(path))
+        return found
+
+
+def is_there(source: Source) -> bool:
+    """Return whether an orbit's file is there."""
+    return source.orbit is not None and source.orbit.is_file()
+
+
+def stamp_of(source: Source) -> tuple[FileStamp | None, FileStamp | None]:
+    """Return what changes when an orbit, or its run's chat template, is written anew."""
+    template = None if source.folder is None else source.folder / CHAT_TEMPLATE
+    return _stamp(source.orbit), _stamp(template)
+
+
+def _stamp(path: Path | None) -> FileStamp | None:
+    try:
+        about = None if path is None else path.stat()
+    except OSError:
+        return None
+    return about and FileStamp(about.st_ino, about.st_size, about.st_mtime_ns)
+
+
+def orbits_in(folder: Path) -> dict[str, Path]:
+    """Return the orbits of a folder's runs, and those that lie in it, by name, in its order.
+
+    Where a run and an orbit's file have one name, the run has it.
+    """
+    found: dict[str, Path] = {}
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return {}
+    for entry in entries:
+        if (entry / ORBIT).is_file():
+            found[entry.name] = entry / ORBIT
+        elif entry.suffix == ".orbit" and entry.is_file():
+            found.setdefault(entry.stem, entry)
+    return found
+
+
+def _source_of(path: Path) -> Source:
+    is_run = path.name == ORBIT
+    return Source(str(path), orbit=path, folder=path.parent if is_run else None)
+
+
+def is_folder_of_orbits(place: str) -> bool:
+    """Return whether a place is a folder with runs or orbits in it, and no run itself."""
+    folder = Path(place)
+    return folder.is_dir() and not (folder / ORBIT).is_file() and bool(orbits_in(folder))
+
+
+def named(orbits: Sequence[str]) -> dict[str, Source]:
+    """Return where orbits are, by the names that requests call them by.
+
+    Args:
+        orbits: runs' folders and orbits' files; one goes by the name of its folder or file, or by
+            NAME as "NAME=PATH".
+
+    Raises:
+        RecipeError: there is no such orbit, or two have one name.
+    """
+    sources: dict[str, Source] = {}
+    for text in orbits:
+        name, given, place = ("", "", text) if Path(text).exists() else text.partition("=")
+        source = find_source(place if given else text)
+        if source.orbit is None:
+            raise RecipeError(
+                f"{text}: not an orbit: whole weights can't be swapped; serve their export alone"
+            )
+        path = source.orbit.resolve()
+        name = name or (path.parent.name if path.stem == "model" else path.stem)
+        if name in sources:
+            raise RecipeError(f'{text}: another one is called "{name}"; name it, as in mine={text}')
+        sources[name] = source
+    return sources

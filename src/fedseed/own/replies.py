@@ -1,0 +1,215 @@
+"""How answers look in OpenAI's interface: whole, or as a stream of server-sent events."""
+
+import json
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from fedseed.objectives.generation import Written
+from fedseed.own.requests import Asked, ChatCompletion, RefusedError
+from fedseed.own.tool_calls import ToolCall, ToolCallReader, ToolFormat
+
+LAST_EVENT = "data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The model is about to write; nothing about the request itself can fail any more."""
+
+    tool_format: ToolFormat | None = None
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """A further piece of an answer."""
+
+    index: int  # the answer's number
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An answer is complete."""
+
+    index: int  # the answer's number
+    written: Written
+
+
+def refusal(error: RefusedError) -> Response:
+    """Return a refusal as OpenAI's interface says it."""
+    headers = {} if error.retry_seconds is None else {"Retry-After": str(error.retry_seconds)}
+    return JSONResponse({"error": error_body(error)}, error.status, headers)
+
+
+def error_body(error: RefusedError) -> dict[str, Any]:
+    """Return what a refusal says."""
+    kind = "invalid_request_error" if error.status < 429 else "server_error"
+    return {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+
+
+def event(data: Any) -> str:
+    """Return an object as a server-sent event."""
+    return f"data: {json.dumps(data)}\n\n"
+
+
+class Reply(ABC):
+    """The answers to a request.
+
+    Args:
+        asked: the request.
+    """
+
+    prefix = ""
+    whole_kind = ""
+    chunk_kind = ""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.id = self.prefix + secrets.token_hex(12)
+        self.created = int(time.time())
+        self._written: list[Written] = []
+
+    def begin(self, begun: Begun) -> Iterator[str]:
+        """Give the events with which a stream begins."""
+        yield from ()
+
+    @abstractmethod
+    def add(self, piece: TextPiece) -> Iterator[str]:
+        """Give the events that a piece of an answer makes."""
+
+    @abstractmethod
+    def finish(self, finished: Finished) -> Iterator[str]:
+        """Give the events that the end of an answer makes."""
+
+    @abstractmethod
+    def choices(self) -> list[dict[str, Any]]:
+        """Return all answers, whole."""
+
+    def end(self) -> Iterator[str]:
+        """Give the events with which a stream ends."""
+        if self.asked.wants_usage:
+            yield event({**self._head(self.chunk_kind), "choices": [], "usage": self._usage()})
+        yield LAST_EVENT
+
+    def response(self, finished: Sequence[Finished]) -> Response:
+        """Return all answers as one."""
+        self._written = [one.written for one in finished]
+        head = self._head(self.whole_kind)
+        return JSONResponse({**head, "choices": self.choices(), "usage": self._usage()})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.asked.model,
+        }
+
+    def _usage(self) -> dict[str, int]:
+        given = sum(one.asked for one in self._written)
+        new = sum(one.new for one in self._written)
+        return {
+            "prompt_tokens": given,
+            "completion_tokens": new,
+            "total_tokens": given + new,
+        }
+
+    def _chunk(self, index: int, said: dict[str, Any], reason: str | None = None) -> str:
+        """Return an event with a part of an answer."""
+        choice = {"index": index, **said, "logprobs": None, "finish_reason": reason}
+        usage = {"usage": None} if self.asked.wants_usage else {}
+        return event({**self._head(self.chunk_kind), "choices": [choice], **usage})
+
+
+class CompletionReply(Reply):
+    """What follows each of some prompts."""
+
+    prefix = "cmpl-"
+    whole_kind = chunk_kind = "text_completion"
+
+    def add(self, piece: TextPiece) -> Iterator[str]:
+        yield self._chunk(piece.index, {"text": piece.text})
+
+    def finish(self, finished: Finished) -> Iterator[str]:
+        self._written.append(finished.written)
+        yield self._chunk(finished.index, {"text": ""}, _ending(finished.written))
+
+    def choices(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "index": index,
+                "text": one.text,
+                "logprobs": None,
+                "finish_reason": _ending(one),
+            }
+            for index, one in enumerate(self._written)
+        ]
+
+
+class ChatReply(Reply):
+    """The next turn of a conversation."""
+
+    prefix = "chatcmpl-"
+    whole_kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    asked: ChatCompletion
+
+    def __init__(self, asked: ChatCompletion) -> None:
+        super().__init__(asked)
+        self._reader = ToolCallReader(None, {})
+        self._calls = 0
+
+    def begin(self, begun: Begun) -> Iterator[str]:
+        most = None if self.asked.parallel_tool_calls else 1
+        self._reader = ToolCallReader(begun.tool_format, self.asked.functions, most)
+        yield self._chunk(0, {"delta": {"role": "assistant", "content": ""}})
+
+    def add(self, piece: TextPiece) -> Iterator[str]:
+        return self._said(self._reader.read(piece.text))
+
+    def finish(self, finished: Finished) -> Iterator[str]:
+        self._written.append(finished.written)
+        yield from self._said(self._reader.finish())
+        # clients join the pieces of content as texts
+        delta = {} if self._reader.has_calls else {"content": ""}
+        yield self._chunk(0, {"delta": delta}, self._ending(finished.written))
+
+    def _said(self, parts: Sequence[str | ToolCall]) -> Iterator[str]:
+        """Give the events of what an answer says."""
+        for part in parts:
+            if isinstance(part, str):
+                delta: dict[str, Any] = {"content": part}
+            else:
+                delta = {"tool_calls": [{"index": self._calls, **_call_body(part)}]}
+                self._calls += 1
+            yield self._chunk(0, {"delta": delta})
+
+    def choices(self) -> list[dict[str, Any]]:
+        (written,) = self._written
+        parts = [*self._reader.read(written.text), *self._reader.finish()]
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = [_call_body(part) for part in parts if isinstance(part, ToolCall)]
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
+        reason = self._ending(written)
+        return [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}]
+
+    def _ending(self, written: Written) -> str:
+        is_call = self._reader.has_calls and written.ended
+        return "tool_calls" if is_call else _ending(written)
+
+
+def _ending(written: Written) -> str:
+    return "stop" if written.ended else "length"
+
+
+def _call_body(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

