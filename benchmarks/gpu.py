@@ -34,7 +34,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line sets it
 
 import numpy as np
 import torch

@@ -1,7 +1,7 @@
 import os
 
 # as the command line sets it; before torch is imported
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # side by side with others: a thread each, or they wait for each other's
 if "PYTEST_XDIST_WORKER" in os.environ:
     for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
@@ -24,6 +24,14 @@ from support.tiers import SLOW
 # a shell's background job: what tests start must hear Ctrl-C
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_elsewhere(tmp_path_factory):
+    """What clients keep of their runs lies in the tests' folder, not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 def pytest_sessionstart(session):

@@ -39,7 +39,7 @@ FLOORS = [
         "weights",
         "optimizers",
         "randomness",
-        "registry durable errors text processes actors metrics",
+        "registry durable errors text processes actors metrics threads",
     )
 ]
 FLOOR = {f"fedseed.{room}": number for number, floor in enumerate(FLOORS) for room in floor}
@@ -199,6 +199,7 @@ LIGHT = [
     "fedseed.transport.keys",
     "fedseed.cli.network",
     "fedseed.cli.app",
+    "fedseed.cli.running",
     "fedseed.flower.server",
     "fedseed.tasks.instructions",
     "fedseed.tasks.natural_instructions",

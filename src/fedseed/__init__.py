@@ -1,33 +1,51 @@
 """fedseed: federated tuning of all parameters of a model with seeds and scalars on the wire."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedseed.methods import (
-    FedAvg,
-    FedIT,
-    FedKSeed,
-    FedMeZO,
-    FedPrompt,
-    FedPTuning,
-    FedSGD,
-    FedZO,
-    FeedSign,
-    Ferret,
-    MeZO,
-    RandOpt,
-    Sign,
-    Subspace,
-    TopK,
-    ZOFedSGD,
-)
-from fedseed.randomness import Basis
+if TYPE_CHECKING:
+    from fedseed.methods import (
+        FedAvg,
+        FedIT,
+        FedKSeed,
+        FedMeZO,
+        FedPrompt,
+        FedPTuning,
+        FedSGD,
+        FedZO,
+        FeedSign,
+        Ferret,
+        MeZO,
+        RandOpt,
+        Sign,
+        Subspace,
+        TopK,
+        ZOFedSGD,
+    )
+    from fedseed.randomness import Basis
 
 __version__ = "0.1.0"
 
-# names that need torch, or much besides, are imported when they are first used: a coordinator can
-# do without
+# names are imported when they are first used: a coordinator can do without torch, and `fedseed
+# --help` without NumPy
 _LAZY = {
+    "Basis": "fedseed.randomness",
+    "FedAvg": "fedseed.methods",
+    "FedIT": "fedseed.methods",
+    "FedKSeed": "fedseed.methods",
+    "FedMeZO": "fedseed.methods",
+    "FedPrompt": "fedseed.methods",
+    "FedPTuning": "fedseed.methods",
+    "FedSGD": "fedseed.methods",
+    "FedZO": "fedseed.methods",
+    "FeedSign": "fedseed.methods",
+    "Ferret": "fedseed.methods",
+    "MeZO": "fedseed.methods",
+    "RandOpt": "fedseed.methods",
+    "Sign": "fedseed.methods",
+    "Subspace": "fedseed.methods",
+    "TopK": "fedseed.methods",
+    "ZOFedSGD": "fedseed.methods",
     "ParameterSpace": "fedseed.weights.space",
     "Federation": "fedseed.runs.assembly",
     "Orbit": "fedseed.orbit",
@@ -81,5 +99,6 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        thing = globals()[name] = getattr(import_module(_LAZY[name]), name)
+        return thing
     raise AttributeError(f"module 'fedseed' has no attribute {name!r}")

@@ -15,13 +15,16 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from fedseed.errors import FedseedError, RecipeError, to_install
 from fedseed.processes import compute_with
+from fedseed.registry import one_line
 
+AUTH_MODE = "RAY_AUTH_MODE"
 LIVES = 3  # of what is done by an actor, after which it is to blame
 
 
@@ -32,28 +35,48 @@ class Cluster:
         address: of its head, such as "10.0.0.7:6379"; "auto": the one that this machine belongs to.
         count: how many actors there will be at a time.
         threads: of each; None: an even share of the cluster's processors.
+        note: hears what a person should know of the cluster.
 
     Raises:
-        RecipeError: there is no such cluster, or it has too few processors.
+        RecipeError: there is no such cluster, it asks for a token, or it has too few processors.
         FedseedError: Ray is not installed.
     """
 
-    def __init__(self, address: str, count: int, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        count: int,
+        threads: int | None = None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        if find_spec("ray") is None:
+            raise FedseedError(f"--ray needs Ray: {to_install('ray')}")
+        absent = (
+            f"--ray {address}: no cluster answers there; `ray start --head` on one machine begins "
+            "one, `ray start --address=HEAD:6379` on others joins it"
+        )
         try:
-            import ray
-        except ImportError as error:
-            raise FedseedError(f"--ray needs Ray: {to_install('ray')}") from error
+            is_here = _reach(address)
+        except (OSError, ValueError) as error:
+            raise RecipeError(absent) from error
+        if is_here and _has_token():
+            # where a token is on this machine, a cluster that begins here asks for it, and Ray
+            # sends it to no address that is named; it reads this when it is imported
+            os.environ.setdefault(AUTH_MODE, "token")
+        import ray
+
         try:
-            host, colon, port = address.rpartition(":")
-            if colon and "://" not in address:  # Ray itself would try for minutes
-                socket.create_connection((host, int(port)), timeout=10).close()
             ray.init(
                 address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ray.exceptions.RayError) as error:
+            if is_here is None:
+                raise RecipeError(absent) from error
             raise RecipeError(
-                f"--ray {address}: no cluster answers there; `ray start --head` on one machine "
-                "begins one, `ray start --address=HEAD:6379` on others joins it"
+                f"--ray {address}: something answers there, but this process can't join it "
+                f"({one_line(error)}). If it is a Ray cluster, it may ask for a token: copy "
+                "~/.ray/auth_token of its head to here, and set RAY_AUTH_MODE=token before Ray is "
+                "imported"
             ) from error
         there = ray.cluster_resources()  # type: ignore[no-untyped-call]
         processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
@@ -63,6 +86,11 @@ class Cluster:
                 f"--ray {address}: {count} processes of {self.threads} threads, and the cluster "
                 f"has {processors} "
                 "processors: take fewer --workers, --jobs or --threads, or join more machines"
+            )
+        if niceness := ray.get(ray.remote(num_cpus=0)(_set_niceness).remote(_niceness())):
+            note(
+                f"Ray's processes have a niceness of {niceness}, and get little of a processor "
+                "beside others: begin its machines with RAY_worker_niceness=0 ray start ..."
             )
         self._actor = ray.remote(_Life).options(
             num_cpus=self.threads,
@@ -79,9 +107,42 @@ class Cluster:
         """
         here = str(Path.cwd()), sys.path
         actor = Actor(
-            self._actor.remote(pickle.dumps((life, more)), threads or self.threads, *here)
+            self._actor.remote(
+                pickle.dumps((life, more)), threads or self.threads, _niceness(), *here
+            )
         )
         return actor, actor
+
+
+def _reach(address: str) -> bool | None:
+    """Return whether an address is this machine's; None: it names no port.
+
+    Ray itself would try an address that nobody answers at for minutes.
+
+    Raises OSError or ValueError: nobody answers there.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or "://" in address:
+        return None
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        return bool(connection.getsockname()[0] == connection.getpeername()[0])
+
+
+def _has_token() -> bool:
+    """Whether Ray would find a token here, where its documentation says."""
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
+    return bool(os.environ.get("RAY_AUTH_TOKEN")) or Path(path).is_file()
+
+
+def _niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def _set_niceness(wanted: int) -> int:
+    """Set this process' niceness, if it is allowed to; return by how much it is above `wanted`."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, min(wanted, _niceness()))
+    return max(0, _niceness() - wanted)
 
 
 class Actor:
@@ -129,7 +190,10 @@ class Actor:
 class _Life:
     """A life in an actor's process, in a thread of its own: the calls come from Ray's."""
 
-    def __init__(self, life: bytes, threads: int, folder: str, path: list[str]) -> None:
+    def __init__(
+        self, life: bytes, threads: int, niceness: int, folder: str, path: list[str]
+    ) -> None:
+        _set_niceness(niceness)  # Ray's own is 15: a thirtieth of a core beside a busy process
         with suppress(OSError):  # paths may be relative to it
             os.chdir(folder)
         # a plug-in's modules are found as elsewhere

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from fedseed.errors import StorageError
 
 TOKEN_BYTES = 8  # of a temporary file's name
+LOCK_PAUSE_SECONDS = 0.01  # before a lock that is held is tried again
 
 
 class Appender:
@@ -151,6 +153,60 @@ def write_whole(path: Path, data: bytes) -> None:
     """Writes a file so that it is either whole, or as it was before."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
+
+
+def is_irregular(path: Path) -> bool:
+    """Whether a path is a pipe, a socket or a device, or a link to one, which may be read without
+    end.
+    """
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those that it is in, so that they survive a power cut.
+
+    Args:
+        path: the folder; it may be there already.
+        mode: its permissions if it is made; those above it get the usual ones.
+
+    Raises:
+        StorageError: it can't be made.
+    """
+    with _explained(path):
+        if path.is_dir():
+            return
+        make_folder(path.parent)
+        path.mkdir(mode, exist_ok=True)
+        sync_path(path.parent)
+
+
+@contextmanager
+def locked(path: Path, seconds: float) -> Iterator[None]:
+    """Hold a lock file as long as the block lasts; it is free again when the process is gone.
+
+    Args:
+        path: the lock file; made if it is missing, and never removed.
+        seconds: how long to wait for another process.
+
+    Raises:
+        StorageError: it can't be opened.
+        TimeoutError: another process holds it all the time.
+    """
+    with _explained(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > end:
+                    raise TimeoutError(f"{path}: another process holds this lock") from error
+                time.sleep(LOCK_PAUSE_SECONDS)
+        yield
+    finally:
+        os.close(handle)
 
 
 def append_to(path: str, flags: int) -> int:

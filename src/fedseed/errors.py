@@ -30,6 +30,13 @@ class StorageError(FedseedError):
     """
 
 
+class PrivacyError(FedseedError):
+    """A client's privacy account allows no more answers, or can't be trusted.
+
+    The text names the account's file; it is for the client's owner, not for the coordinator.
+    """
+
+
 class NonFiniteError(FedseedError):
     """A loss or a value on a client became NaN or infinite: that client sends nothing."""
 

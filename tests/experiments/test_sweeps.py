@@ -8,7 +8,8 @@ import pytest
 
 from fedseed.errors import RecipeError
 from fedseed.experiments import sweeps
-from fedseed.experiments.sweeps import How, Sweep, Sweeping, WorkerPool, packaged_sweeps, read_sweep
+from fedseed.experiments.sweeps import How, Sweep, Sweeping, WorkerPool, read_sweep
+from fedseed.runs.packaged import packaged_sweeps
 from fedseed.runs.recipe import read_recipe
 from support.network import until
 

@@ -276,6 +276,22 @@ def test_what_a_rule_remembers_is_the_last_rounds_that_had_an_outcome():
     )
 
 
+def test_rounds_within_the_budget_are_counted_once(monkeypatch):
+    """How many more would be within it takes forty counts, each a second of a million turns."""
+
+    def epsilon(self, turns):
+        counted.append(turns)
+        return 0.1 * turns
+
+    counted = []
+    budgeted = PRIVATE.model_copy(update={"budget": 2.0})
+    monkeypatch.setattr(type(mechanism_of(protected(SCALARS, PRIVATE))), "epsilon", epsilon)
+    made = Coordinator(protected(SCALARS, budgeted), LAYOUT, 5, [1] * 3, 3)
+    assert made.last_round(20) == 20 and counted == [20]
+    assert made.last_round(21) == 20
+    assert made.last_round(1000) == 20
+
+
 @pytest.mark.parametrize("per_round", [1, 2, 3])
 def test_turns_are_counted_by_who_is_asked_whoever_answers(per_round, monkeypatch):
     """Privacy's account hangs on seed and round alone.

@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from fedseed.federation.accounts import limits_of
 from fedseed.flower import client
 from fedseed.privacy import PrivateScalars
+from fedseed.privacy.account_file import FileAccount
 from fedseed.transport import flower_wire as wire
-from support.flower import grid, run, written
+from support.flower import PAIR, Grid, grid, loading, run, written
 from support.problem import Problem
 
 PRIVATE = {
@@ -80,3 +82,55 @@ def test_nodes_say_the_same_whatever_their_data(level, tmp_path, monkeypatch):
     assert {key for word in words for key in word} >= {"examples", "digest", "metrics"}
     assert {word["examples"] for word in words if "examples" in word} == {0}
     assert any(entry["what"] == "update" for one in found["odd"] for entry in one["said"])
+
+
+def with_accounts(problem, recipe, folder):
+    """Makes nodes' parts whose clients keep accounts in files, as a recipe's do."""
+    checked, load = loading(problem, recipe)
+    limits = limits_of(checked.privacy, checked.rounds)
+
+    def loaded(names):
+        hosted = load(names)
+        hosted.accounts = {
+            name: FileAccount(folder / f"{name}.jsonl", name, limits) for name in hosted.items
+        }
+        return hosted
+
+    return loaded
+
+
+def test_nodes_keep_accounts(tmp_path, capfd):
+    """Each message is answered by a new process; the same run again costs nothing, another does."""
+    turns, digests = [], []
+    for folder, seed in (("first", 3), ("again", 3), ("another", 4)):
+        (tmp_path / folder).mkdir()
+        path, recipe = written(
+            tmp_path / folder,
+            METHOD,
+            rounds=3,
+            seed=seed,
+            privacy={"level": "example", "clip": 0.01, "noise": 2.0},
+        )
+        load = with_accounts(Problem(), recipe, tmp_path / "accounts")
+        nodes = Grid(PAIR, path, load, run_config={"out": str(tmp_path / folder / "run")})
+        problems = []
+
+        def heard(node, table, problems=problems):
+            if "problem" in table:  # the coordinator would wait for other answers
+                problems.append(table["problem"])
+                raise KeyboardInterrupt
+            return table
+
+        nodes.changed = heard
+        if folder == "another":
+            with pytest.raises(KeyboardInterrupt):
+                run(nodes, path)
+        else:
+            result, _ = run(nodes, path)
+            digests.append(result.summary["weights_digest"])
+        files = sorted((tmp_path / "accounts").glob("*.jsonl"))
+        turns.append([file.read_bytes() for file in files])
+    assert digests[0] == digests[1] and len(turns[0]) == 5
+    assert turns[0] == turns[1] == turns[2]
+    assert problems == ["a privacy account allows no more answers, as this node's output says"]
+    assert "client-0.jsonl: the privacy account of client client-0" in capfd.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 from fedseed import Orbit
 from fedseed.errors import FedseedError
+from fedseed.flower import client
 from fedseed.flower.server import coordinate
 from fedseed.transport import flower
 from fedseed.transport import flower_wire as wire
@@ -126,6 +127,49 @@ def test_a_round_goes_on_without_a_node_that_fails_or_has_gone(problem, tmp_path
     assert {reason for _, reason in skipped} == {"it has gone"}
     assert any("client-1 is refused: Flower reports: the disk is full" in line for line in said)
     assert result.summary["rounds"] == 3
+
+
+QUOTED = "no such word: Ada Lovelace"
+
+
+def asked_of_second_node(message, node):
+    """Whether a message asks the second node for an answer; `node`: it, or its context."""
+    config = node.config if hasattr(node, "config") else node.node_config
+    plans = [data for data in wire.table(message).get("told", []) if data[:1] == b"P"]
+    return bool(plans) and config == PAIR[1]
+
+
+@pytest.mark.parametrize("caught", [True, False])
+def test_of_an_exception_at_a_node_only_its_kind_is_sent_and_noted(
+    caught, problem, tmp_path, capfd
+):
+    """Also of one that reaches Flower, which would send its text."""
+    path, recipe = written(
+        tmp_path, "ferret", federation={"deadline": 1.5}, rounds=2, evaluation={"every": 2}
+    )
+    over = grid(path, problem, recipe, tmp_path / "run")
+    whole, sent = over._reply, []
+
+    def fail(names):
+        raise KeyError(QUOTED)
+
+    def answer(message, context):
+        if not (caught and asked_of_second_node(message, context)):
+            return whole(message, context)
+        reply = client.reply(message, context, path, fail)
+        sent.append(wire.table(reply))
+        return reply
+
+    over._reply = answer
+    if not caught:
+        failure = 2, f"<class 'KeyError'>:<'{QUOTED}'>"
+        over.at = lambda node, message: failure if asked_of_second_node(message, node) else None
+    result, said = run(over, path)
+    assert result.summary["rounds"] == 2
+    assert any("KeyError" in line and "own output has its text" in line for line in said)
+    everything = [*said, *map(str, sent), (tmp_path / "run" / "log.txt").read_text()]
+    assert not any("Ada" in text for text in everything)
+    assert not caught or (sent and QUOTED in capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("method", ["ferret", "fedadam"])

@@ -42,12 +42,13 @@ def test_the_backbone_is_kept_and_the_head_is_new(image_base, kind):
 def test_the_bases_own_head_is_kept_for_its_own_classes(image_base, kind):
     folder = str(image_base(kind))
     base, _ = load_model(folder)
-    same, _ = load_model(folder, head=Head(OWN, 7))
-    assert base_digest(same) == base_digest(base)
-    for classes in (OWN[::-1], ("a", "b", "c")):  # as many, but others
-        other, _ = load_model(folder, head=Head(classes, 7))
-        assert base_digest(other) != base_digest(base)
-        assert not torch.equal(head_of(other)[0], head_of(base)[0])
+    for classes in (OWN, OWN[::-1], ("Thing_0", "THING 1", "thing-2"), ("0", "1", "2")):
+        same, _ = load_model(folder, head=Head(classes, 7))
+        assert base_digest(same) == base_digest(base)
+        assert list(same.config.id2label.values()) == list(OWN)
+    other, _ = load_model(folder, head=Head(("a", "b", "c"), 7))  # as many, but others
+    assert base_digest(other) != base_digest(base)
+    assert not torch.equal(head_of(other)[0], head_of(base)[0])
 
 
 def test_a_backbone_without_a_head(image_base, kind):

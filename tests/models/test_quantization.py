@@ -35,6 +35,8 @@ from fedseed.models.quantized_layers import (
     quantize,
     quantize_layers,
 )
+from fedseed.models.traits import examine, traits_of
+from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 from fedseed.weights.digest import base_digest
 from support.text_bases import write
@@ -302,6 +304,18 @@ def test_a_line_says_how_much_is_quantised(quantization):
     )
 
 
+@pytest.mark.parametrize("quantization", ["int4", "nf4", "llm-int8", "torchao-int8"])
+def test_a_look_at_a_quantised_base_finds_nothing_at_rest(quantization):
+    """Libraries hide that codes are read; and LLM.int8() rounds a token by those beside it."""
+    if quantization != "int4":
+        needs(quantization)
+    model, _ = load_model("small", quantization=quantization)
+    traits = examine(model, [[3, 4, 5], [6, 7, 8, 9, 10, 11]])
+    assert traits.at_rest == [] and not traits.equal_lengths and not traits.equal_prompts
+    said = [note for note in traits.notes if "a token by the tokens beside it" in note]
+    assert traits.notes == said and len(said) == (quantization == "llm-int8")
+
+
 def test_codes_do_not_train():
     model, _ = load_model("small", quantization="int4")
     for patterns in (["*"], ["*q_proj*"], ["*.layers.0.*"]):
@@ -329,6 +343,16 @@ def test_a_programs_quantised_model_is_no_half_either(quantization):
         ZOOptimizer(fresh()[0])
     with pytest.raises(RecipeError, match="the base is quantised: "):
         choose_trainable(fresh()[0], None)
+    with pytest.raises(ValueError, match=r"the model is quantised: only [\d,]+ .* adapter"):
+        ParameterSpace(fresh()[0])
+    # what the architecture freezes is nobody's choice
+    model, _ = fresh()
+    embeddings = model.get_input_embeddings().weight.requires_grad_(False)
+    traits_of(model).at_rest.append(embeddings)
+    with pytest.raises(ValueError, match="the model is quantised: "):
+        ParameterSpace(model)
+    traits_of(model).at_rest.remove(embeddings)
+    assert embeddings.numel() not in {e.size for e in ParameterSpace(model).layout.tensors}
     model, tokenizer = fresh()
     federation = Federation(
         model, [rows], method, tokenizer=tokenizer, adapter=LoRA(rank=2), progress=False
@@ -367,7 +391,7 @@ def test_a_base_that_is_quantised_already_is_not_quantised_again(tmp_path):
 
 @pytest.mark.parametrize("quantization", ["nf4", "torchao-int8"])
 def test_a_library_that_is_missing_is_named(quantization, monkeypatch):
-    monkeypatch.setattr("fedseed.models.quantization.find_spec", lambda name: None)
+    monkeypatch.setattr("fedseed.models.quantized_loading.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=rf'"{quantization}" needs .*quantized'):
         load_model("small", quantization=quantization)
 
@@ -413,7 +437,7 @@ def test_a_librarys_base_has_one_digest_and_computes_the_same_at_any_time(quanti
         adapters.merged(installed)
 
 
-@pytest.mark.parametrize("quantization", ["nf4", "llm-int8"])
+@pytest.mark.parametrize("quantization", ["nf4", "llm-int8", "torchao-int8"])
 def test_a_folder_that_is_quantised_already_loads_as_it_is(quantization, tmp_path):
     needs(quantization)
     folder = str(write(tmp_path / "llama", "llama"))
@@ -423,7 +447,12 @@ def test_a_folder_that_is_quantised_already_loads_as_it_is(quantization, tmp_pat
     again, _ = load_model(str(tmp_path / "saved"))
     assert is_quantized(again) and torch.equal(logits(again), logits(model))
     assert base_digest(again) == base_digest(model)
-    with pytest.raises(RecipeError, match=r"are quantised already \(bitsandbytes\)"):
+    with pytest.raises(RecipeError, match=r"are quantised already \((bitsandbytes|torchao)\)"):
         load_model(str(tmp_path / "saved"), quantization=quantization)
     with pytest.raises(RecipeError, match="the base is quantised: "):
         choose_trainable(again, None)
+    # the subspace's own choice would be of what is not quantised
+    settings = [f"model.base={json.dumps(str(tmp_path / 'saved'))}", 'method={name="subspace"}']
+    checked = read_recipe("quickstart-ferret", settings)
+    with pytest.raises(RecipeError, match="the base is quantised: "):
+        build(checked)

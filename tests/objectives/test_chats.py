@@ -11,7 +11,9 @@ from fedseed.objectives.losses import CausalLM
 from fedseed.objectives.tokens import IGNORE
 from fedseed.tasks.chats import chat_of
 from fedseed.tasks.data import ChatStyle
+from fedseed.tasks.own import FilesTask
 from support.chat_bases import END_OF_TURN, QWEN, TEMPLATES, chat_tokenizer
+from support.instruction_files import write_lines
 
 ANSWERS = ["Paris, of course.", "It is Rome:\n\n größer."]
 TURNS = [
@@ -209,3 +211,74 @@ def test_without_a_template_chats_are_plain_text_and_that_is_said(small):
     (item,) = prepared(tokenizer, MESSAGES[1:3], writing="given", template=template)
     answer = tokenizer(f"assistant:{ANSWERS[0]}</s>", add_special_tokens=False).input_ids
     assert learnt(tokenizer, item) == [tokenizer.decode(answer)]
+
+
+# in Qwen3's manner: an answer has a block of reasoning, an empty one where there is none
+THINKING = """{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' }}
+    {%- if message.role == 'assistant' and (loop.last or message.reasoning_content) %}
+        {{- '<think>\n' + (message.reasoning_content or '') + '\n</think>\n\n' }}
+    {%- endif %}
+    {{- message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}"""
+
+
+@pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
+def test_an_empty_block_of_reasoning_is_not_learnt(arguments):
+    tokenizer = chat_tokenizer("qwen2", THINKING)
+    turns = [MESSAGES[1], MESSAGES[2]]
+    (item,) = prepared(tokenizer, turns, template_arguments=arguments)
+    assert learnt(tokenizer, item) == [f"{ANSWERS[0]}<|im_end|>"]
+    before = tokenizer.decode(item.ids[: item.response_start])
+    assert before.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    asked = tokenizer.apply_chat_template(
+        turns[:1], add_generation_prompt=True, enable_thinking=False, return_dict=False
+    )
+    assert list(item.ids[: item.response_start]) == asked
+
+
+def test_reasoning_is_learnt():
+    tokenizer = chat_tokenizer("qwen2", THINKING)
+    answer = {**MESSAGES[2], "reasoning_content": "France: Paris."}
+    (item,) = prepared(tokenizer, [MESSAGES[1], answer])
+    (text,) = learnt(tokenizer, item)
+    assert text == f"<think>\nFrance: Paris.\n</think>\n\n{ANSWERS[0]}<|im_end|>"
+
+
+def test_several_answers_with_empty_blocks():
+    tokenizer = chat_tokenizer("qwen2", THINKING)
+    items = prepared(tokenizer, MESSAGES[1:])
+    texts = [text for item in items for text in learnt(tokenizer, item)]
+    assert texts == [f"{answer}<|im_end|>" for answer in ANSWERS]
+    assert items[0].remarks == ("apart",)
+
+
+def test_template_arguments_of_recipe_and_row(tmp_path):
+    template = (
+        "{% for m in messages %}{{ m.role + ':' + m.content + eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    tokenizer = chat_tokenizer("qwen2", "{{ style }}-{{ size }} " + template)
+    row = {"messages": MESSAGES[1:3]}
+    own = {**row, "chat_template_kwargs": {"size": "big"}}
+    path = write_lines(tmp_path / "chats.jsonl", [row, own])
+    task = FilesTask(
+        path=str(path), evaluation=0.0, chat_template_kwargs={"style": "plain", "size": "small"}
+    )
+    examples = task.load_party("north").clients[0].examples
+    texts = [tokenizer.decode(item.ids) for item in CausalLM(tokenizer).prepare(examples)]
+    assert [text.partition(" ")[0] for text in texts] == ["plain-small", "plain-big"]
+    for name in ("qwen2", "llama"):  # what no template uses is said
+        (item, _) = CausalLM(chat_tokenizer(name)).prepare(examples)
+        assert item.remarks == ("arguments",)
+    with pytest.raises(RecipeError, match=r"task\.chat_template_kwargs: tools can't be set"):
+        FilesTask(path=str(path), chat_template_kwargs={"tools": []}).load_party("north")
+    wrong = write_lines(tmp_path / "wrong.jsonl", [{**row, "chat_template_kwargs": "x"}])
+    with pytest.raises(RecipeError, match='line 1: "chat_template_kwargs" is no JSON'):
+        FilesTask(path=str(wrong)).load_party("north")

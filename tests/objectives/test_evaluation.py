@@ -80,9 +80,9 @@ def test_teacher_forcing_is_language_on_the_right_option_alone(model, small):
     forced = Choice(PROMPTS[1], (" a b c", " c"), 0, teacher_forcing=True)
     plain = Choice(PROMPTS[2], (" yes", " no"), 1)
     (item, other) = objective.prepare([forced, plain])
-    assert (
-        objective.weight(item) == len(small[1](" a b c", add_special_tokens=False)["input_ids"]) > 1
-    )
+    # after a prompt an option gets no blank of the tokenizer's own
+    assert [small[1].decode([i]) for i in item.sequences[0].ids[-3:]] == ["a", "b", "c"]
+    assert objective.weight(item) == 3
     with torch.no_grad():
         loss = float(objective.losses(model, [item]))
         assert loss == pytest.approx(float(language.losses(model, [item.sequences[0]])), rel=1e-5)
@@ -117,8 +117,8 @@ def test_any_right_option_counts(small):
 
 def mean_log_p(model, tokenizer, prompt, option):
     """The definition, one sequence alone, without padding."""
-    before = [tokenizer.bos_token_id, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
-    after = tokenizer(option, add_special_tokens=False)["input_ids"]
+    before = tokenizer(prompt)["input_ids"]
+    after = tokenizer(prompt + option)["input_ids"][len(before) :]
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([before + after])).logits[0].float()
     log_p = logits.log_softmax(-1)

@@ -8,6 +8,7 @@ from fedseed import Federation, FedKSeed, FedMeZO, Ferret, MeZO, Orbit, Subspace
 from fedseed.errors import RecipeError
 from fedseed.methods.payload import About
 from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protected, scalars
+from fedseed.privacy.secure.settings import SecureSums
 from fedseed.runs.recipe import Recipe, stored_recipe
 from support.heard import Ending
 from support.told import CLIENTS, PAGE, data, in_files, listed, still
@@ -20,6 +21,7 @@ CLIENT = PrivacySettings(level="client", clip=1.0, noise=1.0)
 METHODS = {
     "zo-own": (ZOFedSGD(**STEP), EXAMPLE),
     "zo-shared": (ZOFedSGD(**STEP, seeds="shared", population=2), CLIENT),
+    "zo-shared-alone": (ZOFedSGD(**STEP, seeds="shared"), EXAMPLE),
     "mezo": (MeZO(**STEP, estimates=3, estimator="one-point"), EXAMPLE),
     "fedkseed": (
         FedKSeed(**STEP, candidates=16, steps=3, weighting="equal", importance=True),
@@ -230,6 +232,26 @@ def test_a_run_ends_at_its_budget_with_the_model_of_before(tmp_path):
     assert {(f, n) for f, names in page.items() if f in here for n in names - here[f]} == set()
     finished = federation(out=tmp_path / "run", **settings)
     assert finished.run(resume=True).summary["privacy"] == spent
+
+
+@pytest.mark.parametrize("secure", [None, SecureSums(threshold=3)])
+def test_each_simulated_client_has_an_account(secure, tmp_path):
+    """It counts a turn a round, also of the rounds of an earlier session, and each vector of it."""
+    settings = {"privacy": EXAMPLE, "secure_sums": secure, "out": tmp_path / "run", "rounds": 4}
+    with pytest.raises(KeyboardInterrupt):
+        federation("zo-shared-alone", progress=Ending(2), **settings).run()
+    again = federation("zo-shared-alone", **settings)
+    spent = again.run(resume=True).summary["privacy"]
+    for account in again.hosted.accounts.values():
+        assert account.turns == spent["turns"] == 4
+        assert account.epsilon() == spent["epsilon"]
+    assert len(again.hosted.accounts) == CLIENTS
+
+
+def test_no_client_keeps_an_account_where_the_coordinator_counts():
+    one = federation("zo-shared", rounds=1)
+    one.run()
+    assert one.hosted.accounts == {}
 
 
 def test_a_budget_below_the_first_round_is_refused():

@@ -2,6 +2,7 @@
 both.
 """
 
+import warnings
 from random import Random
 
 import numpy as np
@@ -141,6 +142,15 @@ def test_the_budget_is_spent_as_far_as_it_goes(kind):
         mechanism(kind).affordable is None
         and mechanism(kind, noise=0.5, budget=0.1).affordable == 0
     )
+
+
+@pytest.mark.parametrize("turns", [1, 1000, 1_000_000])
+def test_much_noise_at_rare_sampling_is_counted_without_an_overflow(turns):
+    """One example of 10^9 in a batch: losses of 1e-13, which were told apart to 1e-18."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        epsilon = mechanism("poisson", noise=1e5, batch=1, examples=10**9).epsilon(turns)
+    assert 0 <= epsilon <= 2e-6
 
 
 def test_noise_is_found_for_an_epsilon():

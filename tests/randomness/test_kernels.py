@@ -191,3 +191,31 @@ def not_compiled():
 @pytest.mark.slow
 def test_make_compiles_every_kernel_beforehand():
     assert forked(not_compiled) == []
+
+
+@pytest.mark.parametrize("count", [70_000, 20_000])
+@pytest.mark.parametrize(
+    ("start", "length"),
+    [(0, 1 << 17), (3 * entries.CHUNK + 17, 150_001), (entries.SPAN - 9_000, 70_003), (5, 90)],
+)
+def test_many_hadamard_directions_are_projected_to_the_references_bits(start, length, count):
+    """Whose sums no first-level cache has room for: they are made chunk of columns by chunk."""
+    x = np.random.default_rng(4).standard_normal(length).astype(np.float32)
+    spec = Basis("hadamard", 3, size=65_536).spec
+    cpu, first = load("cpu"), 1_000
+    ours = cpu.project_sums(spec, first, count, x, start, start + length)
+    wanted = reference.project_sums(spec, first, count, x, start, start + length)
+    assert np.array_equal(ours, wanted)
+    products = cpu.project_finish(spec, first, count, ours)
+    assert np.array_equal(products, reference.project_finish(spec, first, count, wanted))
+
+
+@pytest.mark.parametrize("size", [1, 2, 64, 4096, 8192, 1 << 16])
+def test_the_transform_has_the_references_bits(size):
+    generator = np.random.default_rng(5)
+    # of many sizes, so that another order of additions would show
+    values = generator.standard_normal(size) * 10.0 ** generator.integers(-8, 8, size)
+    before = values.copy()
+    ours = load("cpu").hadamard_transform(values)
+    assert np.array_equal(ours, reference.hadamard_transform(values))
+    assert np.array_equal(values, before)

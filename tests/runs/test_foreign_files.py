@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -12,19 +13,22 @@ from safetensors.torch import save_file
 from fedseed import FedAvg, FeedSign
 from fedseed.errors import FedseedError, OrbitError, RecipeError
 from fedseed.models.adapters import LoRA, PromptTuning
+from fedseed.models.loading import load_model
 from fedseed.objectives.losses import CausalLM
-from fedseed.orbit import Header
+from fedseed.orbit import Header, Orbit
 from fedseed.orbit.header import AdapterStart
 from fedseed.orbit.replay import equip
 from fedseed.reports.log import Logged
 from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine, read_metrics
+from fedseed.runs.answers import read_answers
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.parties import read_names
 from fedseed.runs.recipe import read_recipe
 from fedseed.runs.store import OrbitStore, read_weights
 from fedseed.tasks.chats import chat_of
 from fedseed.tasks.data import ChatStyle
+from fedseed.tasks.files import read_text
 from fedseed.tasks.own import FilesTask
 from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import Layout, TensorEntry
@@ -149,6 +153,31 @@ def test_a_pipe_in_a_runs_folder_is_refused(tmp_path, name):
         RunFolder(tmp_path, resume=True)
 
 
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
+def test_a_link_to_a_device_is_refused_wherever_a_file_is_read(tmp_path, device):
+    """Reading it would never end."""
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").symlink_to(device)
+    with pytest.raises(RecipeError, match=r"model.base = .*config.json is no regular file"):
+        load_model(str(base))
+    (tmp_path / "tasks.txt").symlink_to(device)
+    with pytest.raises(RecipeError, match=r"tasks.txt: no regular file"):
+        read_text(tmp_path / "tasks.txt")
+    for name in ("recipe.toml", "model.orbit"):
+        folder = tmp_path / f"run-{name}"
+        folder.mkdir()
+        (folder / name).symlink_to(device)
+        with pytest.raises(FedseedError, match=rf"{name}: no regular file"):
+            RunFolder(folder, resume=True)
+    (tmp_path / "answers.jsonl").symlink_to(device)
+    with pytest.raises(FedseedError, match=r"answers.jsonl: no regular file"):
+        read_answers(tmp_path / "answers.jsonl")
+    (tmp_path / "a.orbit").symlink_to(device)
+    with pytest.raises(OrbitError, match=r"a.orbit: no regular file"):
+        Orbit.open(tmp_path / "a.orbit")
+
+
 @pytest.mark.parametrize("text", ["%s = 1", "[%s]", "a = {%s = 1}", '"b".%s = 1'])
 def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path, text):
     path = tmp_path / "recipe.toml"
@@ -264,6 +293,42 @@ def test_altered_figures_are_refused(problem, tmp_path, line, said, other):
             FedseedError, match=f"line {line} is not valid: it is not as it was written"
         ):
             act()
+
+
+def test_lines_that_stand_elsewhere_than_where_they_were_written_are_refused(problem, tmp_path):
+    """Another file's lines, lines that were left out or swapped, and another run's."""
+    run = tmp_path / "run"
+    going(problem, run, 3).run()
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    progress = RunFolder(tmp_path / "other")
+    for number in range(4):
+        progress.add_progress(RoundLine(number, taking_part=3, metrics={"loss": 1.0}))
+    progress.release()
+    altered = {
+        "line 1 of progress.jsonl": (tmp_path / "other" / "progress.jsonl").read_text(),
+        "line 3 of metrics.jsonl": "".join([*lines[:1], *lines[2:]]),
+        "line 2 of metrics.jsonl": "".join([lines[1], lines[0], *lines[2:]]),
+    }
+    for where, text in altered.items():
+        path.write_text(text)
+        for act in (
+            lambda: read_metrics(run),
+            lambda: going(problem, run, 4).run(resume=True, extend=True),
+        ):
+            with pytest.raises(FedseedError, match=f"it was written as {where}, and stands here"):
+                act()
+    # lines of an earlier fedseed, whose sums say nothing of a place
+    older = []
+    for line in lines:
+        table = {key: value for key, value in json.loads(line).items() if key != "sum"}
+        summed = {key: value for key, value in table.items() if key != "seconds"}
+        table["sum"] = f"{crc32(json.dumps(summed).encode()):08x}"
+        older.append(json.dumps(table) + "\n")
+    path.write_text("".join(older))
+    assert len(read_metrics(run)) == 4
+    going(problem, run, 4).run(resume=True, extend=True)
+    assert len(read_metrics(run)) == 5
 
 
 def test_altered_progress_is_refused(tmp_path):

@@ -141,6 +141,20 @@ def test_a_lora_on_a_librarys_base(method, quantization, base, data, tmp_path):
     assert torch.equal(logits(PeftModel.from_pretrained(plain, tmp_path / "adapter")), expected)
 
 
+def test_an_adapters_folder_is_tuned_on_with_its_base_quantised_as_it_was(base, data, tmp_path):
+    run(recipe("feedsign", base, data, quantization="int4", adapter=LORA), tmp_path / "first")
+    _, start = exported(tmp_path / "adapter", tmp_path / "first")
+    folder = str(tmp_path / "adapter")
+    for number, given in enumerate(({}, {"quantization": "int4"})):
+        summary = run(recipe("feedsign", folder, data, **given), tmp_path / str(number))
+        tuned = open_tuned(find_source(str(tmp_path / str(number))))
+        assert tuned.header.quantization == "int4"
+        assert tuned.facts.digest == summary["weights_digest"]
+        assert not torch.equal(logits(tuned.model), start)
+    with pytest.raises(RecipeError, match=r'"int8": the adapter in .* quantised as "int4"'):
+        build(recipe("feedsign", folder, data, quantization="int8"))
+
+
 def test_merging_is_refused_with_the_way_out_and_done_on_a_plain_base(base, data, tmp_path):
     from transformers import AutoModelForCausalLM
 

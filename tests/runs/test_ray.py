@@ -3,6 +3,14 @@ where actors die.
 """
 
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -102,3 +110,81 @@ def test_a_cluster_that_is_too_small_or_not_there_is_refused(address):
         Cluster("127.0.0.1:1", 1)
     done = fedseed("run", "words-feedsign", "--ray", "auto")
     assert done.returncode == 2 and "--workers" in done.stderr
+
+
+JOIN = """
+import os, sys
+from fedseed.actors import Cluster
+from fedseed.errors import FedseedError
+try:
+    notes = []
+    cluster = Cluster(sys.argv[1], 1, 1, notes.append)
+    print("joined", os.environ.get("RAY_AUTH_MODE"), notes)
+except FedseedError as error:
+    print("refused", error)
+"""
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """A cluster of a home that has a token: it asks for it. Its address, and the home."""
+    home, log = tmp_path / "home", tmp_path / "log.txt"
+    (home / ".ray").mkdir(parents=True)
+    (home / ".ray" / "auth_token").write_text("0123456789abcdef" * 2)
+    with socket.socket() as one, socket.socket() as other:
+        for free in (one, other):
+            free.bind(("127.0.0.1", 0))
+        port, client_port = (str(free.getsockname()[1]) for free in (one, other))
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    env["HOME"] = str(home)
+    command = [
+        Path(sys.executable).with_name("ray"),
+        "start",
+        "--head",
+        "--block",
+        *("--port", port, "--num-cpus", "1", "--include-dashboard", "false"),
+        # ports that the head's own is not among
+        *(
+            "--min-worker-port",
+            "0",
+            "--max-worker-port",
+            "0",
+            "--ray-client-server-port",
+            client_port,
+        ),
+        *("--disable-usage-stats", "--object-store-memory", "80000000"),
+    ]
+    with open(log, "w") as out:
+        head = subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True)
+    try:
+        while "Ray runtime started" not in log.read_text():
+            assert head.poll() is None, log.read_text()
+            time.sleep(0.2)
+        yield f"127.0.0.1:{port}", env
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            head.wait(30)
+        with suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGKILL)
+        head.wait()
+
+
+def test_a_cluster_that_asks_for_a_token_is_joined_or_named(guarded):
+    address, env = guarded
+
+    def said(**more):
+        words = [sys.executable, "-c", JOIN, address]
+        done = subprocess.run(
+            words, env={**env, **more}, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    joined = said()
+    assert joined.startswith("joined token")
+    # root may take Ray's 15 away; others are told
+    assert ("a niceness of 15" in joined) == (os.geteuid() != 0)
+    (Path(env["HOME"]) / ".ray" / "auth_token").unlink()
+    refused = said()
+    assert refused.startswith("refused") and "RAY_AUTH_MODE=token" in refused

@@ -10,7 +10,8 @@ from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.runs.folder import RunFolder, compare_recipes
 from fedseed.runs.keys import find_keys, keys_of, near_key
-from fedseed.runs.recipe import FederationSettings, Recipe, packaged_recipes, read_recipe
+from fedseed.runs.packaged import packaged_recipes
+from fedseed.runs.recipe import FederationSettings, Recipe, read_recipe
 from fedseed.tasks import CLOZE, MEZO
 from fedseed.text import flat
 from support.documents import ROOT

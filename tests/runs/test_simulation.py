@@ -75,6 +75,7 @@ def test_what_the_folder_holds(problem, tmp_path):
     names = {p.name for p in (tmp_path / "run").iterdir()}
     left = {
         "recipe.toml",
+        "data.json",
         "metrics.jsonl",
         "model.orbit",
         "summary.json",

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 
@@ -71,10 +72,10 @@ def test_own_data_has_every_form_that_files_have(form, tmp_path):
 
 
 def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
-    write_lines(tmp_path / "mine" / "a.jsonl", FORMS["prompt, completion"][:2])
-    write_lines(tmp_path / "mine" / "b.jsonl", FORMS["prompt, completion"][2:])
-    asked = write_lines(tmp_path / "mine" / "asked.jsonl", FORMS["prompt, response"])
-    whole = Loading(recipe(), ["south"], own=OwnData(tmp_path / "mine", asked)).data
+    write_lines(tmp_path / "south" / "a.jsonl", FORMS["prompt, completion"][:2])
+    write_lines(tmp_path / "south" / "b.jsonl", FORMS["prompt, completion"][2:])
+    asked = write_lines(tmp_path / "south" / "asked.jsonl", FORMS["prompt, response"])
+    whole = Loading(recipe(), ["south"], own=OwnData(tmp_path / "south", asked)).data
     assert len(whole.clients[0].examples) == 4 and len(whole.evaluation[""]) == 4
     (tmp_path / "mine.csv").write_text("prompt,response\nx, 1\ny, 2\n")
     assert (
@@ -85,7 +86,7 @@ def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
         )
         == 1
     )
-    more = OwnData(tmp_path / "mine" / "a.jsonl", evaluation=0.0)
+    more = OwnData(tmp_path / "south" / "a.jsonl", evaluation=0.0)
     assert Loading(recipe(), ["south"], own=more).data.evaluation == {"": []}
     # of several clients in a process each has its file
     folder = write_clients(
@@ -96,6 +97,41 @@ def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
         ("north", 3),
         ("south", 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "said"),
+    [
+        ("north", ["nroth", "south"], "but nroth: is that the one? It has nroth, south"),
+        ("north", ["North", "south"], "but North: is that the one?"),
+        ("north", ["south"], "it has south"),  # the only file is somebody else's, too
+        ("Zürich", [normalize("NFD", "Zürich"), "Bern"], r"(NFD there, NFC here): rename it"),
+        (normalize("NFD", "Zürich"), ["Zürich"], r"(NFC there, NFD here): rename it"),
+        ("north", ["south/a", "east/a"], "it has east, south"),
+    ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_folder_without_a_file_of_the_clients_name_is_refused(name, files, said, alone, tmp_path):
+    for file in files:
+        write_lines(tmp_path / "sites" / f"{file}.jsonl", FORMS["prompt, completion"])
+    settings = Recipe.model_validate(
+        {
+            "rounds": 1,
+            "task": {"name": "files"},
+            "method": {"name": "feedsign"},
+            "federation": {"clients": [name, "other"]},
+        }
+    )
+    with pytest.raises(RecipeError) as error:
+        if alone:
+            Loading(settings, [name], own=OwnData(tmp_path / "sites"))
+        else:
+            settings.task.load_own(name, OwnData(tmp_path / "sites"), alone=False)
+    assert said in str(error.value) and "Nobody else's file is taken" in str(error.value)
+    write_lines(tmp_path / "sites" / f"{name}.jsonl", FORMS["instruction"])
+    if "/" not in files[0]:
+        mine = Loading(settings, [name], own=OwnData(tmp_path / "sites")).data
+        assert {example.response for example in mine.clients[0].examples} < set("0123")
 
 
 @pytest.mark.parametrize(

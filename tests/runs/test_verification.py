@@ -242,8 +242,19 @@ def test_the_command_says_what_was_forged(tmp_path):
         "verify", "run", "--client", "client-0[12]", "--sample", "2", "--json", cwd=tmp_path
     )
     assert right.returncode == 0 and len(json.loads(right.stdout)["checked"]) == 4, right.stderr
+    log = tmp_path / "run" / "model.orbit"
+    whole, orbit = log.read_bytes(), Orbit.open(log)
+    steps = [replace(step, digest=NO_DIGEST) for step in orbit.records[:2]]
+    write_orbit(log, orbit.start, packed(orbit.header.method, steps))
+    cut = fedseed("verify", "run", "--client", "client-01", cwd=tmp_path)
+    assert cut.returncode == 1 and "the log ends at step 2, and " in cut.stderr
+    log.write_bytes(whole)
     file = tmp_path / "run" / "answers.jsonl"
     lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:2], *lines[3:]]) + "\n")
+    unknown = fedseed("verify", "run", "--client", "client-01", cwd=tmp_path)
+    assert unknown.returncode == 1 and "2 of 3 steps follow" in unknown.stdout
+    assert "can't be judged: no answers are on record: rounds 2" in unknown.stdout
     table = json.loads(lines[2])
     table["answers"]["0"], table["answers"]["1"] = table["answers"]["1"], table["answers"]["0"]
     file.write_text("\n".join([*lines[:2], json.dumps(table), *lines[3:]]) + "\n")

@@ -8,13 +8,18 @@ import contextlib
 import io
 import os
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 from unittest import mock
 
 
 def fedseed(*words, cwd=None):
     """`fedseed WORDS` in this process: its exit code and what it says."""
-    from fedseed.cli import app, main  # noqa: F401  (app: so that the modules are there whose consoles are exchanged)
+    from fedseed.cli import app, main
+
+    # so that the modules are there whose consoles are exchanged
+    for command in app.OWN.values():
+        import_module(f"fedseed.cli.{command.module}")
 
     said, errors = io.StringIO(), io.StringIO()
     code, before = 0, os.getcwd()  # noqa: PTH109

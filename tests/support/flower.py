@@ -64,7 +64,8 @@ class Grid:
         self.run_config = run_config or {}
         self.processes = processes
         self.answered = []  # kinds of messages, by node
-        # a test's own: before a message is answered; an error's text, or "lost"
+        # a test's own: before a message is answered; an error's text, or its code and text,
+        # or "lost"
         self.at = lambda node, message: None
         # what a node that lies says in place of what it would say
         self.changed = lambda node, table: table
@@ -96,7 +97,8 @@ class Grid:
             return
         self.answered.append((node.number, message.metadata.message_type))
         if failure:
-            self._replies[identity] = Message(Error(0, failure), reply_to=message)
+            code, text = failure if isinstance(failure, tuple) else (0, failure)
+            self._replies[identity] = Message(Error(code, text), reply_to=message)
             return
         if self.processes:
             client._SITES.clear()

@@ -8,10 +8,15 @@ import gc
 import sys
 from pathlib import Path
 
+import dp_accounting.pld.privacy_loss_distribution  # noqa: F401
 import numpy as np
 import pytest  # noqa: F401
 
-import fedseed.cli.app
+import fedseed.cli.looking
+import fedseed.cli.network
+import fedseed.cli.orbit
+import fedseed.cli.results
+import fedseed.cli.running
 import fedseed.reports.plots
 import fedseed.reports.tables
 import fedseed.runs.assembly  # noqa: F401

@@ -15,9 +15,11 @@ from fedseed.tasks.metrics import (
     exact_match,
     f1,
     final_number,
+    keeps_accents,
     last_number,
     normalised,
     rouge_l,
+    share_of_accents,
 )
 
 # Latin letters with and without accents, digits, punctuation, symbols: all that text in Latin
@@ -32,10 +34,39 @@ LATIN = st.text(
 
 
 @settings(max_examples=50, deadline=None)
-@given(LATIN, LATIN)
-def test_rouge_l_of_latin_text_is_rouge_scores_own(said, right):
+@given(LATIN, st.text(st.characters(codec="ascii"), max_size=60))
+def test_rouge_l_to_ascii_answers_is_rouge_scores_own(said, right):
     own = RougeScorer(["rougeL"], use_stemmer=False).score(right, said)["rougeL"].fmeasure
     assert rouge_l([said], [[right]]) == pytest.approx(100 * own)
+
+
+def test_answers_with_accents_are_compared_with_them():
+    assert rouge_l(["Böder"], [["Bäder"]]) == 0.0
+    assert rouge_l(["die BÄDER"], [["die Bäder"]]) == 100.0
+    assert rouge_l(["die Ba\u0308der"], [["die Bäder"]]) == 100.0  # two characters for ä
+    assert rouge_l(["la forêt est belle"], [["la forêt est grande"]]) == pytest.approx(75.0)
+
+
+def test_a_name_in_english_answers_changes_no_score():
+    answers = ["the cafe in the old town is open"] * 30
+    own = RougeScorer(["rougeL"], use_stemmer=False)
+    for texts, accents in ((answers, False), ([*answers, "café"], False), (["ein Café"], True)):
+        assert keeps_accents(texts) == accents
+        said = [text.replace("open", "closed").replace("fé", "fe") for text in texts]
+        if not accents:
+            expected = [
+                own.score(right, one)["rougeL"].fmeasure
+                for right, one in zip(texts, said, strict=True)
+            ]
+            found = rouge_l(said, [[text] for text in texts])
+            assert found == 100.0 * sum(expected) / len(expected)
+    assert share_of_accents(["Zażółć gęślą jaźń", "ok"]) == 0.75
+    assert share_of_accents(["東京", "42", ""]) == 0.0
+
+
+@given(st.text(st.characters(codec="ascii"), max_size=60))
+def test_tokens_of_ascii_text_are_the_same_either_way(text):
+    assert RougeTokens(accents=True).tokenize(text) == RougeTokens().tokenize(text)
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ WRONG = [
     ),
     (
         ['{"text": "t", "label": 0.5}'],
-        r'line 1: "label" = 0.5: text or a whole number or true or false is expected',
+        r'line 1: "label" = 0.5: a number with a fraction is a score, not a class; if it is one',
     ),
 ]
 

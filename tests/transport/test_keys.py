@@ -125,6 +125,10 @@ def test_runs_hosts_ports_and_folders_stay_out_of_the_configuration(tmp_path):
     for run in ("a\nb", "a\r}", "a b", "a.>", "", "a.b", "a--b", "-a", "a-", "a*", ">", "ä"):
         with pytest.raises(RecipeError, match="run name"):
             make(run, tmp_path / "keys", ["a"], ["h"], 4222)
+    for days in (-1, 0, 36_501, 100_000_000):
+        with pytest.raises(RecipeError, match=rf"--days {days}: from 1 to 36500"):
+            make("mine", tmp_path / "none", ["north"], ["localhost"], 4222, days=days)
+    assert not (tmp_path / "none").exists()
     with pytest.raises(RecipeError, match="--port 0"):
         make("run", tmp_path / "keys", ["a"], ["h"], 0)
     with pytest.raises(RecipeError, match="without quotes"):

@@ -32,6 +32,22 @@ def padded(part: Part) -> Part:
     return [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in part]
 
 
+@dataclass(frozen=True)
+class Noise:
+    """Rounding that is put on a round's sums on purpose.
+
+    A verification asks with it what another processor may have made of the same vectors.
+
+    Args:
+        offset: how far each entry of the outcome is moved, as a share of the magnitudes of the
+            terms that it is a sum of; the sign says which way.
+        seed: draws the rounding of the products of two vectors; None: they stay as they are.
+    """
+
+    offset: float
+    seed: int | None = None
+
+
 @dataclass
 class Past:
     """Says what a rule may know besides a round's vectors."""
@@ -42,6 +58,7 @@ class Past:
     outcome: Sequence[NDArray[np.floating[Any]]] | None = None
     # this round's outcome, which the rule leaves here if it remembers it
     next: list[NDArray[np.float32]] = field(default_factory=list)
+    noise: Noise | None = None  # None: the outcome as this processor makes it
 
 
 class AggregationRule(BaseModel, ABC):
@@ -120,7 +137,12 @@ class AggregationRule(BaseModel, ABC):
             past: what else is known, and where a rule that remembers leaves its outcome.
         """
         for part in parts:
-            yield self.combine([np.asarray(vector, dtype=np.float64) for vector in part], weights)
+            vectors = [np.asarray(vector, dtype=np.float64) for vector in part]
+            outcome = self.combine(vectors, weights)
+            if past.noise is not None:
+                # of a rule of somebody else's it is not known which terms it adds up
+                outcome = outcome + past.noise.offset * np.mean(np.abs(vectors), axis=0)
+            yield outcome
 
 
 def check_vectors(vectors: Part, weights: Sequence[float]) -> None:

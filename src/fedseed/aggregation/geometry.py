@@ -32,6 +32,11 @@ Matrix = NDArray[np.float64]
 AT_A_TIME = 1 << 21  # numbers in double precision: 16 MiB
 # a squared distance this far below the squared lengths is what rounding leaves of nothing
 ROUNDING = 1e-12
+# how far off a product of two vectors may be on another processor, as a share of their lengths'
+# product: sums of 2^24 terms that are added up in another order and are off by 2^-53 each are off
+# by the root of their number times that
+PRODUCT_ROUNDING = 2.0**-41
+EXACT = 2.0**53  # whole numbers below it add up without rounding
 
 
 def columns(part: Part) -> Iterator[Matrix]:
@@ -52,6 +57,21 @@ def gram_of(parts: Iterable[Part], n: int) -> Matrix:
         for points in columns(part):
             total += points @ points.T
     return total
+
+
+def with_rounding(gram: Matrix, seed: int) -> Matrix:
+    """Returns products as another processor may find them; those of whole numbers as they are.
+
+    Args:
+        gram: all products of two vectors, (n, n).
+        seed: draws how far each is off.
+    """
+    if np.array_equal(gram, np.rint(gram)) and np.abs(gram).max(initial=0.0) < EXACT:
+        return gram
+    drawn = np.random.default_rng(seed).uniform(-PRODUCT_ROUNDING, PRODUCT_ROUNDING, gram.shape)
+    drawn = np.triu(drawn) + np.triu(drawn, 1).T  # a product is the same in either order
+    found = lengths(gram)
+    return gram + drawn * np.outer(found, found)
 
 
 def applied(mixing: Matrix, points: Matrix) -> Matrix:

@@ -12,6 +12,7 @@ from fedseed.aggregation.base import AggregationRule, Part, Past, Vector, check_
 from fedseed.aggregation.geometry import Matrix, distances_to
 from fedseed.aggregation.robust import Entrywise, Geometric
 
+IN_CACHE = 1 << 14  # entries that are added up for all clients before the next ones
 _STILL = 1e-12  # the iteration ends when no coefficient changes by more
 
 
@@ -32,8 +33,13 @@ class Mean(AggregationRule):
     def combine(self, vectors: Part, weights: Sequence[float]) -> Vector:
         check_vectors(vectors, weights)
         total = np.zeros(len(vectors[0]))
-        for vector, weight in zip(vectors, weights, strict=True):
-            total += weight * np.asarray(vector, dtype=np.float64)
+        room = np.empty(min(IN_CACHE, len(total)))
+        for lo in range(0, len(total), IN_CACHE):
+            part = total[lo : lo + IN_CACHE]
+            product = room[: len(part)]
+            for vector, weight in zip(vectors, weights, strict=True):
+                np.multiply(vector[lo : lo + IN_CACHE], weight, out=product, dtype=np.float64)
+                part += product
         return total
 
     def combine_parts(

@@ -17,7 +17,7 @@ find other last bits. Nobody else computes them: everybody reads what the coordi
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +41,18 @@ from fedseed.aggregation.geometry import (
     gram_of,
     mixed,
     nearest_neighbours,
+    with_rounding,
 )
 
 Before = Literal["nearest-neighbours", "bucketing", "arc"]
+
+
+class Outcome(NamedTuple):
+    """Two functions of some entries of all vectors, (n, m)."""
+
+    values: Callable[[Matrix], Vector]  # the outcome's entries
+    # the magnitudes of the terms that each is a sum of, for its rounding
+    magnitudes: Callable[[Matrix], Vector]
 
 
 class Robust(AggregationRule):
@@ -97,10 +106,8 @@ class Robust(AggregationRule):
         return any(step != "bucketing" for step in self.before)
 
     @abstractmethod
-    def _outcome(
-        self, gram: Matrix | None, mixing: Matrix, past: bool
-    ) -> Callable[[Matrix], Vector]:
-        """Returns a function from some entries of all vectors, (n, m), to those of the outcome.
+    def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Outcome:
+        """Returns how the outcome's entries follow from those of all vectors.
 
         With `past` the last vector is the last round's outcome. The products are None if the rule
         needs none.
@@ -127,13 +134,20 @@ class Robust(AggregationRule):
                 lambda: (padded((*part, last)) for part, last in zip(parts, known, strict=True))
             )
         gram = gram_of(with_past, n + (known is not None)) if self.geometric else None
+        noise = past.noise
+        if gram is not None and noise is not None and noise.seed is not None:
+            gram = with_rounding(gram, noise.seed)
         mixing = self._mixing(gram, n, past)
-        make = self._outcome(gram, mixing, known is not None)
+        made = self._outcome(gram, mixing, known is not None)
         past.next = []
         for part in with_past:
             outcome, at = np.empty(len(part[0])), 0
             for points in columns(part):
-                outcome[at : (at := at + points.shape[1])] = make(points)
+                entries = made.values(points)
+                if noise is not None:
+                    entries = entries + noise.offset * made.magnitudes(points)
+                outcome[at : at + len(entries)] = entries
+                at += len(entries)
             if self.remembers:
                 past.next.append(outcome.astype(np.float32))
             yield outcome
@@ -159,10 +173,14 @@ class Entrywise(Robust):
     def entries(self, points: Matrix) -> Vector:
         """Returns the outcome's entries from the vectors', (n, m)."""
 
-    def _outcome(
-        self, gram: Matrix | None, mixing: Matrix, past: bool
-    ) -> Callable[[Matrix], Vector]:
-        return lambda points: self.entries(applied(mixing, points))
+    def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Outcome:
+        def magnitudes(points: Matrix) -> Vector:
+            # sums of whole numbers that nothing was done to are exact
+            if not self.before and np.array_equal(points, np.rint(points)):
+                return np.zeros(points.shape[1])
+            return self.entries(applied(np.abs(mixing), np.abs(points)))
+
+        return Outcome(lambda points: self.entries(applied(mixing, points)), magnitudes)
 
 
 class Geometric(Robust):
@@ -184,12 +202,12 @@ class Geometric(Robust):
             past: whether that is one of the vectors.
         """
 
-    def _outcome(
-        self, gram: Matrix | None, mixing: Matrix, past: bool
-    ) -> Callable[[Matrix], Vector]:
+    def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Outcome:
         assert gram is not None
         whole = np.pad(mixing, (0, int(past)))
         if past:  # the last outcome stays as it is
             whole[-1, -1] = 1.0
         shares = self.coefficients(mixed(whole, gram), past) @ whole
-        return lambda points: shares @ points
+        return Outcome(
+            lambda points: shares @ points, lambda points: np.abs(shares) @ np.abs(points)
+        )

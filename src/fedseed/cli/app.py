@@ -1,66 +1,204 @@
 """The command line.
 
 Exit codes: 0 done; 2 the command line or the recipe is wrong; 1 anything else.
+
+What a command needs is imported when it is asked for: the list of commands is a table of names and
+first lines, so that `fedseed --help` imports no command, no recipe and no NumPy.
 """
 
-import json
 import os
 import sys
-import traceback
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
-from fedseed.cli import looking, network, results
-from fedseed.cli.common import (
-    ReadingForDevice,
-    RecipeArgument,
-    Running,
-    Telling,
-    answer,
-    grouped,
-    interruptible,
-    say,
-)
-from fedseed.cli.orbit import app as orbit_app
-from fedseed.errors import PAPERS, FedseedError, RecipeError, plural, to_install
-from fedseed.experiments import sweeps
-from fedseed.processes import COMMAND, alone, warm
+from fedseed.cli.waiting import waiting
+from fedseed.errors import PAPERS, FedseedError, RecipeError, to_install
+from fedseed.processes import COMMAND, alone
 from fedseed.registry import COMMANDS
-from fedseed.reports.comparison import Compared, results_sheet
-from fedseed.reports.progress import Shown
-from fedseed.text import clean
+from fedseed.threads import let_waiting_threads_sleep
 
-# Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it
-# spins on and on, which on a machine that is busy with something else makes short operations ten
-# times slower; sleeping at once makes them twice as slow on a free one. Must be set before torch is
-# imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+let_waiting_threads_sleep()  # before anything can import torch
 
 TRAINING_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "llvmlite", "rouge_score")
+LISTING = "fedseed.listing"  # in a context's `meta` while the help of all commands is written
 
-IN_PAPERS = ("audit", "reproduce")  # commands of the package fedseed-papers
+
+class Command(NamedTuple):
+    """A command of fedseed's own, as the list of commands shows it."""
+
+    group: str  # its panel in the list
+    module: str  # in fedseed.cli
+    function: str  # or the `typer.Typer` of a group of commands
+    about: str  # the first paragraph of its own help
 
 
-class InstalledCommands(TyperGroup):
+# in the order of the list; tests/cli/test_start.py compares each with what the command itself says
+OWN: dict[str, Command] = {
+    "new": Command(
+        "Begin",
+        "looking",
+        "new",
+        "Write a commented recipe and a folder with example data, to begin with.",
+    ),
+    "tune-rate": Command(
+        "Begin",
+        "running",
+        "tune_rate",
+        "Find the learning rate by few short runs, judged on validation examples: a tenth of the "
+        "run's passes.",
+    ),
+    "run": Command(
+        "Begin",
+        "running",
+        "run",
+        "Run a federation on this machine: in this process, or with --workers in several.",
+    ),
+    "evaluate": Command(
+        "Begin",
+        "results",
+        "evaluate",
+        "Measure a model on held-out examples: those of its run's recipe, or of another recipe "
+        "or task.",
+    ),
+    "generate": Command(
+        "Begin",
+        "results",
+        "generate",
+        "Let a model write: after a prompt, for each line of a file, or in a conversation "
+        "(--chat).",
+    ),
+    "export": Command(
+        "Begin",
+        "results",
+        "export",
+        "Write the tuned model as a folder that transformers loads (an adapter: peft), with "
+        "tokenizer and model card.",
+    ),
+    "serve-model": Command(
+        "Begin",
+        "results",
+        "serve_model",
+        "Serve the models of many orbits on one base in memory, as OpenAI's interface has it.",
+    ),
+    "keys": Command(
+        "Federate",
+        "network",
+        "keys",
+        "Make NKEYs, a certificate and a nats-server configuration: TLS, and each client its own "
+        "subjects only.",
+    ),
+    "serve": Command(
+        "Federate",
+        "network",
+        "serve",
+        "Coordinate a federation over NATS; start it again to go on after an interruption.",
+    ),
+    "join": Command(
+        "Federate",
+        "network",
+        "join",
+        "Take part in a federation over NATS, for one client or many.",
+    ),
+    "status": Command(
+        "Federate",
+        "network",
+        "status",
+        "Say how a run over NATS is going: round, clients, bytes, loss, what was refused.",
+    ),
+    "verify": Command(
+        "Federate",
+        "network",
+        "verify",
+        "Compute again what a run's record says that a client has sent, from its own data.",
+    ),
+    "list": Command("Plan", "looking", "list_", "List what there is, and where it comes from."),
+    "explain": Command(
+        "Plan",
+        "looking",
+        "explain",
+        "Say what a recipe's key means: type, default, and which methods or tasks have it.",
+    ),
+    "preview": Command(
+        "Plan",
+        "looking",
+        "preview",
+        "Show examples as tokens, what counts for the loss, what is cut.",
+    ),
+    "partition": Command(
+        "Plan",
+        "looking",
+        "partition",
+        "Say who holds what: each client's examples by label. Needs the data, no model.",
+    ),
+    "bench": Command(
+        "Plan",
+        "looking",
+        "bench",
+        "Say what a recipe will cost on this machine: seconds by phase, bytes and memory, from "
+        "one round of it.",
+    ),
+    "report": Command(
+        "Look",
+        "results",
+        "report",
+        "Write a page about a run, or about several side by side: one file, to be opened or sent "
+        "to somebody.",
+    ),
+    "compare": Command(
+        "Look", "running", "compare", "Run several recipes and lay the results side by side."
+    ),
+    "orbit": Command(
+        "Orbits", "orbit", "app", "Look at, check, replay, cut, compare and sign orbits."
+    ),
+}
+# those of the package fedseed-papers, whose modules are not imported to list them either
+IN_PAPERS = {
+    "audit": "Attack a recipe's own runs: does the model remember an example, do messages give one "
+    "away?",
+    "reproduce": "Make figures and tables of the papers again: data, picture or table, and a page "
+    "with a verdict on each claim.",
+}
+
+
+class Commands(TyperGroup):
     """fedseed's own commands and those of other packages; an entry point names a `typer.Typer`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *sorted(entry_points(group=COMMANDS).names)]
+        return [*OWN, *sorted(entry_points(group=COMMANDS).names)]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the list of commands from the table: none of them is imported."""
+        ctx.meta[LISTING] = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            del ctx.meta[LISTING]
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Returns completions of a command's name, from the table, too."""
+        ctx.meta[LISTING] = True
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            del ctx.meta[LISTING]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a command; a package is imported only when one of its commands is asked for."""
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
-            return own
+        """Returns a command; its module is imported when the command is asked for, not to be
+        listed.
+        """
+        if cmd_name in OWN:
+            if LISTING in ctx.meta:
+                return _listed(cmd_name, OWN[cmd_name].about, OWN[cmd_name].group)
+            return load_command(cmd_name)
         for point in entry_points(group=COMMANDS, name=cmd_name):
             if find_spec(point.module.partition(".")[0]) is not None:
+                if LISTING in ctx.meta and IN_PAPERS.get(cmd_name):
+                    return _listed(cmd_name, IN_PAPERS[cmd_name], "Papers")
                 found: Any = typer.main.get_command(point.load())
                 found.name, found.rich_help_panel = cmd_name, "Papers"
                 return found
@@ -71,8 +209,35 @@ class InstalledCommands(TyperGroup):
         return None
 
 
+def load_command(name: str) -> Any:
+    """Import one of fedseed's own commands and return it as typer has it.
+
+    Args:
+        name: its name on the command line.
+    """
+    own = OWN[name]
+    with waiting(f"fedseed {name}"):
+        thing = getattr(import_module(f"fedseed.cli.{own.module}"), own.function)
+    if not isinstance(thing, typer.Typer):
+        single = typer.Typer(add_completion=False)
+        single.command(name)(thing)
+        thing = single
+    made: Any = typer.main.get_command(thing)
+    made.name, made.rich_help_panel = name, own.group
+    return made
+
+
+def _listed(name: str, about: str, group: str) -> Any:
+    """Returns a command that can do nothing but stand in the list."""
+    app = typer.Typer(add_completion=False)
+    app.command(name, help=about)(lambda: None)
+    made: Any = typer.main.get_command(app)
+    made.rich_help_panel = group
+    return made
+
+
 app = typer.Typer(
-    cls=InstalledCommands,
+    cls=Commands,
     help="Federated tuning of all parameters of a model with seeds and scalars on the wire.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -110,180 +275,6 @@ def options(
 _debug = False
 
 
-@grouped
-def run(
-    recipe: RecipeArgument,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")
-    ] = False,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            "--rounds",
-            min=1,
-            help="How many rounds. With --resume, a finished run goes on to so many.",
-        ),
-    ] = None,
-    *,
-    reading: ReadingForDevice,
-    running: Running,
-    telling: Telling,
-) -> None:
-    """Run a federation on this machine: in this process, or with --workers in several."""
-    shown = telling.screen()
-    folder = out or Path("runs") / Path(recipe).stem
-    _check_no_sweep(recipe)
-    checked = reading.read(recipe, *([] if rounds is None else [f"rounds={rounds}"]), here=True)
-    if running.ray is not None and running.workers is None:
-        raise RecipeError("--ray: say by --workers how many processes the cluster is to have")
-    with interruptible("--resume"):
-        if running.workers is not None:
-            alone("--workers")
-            if running.ray is None:
-                warm()
-        from fedseed.runs.assembly import build  # torch from here on
-
-        how = running.workers, running.threads
-        federation = build(checked, folder, Shown(shown), *how, resume=resume, ray=running.ray)
-        summary = federation.run(resume, extend=resume and rounds is not None).summary
-    results_sheet("", [Compared(summary["method"], [summary])], brief=True).show(shown)
-    for line in network.by_client(summary):
-        say(line, shown)
-    shown.print(f"Files: {folder}")
-    if telling.as_json:
-        answer({**summary, "folder": str(folder)})
-
-
-@grouped
-def tune_rate(
-    recipe: RecipeArgument,
-    *,
-    reading: ReadingForDevice,
-    telling: Telling,
-    share: Annotated[
-        float, typer.Option(min=0.1, max=20, help="Passes, in runs; from 1 on: whole runs, too.")
-    ] = 0.1,
-) -> None:
-    """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's
-    passes.
-    """
-    checked, shown = reading.read(recipe, here=True), telling.screen()
-    from fedseed.runs.rates import find_rate
-
-    found = find_rate(checked, say=lambda text: say(text, shown), share=share)
-    say(f"{found.passes:,} passes, {found.passes / found.whole:.1%} of the run's", shown)
-    say(f"--set {found.key}={found.rate:g}", shown)
-    if telling.as_json:
-        answer(asdict(found))
-
-
-@dataclass(frozen=True)
-class Swept:
-    """What `compare` takes beside recipes: seeds, grids, ablations, runs at a time."""
-
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds, such as 1,2,3: means and deviations.")
-    ] = None
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(help="Values to choose from on validation data: key=value,value, repeatable."),
-    ] = None
-    each: Annotated[
-        list[str] | None,
-        typer.Option(help="Values to show side by side, a line each: key=value,value, repeatable."),
-    ] = None
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")
-    ] = 1
-
-
-@grouped
-def compare(
-    recipes: Annotated[
-        list[str], typer.Argument(help="Recipes, each a line of the tables, or one sweep.")
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there."),
-    ],
-    *,
-    swept: Swept,
-    reading: ReadingForDevice,
-    running: Running,
-    telling: Telling,
-) -> None:
-    """Run several recipes and lay the results side by side.
-
-    Over seeds and grids of settings, too.
-    """
-    shown = telling.screen()
-    file = sweeps.find_sweep(recipes[0]) if len(recipes) == 1 else None
-    for recipe in recipes if file is None else ():
-        _check_no_sweep(recipe)
-    seeds = None if swept.seeds is None else sweeps.parse_seeds(swept.seeds)
-    grid, each = dict(map(sweeps.parse_grid, swept.grid or [])), {}
-    for text in swept.each or []:
-        key, each[key] = sweeps.parse_grid(text, "--each")
-    how = sweeps.How(
-        swept.jobs,
-        reading.plugins,
-        reading.trust_plugins,
-        running.workers,
-        running.threads,
-        running.ray,
-    )
-    with interruptible():
-        sweep = sweeps.made_sweep(file, recipes, reading.changes, seeds, grid, each)
-        done = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how).run()
-        said = sweeps.write_results(sweep, done, out)
-        first, *others = sweeps.sheets(sweep, done, brief=True)
-        first.show(shown)
-        for line in said:
-            say(line, shown)
-        for sheet in others:
-            shown.print()
-            sheet.show(shown)
-        say(f"Tables, page and picture: {out}/compare.txt, .md, .json, .html, .png", shown)
-        if failed := sum(len(line.failed) for line in done):
-            raise FedseedError(
-                f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why"
-            )
-    if telling.as_json:
-        answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
-
-
-def _check_no_sweep(recipe: str) -> None:
-    """Raises RecipeError for a sweep where one recipe is wanted."""
-    if sweeps.find_sweep(recipe) is not None:
-        raise RecipeError(
-            f"{recipe} is a sweep of several runs: fedseed compare {recipe} --out FOLDER"
-        )
-
-
-GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Begin": (
-        looking.new,
-        tune_rate,
-        run,
-        results.evaluate,
-        results.generate,
-        results.export,
-        results.serve_model,
-    ),
-    "Federate": (network.keys, network.serve, network.join, network.status, network.verify),
-    "Plan": (looking.list_, looking.explain, looking.preview, looking.partition, looking.bench),
-    "Look": (results.report, compare),
-}
-for group, commands in GROUPS.items():
-    for command in commands:
-        name = command.__name__.rstrip("_").replace("_", "-")
-        app.command(name, rich_help_panel=group)(command)
-app.add_typer(orbit_app, name="orbit", rich_help_panel="Orbits")
-
-
 def main() -> None:
     """Runs the command line; errors become one line and an exit code."""
     os.environ[COMMAND] = "1"
@@ -313,7 +304,11 @@ def main() -> None:
 
 def _fail(error: Exception, code: int) -> None:
     if _debug:
+        import traceback
+
         traceback.print_exc()
     else:
+        from fedseed.text import clean
+
         print(f"fedseed: {clean(' '.join(str(error).split()))}", file=sys.stderr)
     sys.exit(code)

@@ -13,16 +13,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedseed.cli.waiting import waiting
 from fedseed.errors import RecipeError, plural
 from fedseed.registry import load_plugin
 from fedseed.reports.progress import Screen
-from fedseed.runs.recipe import Recipe, read_recipe
+
+if TYPE_CHECKING:
+    from fedseed.runs.recipe import Recipe
 
 console = Screen()
 
@@ -89,7 +92,7 @@ class Reading:
         """Returns files and modules to load first."""
         return self.plugin or []
 
-    def read(self, recipe: str, *more: str, here: bool = False) -> Recipe:
+    def read(self, recipe: str, *more: str, here: bool = False) -> "Recipe":
         """Returns a recipe with all changes, and some more. Raises RecipeError.
 
         Args:
@@ -98,9 +101,12 @@ class Reading:
             here: raise it also if the data or the base is not there: at once, before torch is
                 imported.
         """
-        checked = read_recipe(recipe, [*self.changes, *more], self.plugins, self.trust_plugins)
-        if here and not checked.of_parties:
-            checked.task.client_names()
+        with waiting(f"reading {recipe}"):
+            from fedseed.runs.recipe import read_recipe
+
+            checked = read_recipe(recipe, [*self.changes, *more], self.plugins, self.trust_plugins)
+            if here and not checked.of_parties:
+                checked.task.client_names()
         base = checked.model.base
         if here and base.startswith((".", "/", "~")) and not Path(base).expanduser().is_dir():
             raise RecipeError(

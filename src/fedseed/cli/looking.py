@@ -3,11 +3,12 @@ before a run.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -25,14 +26,9 @@ from fedseed.cli.common import (
     grouped,
     say,
 )
+from fedseed.cli.waiting import waiting
 from fedseed.errors import FedseedError, RecipeError, StorageError
-from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
-from fedseed.extension import REGISTRIES
-from fedseed.models import PACKAGED
-from fedseed.randomness import BASES
-from fedseed.reports.partition import partition_statistics, partition_table
-from fedseed.runs.keys import find_keys, keys_of, near_key
-from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
+from fedseed.registry import Registry
 
 LISTED = Literal[
     "methods",
@@ -113,7 +109,11 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a recipe's key means: type, default, and which methods or tasks have it."""
-    keys = keys_of(Recipe)
+    with waiting("reading the keys of recipes"):
+        from fedseed.runs.keys import find_keys, keys_of, near_key
+        from fedseed.runs.recipe import Recipe
+
+        keys = keys_of(Recipe)
     found = find_keys(keys, key)
     if not found:
         hint = near_key(keys, key)
@@ -155,9 +155,10 @@ def preview(
     Needs the data and the tokenizer, no weights.
     """
     checked = reading.read(recipe, here=True)
-    from fedseed.runs.preview import preview as look  # torch from here on
+    with waiting("making tokens of the examples"):
+        from fedseed.runs.preview import preview as look  # torch from here on
 
-    found, notes = look(checked, client, examples)
+        found, notes = look(checked, client, examples)
     for line in notes:
         say(line)
     for shown in found:
@@ -217,11 +218,12 @@ def bench(
     round of it.
     """
     shown, checked = Telling(as_json).screen(), reading.read(recipe, here=not memory_only)
-    # torch from here on
-    from fedseed.experiments.bench import cost_table, fits, measure, memory_table, reckon
-    from fedseed.models.loading import has_weights
+    with waiting("reckoning the memory"):
+        # torch from here on
+        from fedseed.experiments.bench import cost_table, fits, measure, memory_table, reckon
+        from fedseed.models.loading import has_weights
 
-    memory = reckon(checked, tokens)
+        memory = reckon(checked, tokens)
     enough, said = fits(memory, checked.model.device)
     shown.print(*memory_table(memory), said, sep="\n", highlight=False)
     untimed, cost = None, None
@@ -255,8 +257,11 @@ def partition(
     task = reading.read(recipe).task
     if out is not None and out.suffix != ".png":
         raise RecipeError(f"--out {out}: the picture is a .png file")
-    data = task.load()
-    held = partition_statistics(data)
+    with waiting("reading the data"):
+        from fedseed.reports.partition import partition_statistics, partition_table
+
+        data = task.load()
+        held = partition_statistics(data)
     shown = Telling(as_json).screen()
     shown.print(*partition_table(held), *data.notes, sep="\n", highlight=False)
     if out is not None:
@@ -306,21 +311,67 @@ def list_(
 
 
 def _listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Returns rows of texts, and a line for each entry point that is broken."""
-    if what == "bases":
-        return list(BASES.items()), []
-    if what == "models":
-        return [(name, about, "comes with fedseed") for name, about in PACKAGED.items()], []
-    if what == "keys":
-        return [(key.key, key.kind, key.default, ", ".join(key.of)) for key in keys_of(Recipe)], []
-    if what == "sweeps":
-        return [(name, read_sweep(path).title) for name, path in packaged_sweeps().items()], []
-    if what == "recipes":
-        return [(name, read_recipe(name).title) for name in packaged_recipes()], []
-    registry = REGISTRIES[what]
-    rows: list[tuple[str, ...]] = []
-    # what it says of itself, or the first line of its docstring
-    for name, thing, origin in registry.entries():
-        about = getattr(thing, "about", None) or (thing.__doc__ or "").strip().partition("\n")[0]
-        rows.append((name, str(about), origin))
-    return rows, [f"{name}: {why}" for name, why in registry.broken().items()]
+    """Returns rows of texts, and a line for each entry point that is broken.
+
+    Only what they are about is imported.
+    """
+    with waiting(f"looking for {what}"):
+        if what in ROWS:
+            return ROWS[what](), []
+        registry: Registry[Any] = import_module(ROOMS[what]).REGISTRY
+        rows: list[tuple[str, ...]] = []
+        # what it says of itself, or the first line of its docstring
+        for name, thing, origin in registry.entries():
+            about = (
+                getattr(thing, "about", None) or (thing.__doc__ or "").strip().partition("\n")[0]
+            )
+            rows.append((name, str(about), origin))
+        return rows, [f"{name}: {why}" for name, why in registry.broken().items()]
+
+
+def _rows_of_bases() -> list[tuple[str, ...]]:
+    from fedseed.randomness import BASES
+
+    return list(BASES.items())
+
+
+def _rows_of_models() -> list[tuple[str, ...]]:
+    from fedseed.models import PACKAGED
+
+    return [(name, about, "comes with fedseed") for name, about in PACKAGED.items()]
+
+
+def _rows_of_keys() -> list[tuple[str, ...]]:
+    from fedseed.runs.keys import keys_of
+    from fedseed.runs.recipe import Recipe
+
+    return [(key.key, key.kind, key.default, ", ".join(key.of)) for key in keys_of(Recipe)]
+
+
+def _rows_of_sweeps() -> list[tuple[str, ...]]:
+    from fedseed.runs.packaged import packaged_sweeps, titles
+
+    return [*titles(packaged_sweeps())]
+
+
+def _rows_of_recipes() -> list[tuple[str, ...]]:
+    from fedseed.runs.packaged import packaged_recipes, titles
+
+    return [*titles(packaged_recipes())]
+
+
+# the rooms whose registries are listed
+ROOMS: Mapping[LISTED, str] = {
+    "methods": "fedseed.methods",
+    "tasks": "fedseed.tasks",
+    "metrics": "fedseed.tasks.metrics",
+    "aggregation": "fedseed.aggregation",
+    "trackers": "fedseed.tracking",
+}
+ROWS: Mapping[LISTED, Callable[[], list[tuple[str, ...]]]] = {
+    "bases": _rows_of_bases,
+    "models": _rows_of_models,
+    "keys": _rows_of_keys,
+    "sweeps": _rows_of_sweeps,
+    "recipes": _rows_of_recipes,
+}

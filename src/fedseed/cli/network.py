@@ -32,7 +32,7 @@ from fedseed.cli.common import (
     say,
     stepping,
 )
-from fedseed.errors import NetworkError, RecipeError, plural
+from fedseed.errors import FedseedError, NetworkError, RecipeError, plural
 from fedseed.federation.control import Status, read
 from fedseed.federation.protocol import listed
 from fedseed.metrics import metric_of, metric_title, shown_metrics
@@ -43,6 +43,7 @@ from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import privacy_spent
 from fedseed.runs.answers import FILE, read_answers
+from fedseed.runs.ending import read_ending
 from fedseed.runs.folder import compare_recipes
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe, read_recipe, read_toml
@@ -59,8 +60,8 @@ STATUS_SECONDS = 5.0  # for a coordinator's answer
 KeyOption = Annotated[Path | None, typer.Option("--key", help="File with this side's NKEY seed.")]
 CaOption = Annotated[Path | None, typer.Option("--ca", help="File with the certificates to trust.")]
 # keys of a site's file (`join --local`)
-SITE_PATHS = ("out", "data", "evaluation_file", "identity", "key", "ca")
-SITE_WORDS = ("client", "evaluation", "device", "nats", "run")
+SITE_PATHS = ("out", "data", "evaluation_file", "identity", "account", "key", "ca")
+SITE_WORDS = ("client", "evaluation", "budget", "device", "nats", "run")
 JOIN_LINES = 10  # in which a client's process says how far it is, where it has no terminal
 
 
@@ -275,6 +276,18 @@ class Site:
             help='File with the key that signs for a client in secure sums; "{name}": whose.'
         ),
     ] = None
+    account: Annotated[
+        Path | None,
+        typer.Option(
+            help='File of a client\'s privacy account, in place of the usual one; "{name}": whose.'
+        ),
+    ] = None
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="The most epsilon of all its runs, in place of the recipe's budget."
+        ),
+    ] = None
     local: Annotated[
         Path | None,
         typer.Option(
@@ -312,13 +325,19 @@ def join(
     way = transport(reaching.reach(checked, site.client[0]), name)
     if site.out is not None:
         alone("--out")
-    from fedseed.runs.joining import Loading, joining, keep, orbit_place  # torch from here on
+    # torch from here on
+    from fedseed.runs.joining import Loading, SiteAccount, joining, keep, orbit_place
 
     orbit = None if site.out is None else orbit_place(site.out)
     with interruptible():
         shown = Shown(console, JOIN_LINES)
         load = Loading(
-            checked, site.client, shown, None if own == OwnData() else own, site.identity
+            checked,
+            site.client,
+            shown,
+            None if own == OwnData() else own,
+            site.identity,
+            SiteAccount(site.account, site.budget),
         )
         process = joining(load, name, way, orbit)
         digest = process.run()
@@ -373,7 +392,9 @@ def keys(
         typer.Option("--host", help="Names or addresses of the server. Default: localhost."),
     ] = None,
     port: Annotated[int, typer.Option(help="The server's port.")] = 4222,
-    days: Annotated[int, typer.Option(help="How long the certificate is valid.")] = 365,
+    days: Annotated[
+        int, typer.Option(help="How long the certificate is valid, from 1 to 36500.")
+    ] = 365,
     named: Annotated[
         str | None,
         typer.Option("--run", help="With a recipe: the run's name. Default: the recipe's."),
@@ -424,14 +445,20 @@ def verify(
 ) -> None:
     """Compute again what a run's record says that a client has sent, from its own data.
 
-    1: something was forged.
+    1: something was forged, or a step can't be judged as its answers are not on record.
     """
     if sample != "all" and not (sample.isdecimal() and int(sample)):
         raise RecipeError(f'--sample {sample}: a whole number above 0, or "all"')
     _check_there(run, data)
     screen = Telling(as_json).screen()
     recipe = reading.read(str(run / "recipe.toml"))
+    ending = read_ending(run)
     orbit, answers = Orbit.open(run / "model.orbit"), read_answers(run / FILE)
+    if ending is not None and ending.round > orbit.last:
+        raise FedseedError(
+            f"{run / 'model.orbit'}: the log ends at step {orbit.last}, and {ending.file} says "
+            f"that the run came to round {ending.round}: ask for the whole log"
+        )
     from fedseed.runs.joining import Loading  # torch from here on
     from fedseed.runs.verification import verify as verified
 
@@ -452,7 +479,12 @@ def verify(
         answer({**vars(found), "checked": list(map(vars, found.checked)), "seed": drawn})
     else:
         _show(found, hosted.items, drawn, screen)
-    if found.forged:
+    if ending is not None and ending.over and ending.digest not in (None, found.digest):
+        raise FedseedError(
+            f"{ending.file} says that the run ended with the digest {ending.digest}, and the log "
+            f"ends with {found.digest}: one of the two is another run's, or was altered"
+        )
+    if not found.proven:
         raise typer.Exit(1)
 
 
@@ -468,8 +500,7 @@ def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
         (found.missing, "can't be judged: no answers are on record"),
     ):
         if rounds:
-            more = f" and {len(rounds) - 20} more" if len(rounds) > 20 else ""
-            say(f"  {what}: rounds {', '.join(map(str, rounds[:20]))}{more}", screen)
+            say(f"  {what}: {_listed_rounds(rounds)}", screen)
     table = Table(
         "round",
         "client",
@@ -493,6 +524,12 @@ def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
             f"{right} of {plural(len(theirs), 'answer')} computed again (--seed {seed}) are right"
         )
         say(f"{name}: {again}{more}", screen)
+        if silent := found.silent.get(name):
+            say(
+                f"  {name} was asked, and no answer of it is on record, in "
+                f"{_listed_rounds(silent)}: compare with what its log says of them",
+                screen,
+            )
         if theirs and not right:
             say(
                 "  none is: is this the data that was trained on? (fedseed run on a folder splits "
@@ -507,6 +544,12 @@ def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
         screen.print(table)
     say(f"weights digest: {found.digest}", screen)
     say(f"record: {found.record} (the same for all who verify this log and these answers)", screen)
+
+
+def _listed_rounds(rounds: list[int]) -> str:
+    """Return the numbers of rounds as text, of many the first 20."""
+    more = f" and {len(rounds) - 20} more" if len(rounds) > 20 else ""
+    return f"rounds {', '.join(map(str, rounds[:20]))}{more}"
 
 
 def run_name(recipe: Recipe, source: str, given: str | None) -> str:

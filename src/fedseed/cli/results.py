@@ -75,8 +75,16 @@ class Opening(Placing):
             upto = best_round(source, self.best)
             if not quietly:
                 say(f"round {upto} has the best {self.best}")
-        with stepping(Screen(stderr=True)) as tell:
-            return open_tuned(source, self.base, upto, self.device, tell)
+        screen = Screen(stderr=True)
+        with stepping(screen) as tell:
+            tuned = open_tuned(source, self.base, upto, self.device, tell)
+        if tuned.facts is not None and not tuned.facts.complete and upto is None:
+            say(
+                f"{name}: the orbit does not say that its run is over: the run goes on, or steps "
+                f"after round {tuned.facts.steps} were cut off",
+                screen,
+            )
+        return tuned
 
 
 @grouped

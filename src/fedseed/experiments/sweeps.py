@@ -29,8 +29,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
-from importlib.resources import files
 from itertools import count, product
 from math import inf, isfinite
 from multiprocessing.process import BaseProcess
@@ -45,14 +43,15 @@ from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.processes import COMMAND, start
 from fedseed.randomness.stream import Seed, check_seed
-from fedseed.registry import COMMANDS, one_line, resolve
+from fedseed.registry import one_line, resolve
 from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import Sheet
 from fedseed.reports.view import view_folder
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.keys import explain
-from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe, read_toml
+from fedseed.runs.packaged import packaged_recipes, packaged_sweeps
+from fedseed.runs.recipe import Recipe, read_recipe, read_toml
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]  # values to choose from, by key
@@ -236,20 +235,6 @@ def _combinations(values: Mapping[str, list[Any]]) -> list[Point]:
 def slug(text: str) -> str:
     """Returns a text as part of a folder's name."""
     return re.sub(r"[^A-Za-z0-9.=+_-]+", "-", text).strip("-")
-
-
-def packaged_sweeps() -> dict[str, Path]:
-    """Returns the sweeps that come with fedseed and, in a folder `sweeps`, with packages that add
-    commands, by name.
-    """
-    packages = sorted({point.module.partition(".")[0] for point in entry_points(group=COMMANDS)})
-    folders = [
-        files("fedseed") / "recipes" / "sweeps",
-        *(files(package) / "sweeps" for package in packages),
-    ]
-    return {
-        path.stem: path for folder in folders for path in sorted(Path(str(folder)).glob("*.toml"))
-    }
 
 
 def find_sweep(source: str) -> Path | None:
@@ -507,7 +492,9 @@ class Sweeping:
         self.say = say
         share = max(1, (os.cpu_count() or 1) // self.how.jobs) if self.how.jobs > 1 else None
         cluster = (
-            None if self.how.ray is None else Cluster(self.how.ray, self.how.jobs, self.how.threads)
+            None
+            if self.how.ray is None
+            else Cluster(self.how.ray, self.how.jobs, self.how.threads, say)
         )
         self.pool = WorkerPool(share if cluster is None else cluster.threads, cluster)
         self._numbers = count(1)  # of runs that are over

@@ -2,7 +2,8 @@
 
 Nobody decides it by coming first.
 
-A process says in its hello which base, layout and first weights it has. Clients count, not
+A process says in its hello which base, layout and first weights it has, and what it makes of texts.
+Clients count, not
 processes. Once one opinion has more than half of all clients, or more than half of those that the
 start waits for, it is the run's.
 """
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.protocol import listed
 from fedseed.orbit import Header
 from fedseed.orbit.header import START
@@ -25,27 +27,39 @@ class Claim:
 
     # the orbit's header as it would begin, encoded; what the base is called there does not matter
     start: bytes
-    called: tuple[str, str]  # that name
+    # that name, the base's folder, and the libraries that named its tensors
+    called: tuple[str, str, str]
     # hex digest of the trained tensors before the first step; None: it does not say
     weights: str | None
     names: tuple[str, ...] | None  # all clients, where nobody else knows them; None: they are known
+    fingerprint: Fingerprint | None = None  # what it makes of texts; None: it does not say
 
     @classmethod
-    def of(cls, header: Header, weights: str | None, names: tuple[str, ...] | None) -> "Claim":
+    def of(
+        cls,
+        header: Header,
+        weights: str | None,
+        names: tuple[str, ...] | None,
+        fingerprint: Fingerprint | None = None,
+    ) -> "Claim":
         """Returns what a process says that has this header."""
-        start = replace(header, base="", base_folder="", first=1).encode()
-        return cls(start, (header.base, header.base_folder), weights, names)
+        start = replace(header, base="", base_folder="", first=1, libraries="").encode()
+        called = header.base, header.base_folder, header.libraries
+        return cls(start, called, weights, names, fingerprint)
 
     @property
     def header(self) -> Header:
         """Returns the header, decoded anew."""
-        base, base_folder = self.called
-        return replace(Header.decode(self.start[START.size :]), base=base, base_folder=base_folder)
+        base, base_folder, libraries = self.called
+        header = Header.decode(self.start[START.size :])
+        return replace(header, base=base, base_folder=base_folder, libraries=libraries)
 
     def __str__(self) -> str:
         header = self.header
         said = f"base {header.base_digest}, {header.layout.size:,} parameters that train"
         said += "" if self.weights is None else f" and begin as {self.weights}"
+        if self.fingerprint is not None:
+            said += f", tokens {self.fingerprint.tokens} ({self.fingerprint.describe_versions()})"
         return said + ("" if self.names is None else f", the clients {listed(self.names)}")
 
 
@@ -64,7 +78,8 @@ class Agreement:
         found: dict[object, list[str]] = {}
         for host, claim in self.claims.items():
             if clients.get(host):
-                found.setdefault((claim.start, claim.weights, claim.names), []).append(host)
+                opinion = (claim.start, claim.weights, claim.names, claim.fingerprint)
+                found.setdefault(opinion, []).append(host)
         return sorted(
             ((sum(clients[h] for h in hosts), hosts) for hosts in found.values()),
             key=lambda one: -one[0],

@@ -4,20 +4,24 @@ weights.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import FedseedError, MessageError, NetworkError
+from fedseed.federation.accounts import charge, earlier_answer, turn_of
 from fedseed.federation.control import Question, Report, read
 from fedseed.federation.cost import Cost, rounding_warning
+from fedseed.federation.hosted import Hosted
 from fedseed.federation.large import about_of, carry, fetch
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.presence import Presence
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.replica import Replica
+from fedseed.federation.worker import Answer
 from fedseed.orbit import NO_DIGEST
+from fedseed.privacy.account import Turn
 from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.results import RoundLine
 
@@ -43,8 +47,8 @@ class Answers:
     )
     _masking: "Masking | None" = None
     _question: Question | None = None
-    # updates, or reasons for none, by client
-    _given: dict[int, bytes | str] = field(default_factory=dict)
+    # updates, or reasons for none, by client and, where its turns are counted, question
+    _given: dict[tuple[int, str], bytes | str] = field(default_factory=dict)
     _report: dict[str, Any] | None = None
     _version: int = -1  # of the weights that updates and report are about
 
@@ -178,32 +182,90 @@ class Answers:
         """
         numbers = self.replica.numbers
         self._forget_older()
-        new = [name for name in names if numbers[name] not in self._given]
-        costs = await self._train(plan, new) if new else []
+        hosted = self.replica.hosted
+        # before anything is awaited: the weights may be others then, and they are part of what is
+        # asked
+        turns = (
+            {name: turn_of(hosted, about, name, numbers[name]) for name in names}
+            if hosted.accounts
+            else {}
+        )
+        asked = {name: (numbers[name], turns[name].question if turns else "") for name in names}
+        new = [name for name in names if asked[name] not in self._given]
+        costs: list[Cost] = []
+        if new:
+            answers, costs = await self._train(about, plan, new, turns)
+            self._given.update({asked[name]: answer for name, answer in answers.items()})
         for name in names:
-            await self._send(name, self._given[numbers[name]], about)
+            await self._send(name, self._given[asked[name]], about)
         for cost in costs:  # when the answers are on their way
             self.replica.spent.add(cost)
         if lossy := [cost for cost in costs if cost.movable_weights]:  # in the first round only
             moved = sum(cost.moved_weights / cost.movable_weights for cost in lossy) / len(lossy)
             self.replica.progress.warn(rounding_warning(moved))
 
-    async def _train(self, plan: bytes, names: Sequence[str]) -> list[Cost]:
-        """Compute what these clients answer; returns what that has cost."""
-        hosted = self.replica.hosted
-        numbers = [self.replica.numbers[name] for name in names]
-        items = [hosted.items[name] for name in names]
-        answers = await self.replica.thread.do(
-            hosted.worker.train_all, [plan] * len(names), numbers, items
-        )
-        for number, answer in zip(numbers, answers, strict=True):
-            if answer.message is None:
-                self._given[number] = str(answer.reason)
-            elif number in hosted.attackers and hosted.attack is not None:
-                self._given[number] = hosted.worker.corrupt(answer.message, hosted.attack)
+    async def _train(
+        self, about: Message, plan: bytes, names: Sequence[str], turns: Mapping[str, Turn]
+    ) -> tuple[dict[str, bytes | str], list[Cost]]:
+        """Compute what these clients answer, and count it.
+
+        Args:
+            about: the plan's message.
+            plan: its bytes.
+            names: the clients.
+            turns: the turns that they are asked for, where these are counted.
+
+        Returns:
+            Updates, or reasons for none, by client; and what the work has cost.
+
+        Raises:
+            PrivacyError: a client's account allows no more.
+        """
+        hosted, numbers, thread = self.replica.hosted, self.replica.numbers, self.replica.thread
+        answers: dict[str, Answer] = {}
+        if turns:
+            wanted = [turns[name] for name in names]
+            answers = await thread.do(self._find_earlier, about, wanted, hosted, numbers)
+        new = [name for name in names if name not in answers]
+        computed: list[Answer] = []
+        if new:
+            computed = await thread.do(
+                hosted.worker.train_all,
+                [plan] * len(new),
+                [numbers[name] for name in new],
+                [hosted.items[name] for name in new],
+            )
+        for name, answer in zip(new, computed, strict=True):
+            if name in turns:
+                answers[name] = await thread.do(
+                    charge, hosted.accounts, turns[name], answer, about, numbers[name]
+                )
             else:
-                self._given[number] = answer.message
-        return [answer.spent for answer in answers]
+                answers[name] = answer
+        given: dict[str, bytes | str] = {}
+        for name, answer in answers.items():
+            if answer.message is None:
+                given[name] = str(answer.reason)
+            elif numbers[name] in hosted.attackers and hosted.attack is not None:
+                given[name] = hosted.worker.corrupt(answer.message, hosted.attack)
+            else:
+                given[name] = answer.message
+        return given, [answer.spent for answer in computed]
+
+    @staticmethod
+    def _find_earlier(
+        about: Message, turns: Iterable[Turn], hosted: Hosted, numbers: Mapping[str, int]
+    ) -> dict[str, Answer]:
+        """Return what clients have answered to the same questions before.
+
+        Raises PrivacyError: one has not, and its account allows no more.
+        """
+        found: dict[str, Answer] = {}
+        for turn in turns:
+            answer = earlier_answer(hosted.accounts, turn, about, numbers[turn.client])
+            if answer is not None:
+                found[turn.client] = answer
+        return found
 
     async def _send(self, name: str, answer: bytes | str, plan: Message) -> None:
         number = self.replica.numbers[name]
@@ -214,8 +276,11 @@ class Answers:
             except MessageError as error:
                 self.replica.progress.warn(f"{name} sends nothing: {error}")
                 answer = WITHHELD
-        elif plan.attempt and not isinstance(answer, str):
-            answer = replace(Message.decode(answer), attempt=plan.attempt).encode()
+        elif not isinstance(answer, str):
+            message = Message.decode(answer)
+            # a coordinator that was started again counts attempts anew
+            if message.attempt != plan.attempt:
+                answer = replace(message, attempt=plan.attempt).encode()
         if isinstance(answer, str):
             await self.replica.end.send(
                 name, "update", silent_message(plan.round, plan.attempt, answer)

@@ -96,6 +96,10 @@ Metrics = Annotated[
 ]
 Figures = Annotated[Metrics, AfterValidator(_figures)]
 Ratio = Annotated[float, AfterValidator(_ratio)]
+Texts = Annotated[
+    dict[Annotated[str, Field(max_length=40)], Annotated[str, Field(max_length=100)]],
+    Field(max_length=10),
+]
 Spent = Annotated[Cost, AfterValidator(_plausible), PlainSerializer(Cost.to_json)]
 
 
@@ -130,6 +134,8 @@ class Hello(Control):
     begins: Annotated[str, Field(max_length=64)] | None = None
     # those weights, or a reference to them, if it was asked for them
     weights: Encoded | None = None
+    # what it makes of texts (`fedseed.federation.fingerprint`)
+    fingerprint: Texts | None = None
 
 
 class Beat(Control):
@@ -188,6 +194,8 @@ class Beginning(Said):
     epoch: str
     names: list[str]
     rounds: int | None = None
+    # what most clients make of texts (`fedseed.federation.fingerprint`)
+    fingerprint: dict[str, str] | None = None
 
 
 class Status(Said):

@@ -94,6 +94,7 @@ class Coordinator:
         self._outcome: Sequence[NDArray[Any]] | None = None
         self._open: Round | None = None
         self.closed = Content()  # of the last round's step
+        self.closed_payload = b""  # that step's bytes, without the frame
 
     def open(
         self, number: int, attempt: int = 0, alive: Collection[int] | None = None
@@ -144,15 +145,18 @@ class Coordinator:
 
         It is the same whenever it is asked for.
         """
-        most = None if self.protection is None else self.protection.mechanism.affordable
-        if most is None:
+        if self.protection is None or not self.by_turns:
             return rounds
-        turns = np.zeros_like(self._turns)
+        turns, most_turns = np.zeros_like(self._turns), np.zeros(rounds, dtype=np.int64)
         for number in range(1, rounds + 1):
             self._add_turns(turns, number)
-            if turns.max() > most:
-                return number - 1
-        return rounds
+            most_turns[number - 1] = turns.max()
+        mechanism = self.protection.mechanism
+        # mostly all are within it; how many more would be takes forty such counts
+        if mechanism.within_budget(int(most_turns.max(initial=0))):
+            return rounds
+        most = mechanism.affordable
+        return rounds if most is None else int(np.searchsorted(most_turns, most, side="right"))
 
     def _add_turns(self, turns: NDArray[np.int64], number: int) -> None:
         if self.per_round >= len(turns):
@@ -269,7 +273,7 @@ class Coordinator:
         current = self.current
         self.screen()
         self.untaken = None
-        answers = self._weighted(current)
+        answers = self.weighted_answers()
         if answers:
             self.untaken = self.aggregation.shortage(len(answers))
         if self.untaken is not None:
@@ -288,6 +292,7 @@ class Coordinator:
                 self._outcome = answers.past.next
         self._steps.take(size)
         self.closed = step.content(self.state.layout.size, payload)
+        self.closed_payload = payload
         self._advance(step)
         self._open = None
         return Message(
@@ -322,8 +327,9 @@ class Coordinator:
             raise MessageError(problem)
         return state, payload, step, size
 
-    def _weighted(self, current: Round) -> Answers:
-        """Returns the answers of a round that was screened, with the clients' weights."""
+    def weighted_answers(self) -> Answers:
+        """Returns the open round's answers, once it was screened, with the clients' weights."""
+        current = self.current
         clients = sorted(current.updates)
         # as they were screened, whatever was said since
         weights = shares([current.said[client] for client in clients])

@@ -16,8 +16,8 @@ import torch
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.hosted import Hosted
-from fedseed.models.quantization import is_quantized
 from fedseed.processes import GROUP, alone
+from fedseed.weights.codes import is_quantized
 from fedseed.weights.space import ParameterSpace
 
 # what needs every process, as a path from `Hosted`

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from fedseed.attacks.updates import AttackKind
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.worker import Worker
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
+from fedseed.privacy.account import Account
 from fedseed.privacy.secure.settings import SecureSums
+from fedseed.tasks.record import DataRecord
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -44,6 +47,12 @@ class Hosted:
     identities: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict)
     # folder for which round of secure sums each has opened last; None: nothing is kept
     opened: Path | None = None
+    # count what each hosted client answers, where it must be counted (`federation.accounts`)
+    accounts: Mapping[str, Account] = field(default_factory=dict)
+    fingerprint: Fingerprint | None = None  # what is made of texts here; None: there are none
+    # the clients' own data, and where a note of it lies while a run goes on; None: nowhere
+    data_record: DataRecord = field(default_factory=dict)
+    data_notes: Path | None = None
 
     @property
     def host(self) -> str:

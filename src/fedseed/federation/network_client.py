@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.errors import MessageError, NetworkError, OrbitError
+from fedseed.federation.accounts import accounts_in_memory
 from fedseed.federation.answers import Answers
 from fedseed.federation.control import Beat
 from fedseed.federation.hosted import Hosted, WorkThread
@@ -54,6 +55,9 @@ class NetworkClient:
         self.rounds = rounds
         self.progress = progress or Progress()
         self.hosted = load()
+        if not self.hosted.accounts:
+            names = list(self.hosted.items)
+            self.hosted.accounts = accounts_in_memory(self.hosted.worker.method, names, rounds)
         for note in self.hosted.notes:
             self.progress.note(note)
         if self.hosted.worker.method.remembers:

@@ -16,6 +16,7 @@ from fedseed.errors import MessageError, NetworkError, RecipeError
 from fedseed.federation.bounds import Bounds
 from fedseed.federation.control import Attach, Hello, Status, read
 from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import listed
@@ -140,13 +141,15 @@ class NetworkCoordinator(Working):
             await end.allow(None, None)
             copies = self.session.settings.copies
             self.session.incarnation = await self.log.create(
-                header, self.roster.names, self.total, copies
+                header, self.roster.names, self.total, copies, self.reception.fingerprint
             )
         else:
             log = await self.log.read(there.last, self.run)
             self.session.incarnation, names, header = log.about.epoch, log.about.names, log.header
             self.reception.check(header, None)
             self.reception.header = header
+            if log.about.fingerprint is not None:
+                self.reception.fingerprint = Fingerprint.from_json(log.about.fingerprint)
             if self.roster.names and self.roster.names != names:
                 began, recipes = listed(names), listed(self.roster.names)
                 raise MessageError(

@@ -133,6 +133,8 @@ class Presence:
             "at": self.replica.at,
             "bucket": self._wants_blobs,
         }
+        if hosted.fingerprint is not None:
+            about["fingerprint"] = hosted.fingerprint.to_json()
         if self.replica.replaces:
             if self._begins is None and not self.replica.at:  # those before the first step
                 self._begins = await self.replica.thread.do(hosted.worker.space.digest)

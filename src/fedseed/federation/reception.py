@@ -11,6 +11,7 @@ from fedseed.errors import MessageError, OrbitError, RecipeError
 from fedseed.federation.agreement import Agreement, Claim
 from fedseed.federation.control import MOST_CLIENTS, Attach, Hello, Welcome
 from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.large import fetch
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES
@@ -139,6 +140,8 @@ class Reception:
     method: Method  # the recipe's
     seed: int  # the recipe's
     header: Header | None = None  # that of the log, or of most clients
+    # what most clients make of texts, as the log says; None: nobody has said it
+    fingerprint: Fingerprint | None = None
     agreement: Agreement = field(default_factory=Agreement)
     coordinator: Coordinator | None = None  # once there is one: it weighs clients by their examples
     _longest: tuple[Header | None, int] = (None, MOST_START)  # header of a hello, and of which run
@@ -147,6 +150,8 @@ class Reception:
     _ready_since: float | None = None  # when all were here but those that do not fit
     _heard: int = 0  # hellos since all clients were last looked at
     _told: str = ""  # what the start waited for then
+    # processes whose versions were said to be others than the run's
+    _other_versions: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.base = BaseWeights(self.session, self.method.catch_up.replaces)
@@ -213,13 +218,14 @@ class Reception:
             self.header or found.header,
             settings.weights_digest or found.weights,
         )
+        self.fingerprint = found.fingerprint
         if found.names is not None:
             roster.name(found.names)
         (most, _), *others = self.agreement.groups(clients)
         for host in (host for _, hosts in others for host in hosts):
             try:
                 claim = self.agreement.claims[host]
-                self._compare(claim.header, claim.weights, host)
+                self._compare(claim.header, claim.weights, host, claim.fingerprint)
                 what = "another list of clients"
                 roster.outvote(host, True)
             except MessageError as error:
@@ -246,7 +252,8 @@ class Reception:
         if self._ready_since is None:
             self._ready_since = now
             self.session.progress.warn(
-                f"{listed(roster.outvoted)} has another base, layout or first weights than most: "
+                f"{listed(roster.outvoted)} has another base, layout, first weights or tokens than "
+                "most: "
                 f"in {settings.deadline:g} s (federation.deadline) the run begins without"
             )
         roster.goes_without = now >= self._ready_since + settings.deadline
@@ -280,6 +287,7 @@ class Reception:
         if header.base_digest != wanted and header.hashed_alike(expected):
             raise MessageError(
                 f"another base: its digest is {header.base_digest}, this run's base has {wanted}"
+                + header.versions_apart(expected)
             )
         if differences := header.differences(expected):
             raise MessageError(f"another recipe or model: {differences[0]} here")
@@ -318,9 +326,12 @@ class Reception:
                 else None
             )
             self.check(header, None)
-            self._compare(header, about.begins, host)
+            said = about.fingerprint
+            fingerprint = None if said is None else Fingerprint.from_json(said)
+            self._compare(header, about.begins, host, fingerprint)
             self._compare_names(host, known, all_of_them)
-            claim = Claim.of(header, about.begins, listing)  # no orbit could begin with some
+            # no orbit could begin with some
+            claim = Claim.of(header, about.begins, listing, fingerprint)
         except (OrbitError, MessageError) as error:
             self.session.rejected.add(host, str(error))
             return Welcome(refused=shown(error, MOST_REFUSAL)).encode()
@@ -363,8 +374,10 @@ class Reception:
             )
         return self._longest[1]
 
-    def _compare(self, header: Header, begins: str | None, host: str) -> None:
-        """Outvotes a process whose base, layout or first weights are not the run's or recipe's.
+    def _compare(
+        self, header: Header, begins: str | None, host: str, fingerprint: Fingerprint | None
+    ) -> None:
+        """Outvote a process whose base, layout, first weights or tokens are not the run's.
 
         Raises MessageError.
         """
@@ -379,9 +392,24 @@ class Reception:
                 raise MessageError(
                     f"other first weights: their digest is {begins}, this run's have {wanted}"
                 )
+            if self.fingerprint is not None and fingerprint is not None:
+                self._compare_fingerprints(host, fingerprint, self.fingerprint)
         except MessageError:
             self.roster.outvote(host, True)
             raise
+
+    def _compare_fingerprints(self, host: str, theirs: Fingerprint, run: Fingerprint) -> None:
+        """Check that a process makes the run's tokens of texts, and say if its versions differ.
+
+        Raises:
+            MessageError: it makes others.
+        """
+        if (difference := theirs.difference_from(run)) is not None:
+            raise MessageError(difference)
+        others = theirs.version_difference(run)
+        if others is not None and host not in self._other_versions:
+            self._other_versions.add(host)
+            self.session.progress.note(f"{host} has {others}: it makes the same tokens")
 
     def _compare_names(self, host: str, names: list[str], all_of_them: bool) -> None:
         """Checks that a process knows `all_of_them`, or that its own clients may take part.

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError
+from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError, StorageError
 from fedseed.federation.cost import Cost
+from fedseed.federation.data_note import check_data, check_fingerprint
 from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.large import fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES, Message
@@ -113,9 +114,10 @@ class Replica:
         self._queue.clear()
         self._log.incarnation, self._log.missed = "", None
         if self.at:
-            memory = self.hosted.worker.memory  # what clients remember is by round, and stays
+            # what clients remember is by round, and what they have answered stays answered
+            memory, accounts = self.hosted.worker.memory, self.hosted.accounts
             self.hosted = await self.thread.do(self.load)
-            self.hosted.worker.memory = memory
+            self.hosted.worker.memory, self.hosted.accounts = memory, accounts
             self.version += 1
             self.at = 0
             self.norm = self._awaited = None
@@ -225,6 +227,8 @@ class Replica:
                 raise FedseedError(
                     f"run {self.run} has no client {self.hosted.host}: it has {listed(about.names)}"
                 )
+            check_fingerprint(self.hosted, about.fingerprint)
+            self._check_data(about.epoch)
         except FedseedError as error:
             if not self._log.looking:
                 raise
@@ -235,6 +239,19 @@ class Replica:
             return False
         self.numbers = {name: number for number, name in enumerate(about.names)}
         return True
+
+    def _check_data(self, epoch: str) -> None:
+        """Compare the clients' data with those that they had in this log before.
+
+        Raises:
+            FedseedError: they have changed.
+        """
+        try:
+            check_data(self.hosted, self.run, epoch)
+        except StorageError as error:  # a machine on which nothing can be kept takes part, too
+            self.progress.warn(
+                f"{error}: if this process is started again with other data, nothing will say so"
+            )
 
     async def _apply(self, steps: list[bytes]) -> None:
         """Apply steps that follow each other: many are merged, as in a replay.

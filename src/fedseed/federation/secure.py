@@ -185,8 +185,9 @@ class SecureCoordinator(Coordinator):
             raise MessageError("it is masked with other keys than those of this attempt")
         return Masked(int.from_bytes(name, "little"), np.frombuffer(data[SETUP_BYTES:], kind)), 0.0
 
-    def _weighted(self, current: Round) -> Answers:
+    def weighted_answers(self) -> Answers:
         """Returns one answer that stands for all of them; none, if nobody had anything to send."""
+        current = self.current
         kind, form, answers = (
             summand(self.method),
             self.summing.form,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fedseed.errors import NetworkError
 from fedseed.federation.control import Beginning
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.large import Stored, carry, fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import Entry, LogContents, header_entry, mark_entry, step_entry
@@ -52,11 +53,30 @@ class StepLog:
     # of the newest steps, where they replace each other
     _blobs: list[str] = field(default_factory=list)
 
-    async def create(self, header: Header, names: Sequence[str], rounds: int, copies: int) -> str:
-        """Make the log; returns its incarnation."""
+    async def create(
+        self,
+        header: Header,
+        names: Sequence[str],
+        rounds: int,
+        copies: int,
+        fingerprint: Fingerprint | None = None,
+    ) -> str:
+        """Make the log and return its incarnation.
+
+        Args:
+            header: the orbit's.
+            names: the clients', in the order of their numbers.
+            rounds: how many the run has.
+            copies: how many servers keep the log.
+            fingerprint: what the clients make of texts; None: nobody has said it.
+        """
         incarnation = secrets.token_hex(8)
         self._writer = await self.end.writer(None, copies)
-        about, start = Beginning(epoch=incarnation, names=list(names), rounds=rounds), begin(header)
+        said = {} if fingerprint is None else {"fingerprint": fingerprint.to_json()}
+        about = Beginning.model_validate(
+            {"epoch": incarnation, "names": list(names), "rounds": rounds, **said}
+        )
+        start = begin(header)
         await self._writer.append(header_entry(about, start).encode())
         self._link = start[-LINK_BYTES:]
         return incarnation

@@ -1,6 +1,6 @@
 """The side that holds a model: applies steps and trains for the clients it hosts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
 from fedseed.privacy import protection_of
+from fedseed.privacy.account import hash_of
 from fedseed.privacy.protection import check_dtypes
 from fedseed.privacy.settings import WITHHELD
 from fedseed.training.client import ClientCost, LocalClient
@@ -81,6 +82,9 @@ class Worker:
         self.private = self.protection is not None
         self.state = method.start(self.space.layout, self.seed)
         self.memory = Memory()  # of clients, from round to round
+        # a hash of the steps that were applied, where clients keep accounts: with the base it says
+        # at which weights they are asked
+        self.history = hash_of()
         if method.from_base:
             self.space.keep_base()
 
@@ -194,21 +198,45 @@ class Worker:
         """
         message = Message.decode(step_message)
         message.expect(MessageKind.STEP, self.method.code, message.round)
-        step = self.method.decode_step(self.state, message.payload)
+        return self.apply_payload(message.payload)
+
+    def apply_payload(self, payload: bytes) -> float | None:
+        """Apply a step from its bytes without a frame.
+
+        Args:
+            payload: as a coordinator's method has encoded it.
+
+        Returns:
+            The expected norm of what the step adds to the weights, where that can be known.
+
+        Raises:
+            MessageError: not a step of this method.
+        """
+        step = self.method.decode_step(self.state, payload)
         change = self.method.change(self.state, step)
         self.space.apply(change)
         wait_for(self.space.parameters)  # who measures this, measures all of it
         self.state = self.method.advance(self.state, step)
+        self._note(payload)
         norm = expected_norm(change, self.space.layout)
         return norm if norm is None or np.isfinite(norm) else None
 
     def advance(self, payload: bytes) -> None:
         """Go on to the state after a step whose change the weights have already."""
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
+        self._note(payload)
 
     def catch_up(self, records: Iterable[Record]) -> None:
         """Apply recorded steps from where the weights are.
 
         Raises OrbitError: not valid, or to another last digest.
         """
-        self.state = catch_up(self.method, self.state, self.space, records)
+        steps = list(records) if isinstance(records, Iterator) else records
+        self.state = catch_up(self.method, self.state, self.space, steps)
+        for record in steps:
+            self._note(record.payload)
+
+    def _note(self, payload: bytes) -> None:
+        """Take a step into the history; elsewhere steps can be whole weights."""
+        if self.protection is not None and self.protection.by_client:
+            self.history = hash_of(bytes.fromhex(self.history), payload)

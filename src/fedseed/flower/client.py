@@ -9,6 +9,8 @@ examples of all clients; a node with clients of its own has theirs alone.
 
 import asyncio
 import json
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import FedseedError, PrivacyError, RecipeError
 from fedseed.federation.answers import Answers
 from fedseed.federation.cost import Cost
 from fedseed.federation.hosted import Hosted, WorkThread
@@ -150,8 +152,16 @@ def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = No
         kept = dict(context.state.config_records.get(wire.RECORD, {}))
         found, state = site.exchange(mine, kept, wire.table(message))
         context.state[wire.RECORD] = wire.record(state)
+    except PrivacyError as error:
+        # what a client has used up, and in which file that stands, is for its owner
+        print(error, file=sys.stderr)
+        found = {"problem": "a privacy account allows no more answers, as this node's output says"}
     except FedseedError as error:
         found = {"problem": " ".join(str(error).split())}
+    except Exception as error:
+        # its text may quote an example, and Flower would send it to the SuperLink
+        traceback.print_exc()
+        found = {"problem": f"{type(error).__name__}: this node's own output has its text"}
     return FlowerMessage(wire.content(found), reply_to=message)
 
 

@@ -61,12 +61,15 @@ def cut(layout: Layout) -> Iterator[Piece]:
 
 
 def pieces(
-    layout: Layout, data: bytes, before: bytes | None = None
+    layout: Layout, data: bytes | memoryview, before: bytes | None = None
 ) -> Iterator[NDArray[np.float64]]:
     """Yields tensors from their bytes, piece by piece, in double precision, less others before."""
+    own, old = memoryview(data), memoryview(before or b"")
     for at in cut(layout):
-        values = to_floats(data[at.where], at.dtype).astype(np.float64)
-        yield values if before is None else values - to_floats(before[at.where], at.dtype)
+        values = to_floats(own[at.where], at.dtype).astype(np.float64)
+        if before is not None:
+            values -= to_floats(old[at.where], at.dtype)
+        yield values
 
 
 class WholeTensors(Payload):
@@ -85,7 +88,8 @@ class WholeTensors(Payload):
     def mean_square(self, about: About) -> float:
         """Returns the root of the mean square of the vector's entries."""
         parts = pieces(about.state.layout, self.data, self.before(about))
-        return sqrt(sum(float(np.square(part).sum()) for part in parts) / about.state.layout.size)
+        squares = (float(np.square(part, out=part).sum()) for part in parts)
+        return sqrt(sum(squares) / about.state.layout.size)
 
     def vector(self, about: About) -> Floats:
         return np.concatenate(
@@ -144,7 +148,7 @@ class DenseState(State):
         With `of_moves` they are weights: rules that look at lengths see how far each client has
         moved from the weights before, where these are known.
         """
-        sent = [update.data for update in answers.updates]
+        sent = [memoryview(update.data) for update in answers.updates]
         if self.weights is None or not (of_moves and answers.rule.geometric):
             whole = Parts(
                 lambda: (
@@ -251,13 +255,16 @@ def rounded(
         rounding: round stochastically to 16-bit dtypes, by these numbers of the shared stream;
             None: to nearest.
     """
-    data = []
+    data: list[bytes | memoryview] = []
     for at, part in zip(cut(layout), parts, strict=True):
         values = part.astype(np.float32)
-        if rounding is None or at.dtype == "float32":
+        if at.dtype == "float32":
+            # its own memory: bytes would be a copy more
+            data.append(values.astype("<f4", copy=False).data)
+        elif rounding is None:
             data.append(from_floats(values, at.dtype))
-            continue
-        bits = np.empty(len(values), dtype=np.uint16)
-        kernels.load("cpu").draw(bits, values, at.dtype, rounding, at.start)
-        data.append(bits.astype("<u2").tobytes())
+        else:
+            bits = np.empty(len(values), dtype=np.uint16)
+            kernels.load("cpu").draw(bits, values, at.dtype, rounding, at.start)
+            data.append(bits.astype("<u2").tobytes())
     return Weights(b"".join(data))

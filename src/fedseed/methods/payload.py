@@ -561,10 +561,10 @@ class Tensors(Codec):
             return data
         if len(data) != layout.dense_bytes:
             raise MessageError(f"{len(data)} bytes of weights, the model has {layout.dense_bytes}")
-        within = Reader(data)
+        view, end = memoryview(data), 0
         for entry in layout.tensors:
-            part = within.take(entry.size * ITEM_BYTES[entry.dtype])
-            if not np.isfinite(to_floats(part, entry.dtype)).all():
+            start, end = end, end + entry.size * ITEM_BYTES[entry.dtype]
+            if not np.isfinite(to_floats(view[start:end], entry.dtype)).all():
                 raise MessageError(f"tensor {entry.name} has a value that is NaN or infinite")
         return data
 
@@ -741,7 +741,7 @@ def check_finite(values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-def to_floats(data: bytes, dtype: str) -> Floats:
+def to_floats(data: bytes | memoryview, dtype: str) -> Floats:
     """Returns the values of a float32, bfloat16 or float16 tensor's bytes as float32."""
     return reference.to_float(
         np.frombuffer(data, dtype="<f4" if dtype == "float32" else "<u2"), dtype

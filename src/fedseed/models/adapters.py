@@ -14,6 +14,7 @@ generators do. Settings are free of torch.
 """
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,12 +26,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from fedseed.errors import RecipeError
-from fedseed.models.quantization import is_quantized
 from fedseed.text import first_line
+from fedseed.weights.codes import is_quantized
 from fedseed.weights.layout import DigestKind
 
 if TYPE_CHECKING:
     import torch
+
+# what peft puts into a layer's name; fused experts have it several times
+WRAPPED = re.compile(r"\.(?:base_layer\.)+")
 
 
 class _Adapter(BaseModel):
@@ -140,8 +144,6 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
     """Returns the model with an adapter whose first weights are peft's own: enough to know its
     size.
     """
-    import torch
-
     peft = library()
     speaks = getattr(model, "can_generate", lambda: False)()
     causal = speaks and not model.config.is_encoder_decoder
@@ -173,8 +175,7 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
                 task_type=task, num_virtual_tokens=settings.virtual_tokens
             )
     try:
-        # peft draws first weights of its own, on the CPU
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), hushed():
+        with torch_draws_apart(), hushed():
             wrapped = peft.get_peft_model(model, config)
     except ValueError as error:
         raise RecipeError(
@@ -228,9 +229,9 @@ def start_digest(model: Any, space: Any) -> str:
 def _draw(model: Any, settings: Adapter, seed: int) -> None:
     """Draws the adapter's first weights, parameter by parameter in their order, in float32.
 
-    LoRA's B: zeros, so that the model starts as the base. A fixed A: signs over sqrt(rank). LoRA's
-    A and an MLP's layers: uniform on +-1 / sqrt(fan-in). Virtual tokens: rows of the model's
-    embedding, or N(0, 1).
+    LoRA's B, or of an embedding A: zeros, so that the model starts as the base. A fixed A: signs
+    over sqrt(rank). LoRA's A and an MLP's layers: uniform on +-1 / sqrt(fan-in). An embedding's B:
+    N(0, 1). Virtual tokens: rows of the model's embedding, or N(0, 1).
     """
     import torch
 
@@ -242,12 +243,14 @@ def _draw(model: Any, settings: Adapter, seed: int) -> None:
     with torch.no_grad():
         for number, (name, p) in enumerate(trained):
             layer, count = model.get_submodule(name.rpartition(".")[0]), p.numel()
-            if "lora_B" in name:
+            if "lora_B" in name or "lora_embedding_A" in name:
                 p.zero_()
             elif name in fixed:
                 basis = Basis("rademacher", derive(seed, Domain.ADAPTER, 0, number))
                 signs = basis.direction(0, 0, count)
                 p.copy_(torch.from_numpy(signs).reshape(p.shape) / sqrt(len(p)))
+            elif "lora_embedding_B" in name:
+                p.copy_(_normal(seed, number, count).reshape(p.shape))
             elif not isinstance(layer, torch.nn.Embedding):
                 drawn = words(seed, Domain.ADAPTER, number, 0, -(-count // 4)).reshape(-1)[:count]
                 unit = (drawn + 0.5) * 2.0**-31 - 1.0  # in double precision, rounded once
@@ -263,10 +266,17 @@ def _draw(model: Any, settings: Adapter, seed: int) -> None:
                 ]
                 p.copy_(embeddings[rows])
             else:
-                normal = Basis("normal", derive(seed, Domain.ADAPTER, 0, number)).direction(
-                    0, 0, count
-                )
-                p.copy_(torch.from_numpy(normal).reshape(p.shape))
+                p.copy_(_normal(seed, number, count).reshape(p.shape))
+
+
+def _normal(seed: int, number: int, count: int) -> "torch.Tensor":
+    """Returns first weights of an adapter's parameter: N(0, 1), shape (count,), float32."""
+    import torch
+
+    from fedseed.randomness import Basis, Domain, derive
+
+    basis = Basis("normal", derive(seed, Domain.ADAPTER, 0, number))
+    return torch.from_numpy(basis.direction(0, 0, count))
 
 
 def save(model: Any, folder: Path) -> None:
@@ -280,25 +290,80 @@ def save(model: Any, folder: Path) -> None:
         model.save_pretrained(folder, save_embedding_layers=False)
 
 
-def load(model: Any, folder: Path) -> Any:
-    """Returns the base with an adapter that `save` has written.
+def differences(model: Any, folder: Path) -> list[str]:
+    """Returns the names of the tensors that a saved adapter has otherwise than the model."""
+    import torch
 
-    Raises RecipeError if they do not fit.
+    peft = library()
+    with hushed():
+        saved = peft.utils.load_peft_weights(str(folder), device="cpu")
+        ours = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    return [
+        name
+        for name in dict.fromkeys([*ours, *saved])
+        if name not in ours or name not in saved or not torch.equal(ours[name].cpu(), saved[name])
+    ]
+
+
+def load(model: Any, folder: Path, trains: bool = False) -> Any:
+    """Returns the base with an adapter that `save`, or peft, has written.
+
+    Args:
+        model: the base; LoRA's layers are put into it in place.
+        folder: the adapter's.
+        trains: whether the adapter is to be tuned on: a LoRA.
+
+    Raises:
+        RecipeError: they do not fit, or the adapter can't be tuned on.
     """
     peft = library()
     try:
-        with hushed():
-            return peft.PeftModel.from_pretrained(model, folder).eval()
-    except (OSError, ValueError, RuntimeError) as error:
+        with torch_draws_apart(), hushed():
+            wrapped = peft.PeftModel.from_pretrained(model, folder, is_trainable=trains).eval()
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise RecipeError(
             f"{folder}: the adapter does not fit its base: {first_line(error)}"
         ) from error
+    if trains:
+        settings_of(wrapped, folder)
+    return wrapped
+
+
+@contextmanager
+def torch_draws_apart() -> Iterator[None]:
+    """Leaves torch's generator as it is; peft draws first weights by it, on the CPU."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        yield
+
+
+def settings_of(model: Any, folder: Path | str = "") -> LoRA:
+    """Returns the settings of the LoRA inside a model of peft.
+
+    Raises RecipeError if it is another kind of adapter.
+    """
+    config = model.peft_config["default"]
+    if str(getattr(config, "peft_type", "")).rpartition(".")[2] != "LORA":
+        raise RecipeError(
+            f"{folder or 'the model'}: an adapter of kind {config.peft_type} can't be tuned on; "
+            "a LoRA can"
+        )
+    targets = config.target_modules
+    named = [targets] if isinstance(targets, str) else sorted(targets or ())
+    return LoRA(
+        rank=int(config.r),
+        alpha=max(1, round(config.lora_alpha)),
+        targets=named or None,
+        dropout=float(config.lora_dropout or 0.0),
+    )
 
 
 def merged(model: Any) -> Any:
     """Returns the base with an adapter's changes added to its weights: a model without an adapter.
 
-    Changes `model`.
+    Changes `model`. A layer that shares its matrix with another, such as a tied `lm_head`, gets one
+    of its own first: the adapter has changed the layer alone.
 
     Raises RecipeError if there is no adapter, one whose virtual tokens no weights of the base can
     stand for, or a base whose weights are quantised.
@@ -313,8 +378,28 @@ def merged(model: Any) -> Any:
             "rounded to a few bits once more: another model. Leave --merge out, and load the "
             "adapter beside the quantised base with peft"
         )
+    _untie_adapted(model)
     with hushed():
         return model.merge_and_unload()
+
+
+def _untie_adapted(model: Any) -> None:
+    """Gives each layer that has an adapter a matrix of its own; its configuration says so."""
+    import torch
+
+    whole = model.get_base_model()
+    names: dict[int, list[str]] = {}
+    for name, parameter in whole.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for same in names.values():
+        adapted = [name for name in same if ".base_layer." in name]
+        # the last of several may keep the matrix, if nobody else has it
+        for name in adapted if len(adapted) < len(same) else adapted[:-1]:
+            place, _, last = name.rpartition(".")
+            layer = whole.get_submodule(place)
+            setattr(layer, last, torch.nn.Parameter(getattr(layer, last).detach().clone()))
+            for config in (whole.config, whole.config.get_text_config()):
+                config.tie_word_embeddings = False
 
 
 @contextmanager
@@ -323,6 +408,8 @@ def hushed() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=UserWarning)
         warnings.simplefilter("ignore", category=FutureWarning)
+        # fused experts: peft first looks for layers of these names, then for the tensors
+        warnings.filterwarnings("ignore", r"The following \w+_pattern keys", RuntimeWarning)
         yield
 
 
@@ -333,7 +420,7 @@ def base_digest(model: Any, kind: DigestKind = "blake2b") -> str:
     from fedseed.weights.digest import hash_tensors, untied
 
     named = untied(
-        (name.replace(".base_layer.", "."), tensor)
+        (WRAPPED.sub(".", name), tensor)
         for name, tensor in model.get_base_model().state_dict(keep_vars=True).items()
         if ".lora_" not in name
     )
@@ -352,7 +439,9 @@ def is_installed(model: "torch.nn.Module") -> bool:
 
 def has_virtual_tokens(model: "torch.nn.Module") -> bool:
     """Returns whether a model has an adapter that puts virtual tokens before the prompt."""
-    return is_installed(model) and bool(model.active_peft_config.is_prompt_learning)  # type: ignore[union-attr]
+    # a model that transformers has put an adapter into has no active_peft_config
+    config = getattr(model, "active_peft_config", None) if is_installed(model) else None
+    return bool(getattr(config, "is_prompt_learning", False))
 
 
 def at_home(model: "torch.nn.Module", device: "torch.device") -> AbstractContextManager[Any]:

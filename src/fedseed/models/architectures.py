@@ -29,6 +29,13 @@ class Loader:
     auto: Any  # the transformers class that loads them
     mapping: str  # what transformers calls the table of such classes
 
+    def auto_for(self, config: Mapping[str, Any]) -> Any:
+        """Return the transformers class that loads a base with this config.json."""
+        is_causal = self.auto is AutoModelForCausalLM
+        if is_causal and hears_besides(config) and config.get("model_type") not in self.names:
+            return AutoModelForSeq2SeqLM
+        return self.auto
+
     @property
     def names(self) -> Mapping[str, Any]:
         """Returns the classes of such models, by model type."""
@@ -92,6 +99,49 @@ LOADERS: dict[Architecture, Loader] = {
 }
 
 
+# models of texts with blanks, which transformers reads from left to right where config.json has
+# "is_decoder": true; otherwise a later token changes an earlier one's prediction
+BOTH_WAYS = frozenset(
+    {
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "megatron-bert",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+
+
+def sees_ahead_unless_told(config: Mapping[str, Any]) -> bool:
+    """Return whether a base reads in both directions unless it is told to be a decoder."""
+    return config.get("model_type") in BOTH_WAYS and not config.get("is_decoder")
+
+
+def hears_besides(config: Mapping[str, Any]) -> bool:
+    """Return whether a base continues text and hears besides, such as Qwen2-Audio.
+
+    transformers lists these classes among the encoder-decoders, which they are not.
+    """
+    listed = LOADERS["seq2seq"].classes().intersection(config.get("architectures") or ())
+    encodes = config.get("is_encoder_decoder") or config.get("model_type") in ENCODES
+    return bool(listed) and not encodes
+
+
+# encoder-decoders whose config.json does not say so, since it is their class' default
+ENCODES = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
+
+
 def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Architecture:
     """Returns what a model's configuration says it is; "causal" where it says nothing known.
 
@@ -105,6 +155,8 @@ def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Arch
         text = LOADERS["classification"]
         of_texts = text.classes().intersection(classes) or model_type not in LOADERS["image"].names
         return "classification" if model_type in text.names and of_texts else "image"
+    if hears_besides(config):
+        return "causal"
     named = [kind for kind, loader in LOADERS.items() if loader.classes().intersection(classes)]
     speaks = (
         not named and config.get("is_encoder_decoder") and model_type in LOADERS["seq2seq"].names

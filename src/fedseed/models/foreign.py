@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedseed.durable import is_irregular
 from fedseed.errors import RecipeError
 from fedseed.text import shown
 
@@ -52,6 +53,24 @@ def own_code(place: str, config: Mapping[str, Any]) -> str:
         )
     found += [path.name for pattern in CODE_FILES for path in folder.glob(pattern)]
     return shown(", ".join(sorted(set(found))))
+
+
+def check_regular(base: str, folder: Path) -> None:
+    """Check a base's folder before anything in it is read.
+
+    Args:
+        base: what the recipe calls it.
+        folder: where it lies.
+
+    Raises:
+        RecipeError: a file is a pipe or a device, which may be read without end.
+    """
+    for path in sorted(folder.iterdir()):
+        if is_irregular(path):
+            raise RecipeError(
+                f'model.base = "{base}": {path.name} is no regular file (a pipe or a device, or a '
+                "link to one): put the file itself there"
+            )
 
 
 def check_files(base: str, place: str) -> None:

@@ -7,7 +7,8 @@ own initializer_range s, biases zero. So it is part of the base that everybody s
 the base's digest.
 """
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,9 @@ import torch
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Basis, Domain, derive
+from fedseed.text import listed
 
+SHOWN = 6  # classes that a line names
 SPREAD = 0.02  # of a new head's weights where the model's configuration has no initializer_range
 
 
@@ -28,25 +31,58 @@ class Head:
     seed: int  # the run's; decides the weights of a new head
 
     def is_known(self, config: Mapping[str, Any]) -> bool:
-        """Returns whether a base with this config.json tells just these classes apart: the same
-        names in their order.
-
-        Where the base has no names ("LABEL_0" and so on), their number decides.
+        """Returns whether a base with this config.json tells just these classes apart
+        (`match_classes`).
         """
-        named = config.get("id2label")
-        if named is None:
-            return int(config.get("num_labels", 2)) == len(self.classes)
-        names = tuple(
-            str(name) for _, name in sorted((int(number), name) for number, name in named.items())
-        )
-        return names in (self.classes, tuple(f"LABEL_{i}" for i in range(len(self.classes))))
+        return match_classes(self.classes, output_names(config)) is not None
 
-    def options(self) -> dict[str, Any]:
+    def options(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what transformers' configuration is given, so that the model has an output for
         each class.
+
+        A base that tells these classes apart keeps its names for them, if it has some.
         """
-        names = dict(enumerate(self.classes))
-        return {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+        names = output_names(config)
+        outputs = match_classes(self.classes, names)
+        if outputs is None:
+            of_outputs = dict(enumerate(self.classes))
+        elif has_placeholders(names):
+            of_outputs = dict(enumerate(names))
+            of_outputs |= {output: self.classes[k] for k, output in enumerate(outputs)}
+        else:
+            return {}
+        return {
+            "id2label": dict(sorted(of_outputs.items())),
+            "label2id": {name: output for output, name in of_outputs.items()},
+        }
+
+    def account(self, config: Mapping[str, Any], with_head: Collection[str]) -> str:
+        """Returns a line about what became of a base's head; "" where there is nothing to say.
+
+        Args:
+            config: the base's config.json.
+            with_head: names of the classes of models that have such a head.
+        """
+        names, classes = output_names(config), self.classes
+        outputs = match_classes(classes, names)
+        if not set(with_head) & set(config.get("architectures") or ()):
+            return f"a new head is drawn for {listed(classes, SHOWN)}: the base has none"
+        if outputs is None:
+            return (
+                f"a new head is drawn: the base's own tells {listed(names, SHOWN)} apart, the data "
+                f"{listed(classes, SHOWN)} (labels of the base's names, or 0 to {len(names) - 1}, "
+                "would keep it)"
+            )
+        if has_placeholders(names) and not all(map(_is_number, classes)):
+            said = [f"{name} for {label}" for name, label in zip(names, classes, strict=True)]
+            return f"the base's classes have no names: it is taken that {listed(said, SHOWN)}"
+        if has_placeholders(names) or classes == names:
+            return ""
+        said = [
+            f"{names[output]} for {label}"
+            for output, label in zip(outputs or (), classes, strict=False)
+        ]
+        return f"the base's head is kept: {listed(said, SHOWN)}"
 
     def renew(
         self, model: Any, base: str, known: bool, lacking: Collection[str], keeps: bool = False
@@ -90,6 +126,88 @@ class Head:
                     drawn = basis.direction(number, 0, parameter.numel()) * spread
                     parameter.copy_(torch.from_numpy(drawn).reshape(parameter.shape))
         return [name for name in head if name in lacking] if keeps and lacking else head
+
+
+def output_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of a base's outputs in their order, as its config.json has them."""
+    named = config.get("id2label")
+    if named is None:
+        return tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
+    return tuple(
+        str(name) for _, name in sorted((int(number), name) for number, name in named.items())
+    )
+
+
+def has_placeholders(names: Sequence[str]) -> bool:
+    """Returns whether a base's outputs have no names but transformers' own."""
+    return tuple(names) == tuple(f"LABEL_{i}" for i in range(len(names)))
+
+
+def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ...] | None:
+    """Returns which output of a base stands for each class of the data.
+
+    Args:
+        classes: the data's labels, each once.
+        names: of the base's outputs, in their order.
+
+    Returns:
+        The outputs' numbers in the order of the classes; None if the base tells others apart.
+        Classes are found by name, whatever the case and the blanks; by the one number in their
+        names ("4" is "4 stars"); as numbers of all outputs (0 and 1 of NEGATIVE and POSITIVE); and
+        where the outputs have no names, in their order.
+    """
+    found = _find(classes, names, str)
+    if None in found:
+        found = _find(classes, names, _plain)
+    if None in found and all(map(_is_number, classes)):
+        numbers = [int(label) for label in classes]
+        by_number = _unique(map(_only_number, names))  # LABEL_3 is 3
+        found = [by_number.get(number) for number in numbers]
+        if None in found and len(set(numbers)) == len(names):
+            ranks = {number: rank for rank, number in enumerate(sorted(numbers))}
+            is_numbering = sorted(numbers) == list(range(len(names)))
+            if is_numbering or has_placeholders(names):
+                found = [ranks[number] for number in numbers]
+    elif None in found and has_placeholders(names) and len(classes) == len(names):
+        found = list(range(len(names)))
+    outputs = tuple(output for output in found if output is not None)
+    if len(outputs) < len(classes) or len(set(outputs)) < len(classes):
+        return None
+    # most of a base's classes: another task may have two of them by chance
+    return outputs if len(outputs) > len(names) // 2 else None
+
+
+def _find(
+    classes: Sequence[str], names: Sequence[str], key: Callable[[str], str]
+) -> list[int | None]:
+    """Returns the output whose name has the same key as each class; None where there is none."""
+    places = _unique(map(key, names))
+    return [places.get(key(label)) for label in classes]
+
+
+def _plain(name: str) -> str:
+    """Returns a class' name without what people write in several ways."""
+    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
+
+
+def _is_number(label: str) -> bool:
+    return re.fullmatch(r"\s*\d+\s*", label) is not None
+
+
+def _only_number(name: str) -> int | None:
+    """Returns the only whole number in a name; None if there is none, or several."""
+    numbers = re.findall(r"\d+", name)
+    return int(numbers[0]) if len(numbers) == 1 else None
+
+
+def _unique(keys: Iterable[Any]) -> dict[Any, int]:
+    """Returns the place of each key; none at all if two are the same or one is None."""
+    places: dict[Any, int] = {}
+    for place, key in enumerate(keys):
+        if key is None or key in places:
+            return {}
+        places[key] = place
+    return places
 
 
 def head_parameters(model: Any, base: str) -> list[str]:

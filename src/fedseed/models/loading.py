@@ -1,23 +1,42 @@
 """Loading models: the project's own bases, a local folder, or a hub name."""
 
-import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from functools import lru_cache
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
+import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, PretrainedConfig
-from transformers.utils import logging
+from transformers import AutoConfig
 
-from fedseed.errors import RecipeError, closest, to_install
-from fedseed.models import PACKAGED
-from fedseed.models.architectures import LOADERS, Architecture, architecture_of
+from fedseed.errors import RecipeError, to_install
+from fedseed.models import adapters
+from fedseed.models.architectures import (
+    LOADERS,
+    Architecture,
+    Loader,
+    architecture_of,
+    hears_besides,
+    sees_ahead_unless_told,
+)
+from fedseed.models.checkpoint import (
+    ADAPTER_CONFIG,
+    Checkpoint,
+    base_config,
+    find_checkpoint,
+    has_weights,
+    locate,
+    not_loadable,
+    problem,
+    quiet,
+    reach,
+    whole_weights,
+)
 from fedseed.models.foreign import check_files, own_code
 from fedseed.models.heads import Head, head_parameters
 from fedseed.models.placement import deal_out, find_device, spread
@@ -25,91 +44,27 @@ from fedseed.models.quantization import (
     STAND_INS,
     Quantization,
     check_tunable,
-    is_movable,
-    loading_options,
     prepare_loaded,
+    recorded_quantization,
     scale_parameters,
 )
-from fedseed.processes import COMMAND
+from fedseed.models.quantized_loading import loading_options
+from fedseed.models.traits import settle, traits_of
 from fedseed.text import first_line, listed
+from fedseed.weights.codes import is_movable
 
-WEIGHT_FILES = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "pytorch_model*.bin",
-    "pytorch_model.bin.index.json",
-)
-PATIENCE_SECONDS = 10.0  # for the hub's one answer: its client would try for most of a minute
-MOST_LAYERS = 4096  # of a configuration: a model of more would be made until the memory is full
-
-
-def _problem(base: str, what: str) -> RecipeError:
-    return RecipeError(f'model.base = "{base}": {what}')
-
-
-def locate(base: str) -> str:
-    """Returns the folder of a packaged base, an existing folder as it is, or the name for the hub.
-
-    Raises RecipeError if it looks like a path and nothing is there.
-    """
-    if base in PACKAGED:
-        return str(files("fedseed") / "base" / base)
-    path = Path(base).expanduser()
-    if path.is_dir():
-        return str(path)
-    if base.startswith((".", "/", "~")) or base.count("/") > 1:
-        raise _not_there(base)
-    # asking the hub for it could take a minute
-    if "/" not in base and (meant := closest(base, PACKAGED, 0.8)):
-        raise _problem(
-            base, f"did you mean {meant}? It is no folder, and models on the hub are OWNER/NAME"
-        )
-    return base
-
-
-def reach(base: str) -> str:
-    """Returns a place from which `transformers` can load a base without waiting for what will not
-    come.
-
-    That is a folder; a name that the hub knows, as it is; without the hub, the folder in its cache.
-    Raises RecipeError if there is no such folder, and the hub can't be reached or has no such
-    model.
-    """
-    if COMMAND in os.environ:
-        quiet()
-    place = locate(base)
-    return place if Path(place).is_dir() else _ask(place)
-
-
-@lru_cache
-def _ask(place: str) -> str:
-    """Returns what the hub says; it is asked once for a name."""
-    # what the hub's client is built on has changed before: its errors are told apart by what all of
-    # them are
-    from huggingface_hub import HfApi, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-
-    try:
-        HfApi(endpoint=os.environ.get("HF_ENDPOINT")).model_info(place, timeout=PATIENCE_SECONDS)
-        return place
-    except HFValidationError as error:
-        raise _not_there(place, ", and this is no name of the hub") from error
-    except RepositoryNotFoundError as error:
-        raise _not_there(
-            place, ", and the hub has no model of this name that is open to you"
-        ) from error
-    except HfHubHTTPError:
-        return place  # it answers: what is wrong, loading will say
-    except Exception as error:
-        config = try_to_load_from_cache(place, "config.json")
-        if isinstance(config, str):
-            return str(Path(config).parent)
-        raise _not_there(place, f", and the hub can't be reached ({first_line(error)})") from error
-
-
-def _not_there(place: str, why: str = "") -> RecipeError:
-    known = 'give "small", "words", "digits", an existing folder or a hub name'
-    return _problem(place, f"there is no such folder{why}; {known}")
+__all__ = [
+    "base_config",
+    "checkpoint_activations",
+    "choose_trainable",
+    "has_weights",
+    "load_model",
+    "locate",
+    "outline",
+    "quiet",
+    "reach",
+    "read_processor",
+]
 
 
 def load_model(
@@ -125,101 +80,45 @@ def load_model(
     """Returns a model and its tokenizer (or what stands in its place).
 
     Args:
-        base: "small", "words" or "digits" (the project's own), a local folder, or a hub name.
+        base: "small", "words" or "digits" (the project's own), a local folder, or a hub name. The
+            folder of a LoRA is loaded onto its base: a model of peft, whose LoRA trains.
         dtype: "float32", "bfloat16" or "float16".
         trust_remote_code: run code that comes with the model. Without it such a model is refused;
             nobody is asked.
         architecture: what the task needs (`LOADERS`); None: what the model says it is.
         head: the classes that a classifier of images or texts is to tell apart; None: those of the
-            base. A base for other classes, or without a head, gets a new one, whose weights the
-            run's seed decides.
+            base. A base whose outputs can't be matched to them, or without a head, gets a new one,
+            whose weights the run's seed decides.
         device: where the model is to lie (`fedseed.models.placement`).
         attention: how attention is computed, as transformers calls it (`attn_implementation`);
             None: what it chooses.
         quantization: how its linear layers are quantised (`fedseed.models.quantization`); None: as
-            its files are.
+            its files are, or as the folder of a LoRA says.
 
     Raises:
         RecipeError: this machine has no such device; or the base is not found, not loadable, of
-            another kind than the task needs, or with weights or a tokenizer missing.
+            another kind than the task needs, quantised, or with weights or a tokenizer missing.
     """
     where = find_device(device)
-    place, config = reach(base), base_config(base)
-    if not trust_remote_code and (code := own_code(place, config)):
-        unless = "which is not run unless model.trust_remote_code = true; read the code first"
-        raise _problem(base, f"it comes with code of its own ({code}), {unless}")
-    check_files(base, place)
-    classes = [str(name) for name in config.get("architectures") or ()]
-    wanted = architecture or architecture_of(config, head is not None)
+    checkpoint = find_checkpoint(base)
+    quantization = recorded_quantization(checkpoint.adapter, quantization)
+    _check_code(checkpoint, trust_remote_code)
+    wanted = architecture or architecture_of(checkpoint.config, head is not None)
     loader = LOADERS[wanted]
-    texts = wanted == "classification" and head is not None  # any text model gets a head
-    others = {name for kind, other in LOADERS.items() if kind != wanted for name in other.classes()}
-    wrong = (
-        not texts and others.intersection(classes) and not loader.classes().intersection(classes)
-    )
-    known = str(config.get("model_type")) in loader.names
-    if wrong or (not known and not config.get("auto_map") and config.get("model_type")):
-        what = ", ".join(classes) or f"of type {config['model_type']}"
-        raise _problem(base, f"the model is {what}; the task needs {loader.about}")
-    options: dict[str, Any] = (
-        {} if head is None else {**head.options(), "ignore_mismatched_sizes": True}
-    )
+    _check_kind(checkpoint, wanted, head is not None)
+    options: dict[str, Any] = {
+        "dtype": getattr(torch, dtype),
+        "trust_remote_code": trust_remote_code,
+        **_configured(checkpoint, wanted, head),
+        **loading_options(checkpoint, quantization, getattr(torch, dtype), where),
+    }
     if where is not None and where.type != "cpu":
         options["device_map"] = {"": where}  # shard by shard, in their dtype
     if attention is not None:
         options["attn_implementation"] = attention
-    if quantization is not None:
-        options |= loading_options(base, config, quantization, getattr(torch, dtype), where)
-    try:
-        # transformers draws what the files do not have
-        with torch.random.fork_rng(devices=[]), torch.device("cpu" if where is None else where):
-            model, report = loader.auto.from_pretrained(
-                place,
-                dtype=getattr(torch, dtype),
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-                **options,
-            )
-    except (pickle.UnpicklingError, EOFError) as error:  # torch's own advice would be to run it
-        pickled = "its weights are a pickle of more than tensors, or damaged; nothing of it is run"
-        raise _problem(base, f"{pickled}. Ask for model.safetensors") from error
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        asked = isinstance(error, ImportError) or any(
-            word in str(error).lower() for word in ("attn", "attention")
-        )
-        if attention is not None and asked:
-            raise RecipeError(
-                f'model.attention = "{attention}": not to be had for '
-                f"{', '.join(classes) or 'this model'} here "
-                f'({first_line(error)}); leave it out, or take "eager"'
-            ) from error
-        raise _not_loadable(base, place, error) from error
-    lacking = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
-    drawn = [] if head is None else head.renew(model, base, head.is_known(config), lacking, texts)
-    missing = sorted(lacking.difference(drawn))
-    if missing:  # transformers would go on with random numbers in their place
-        of_all = f"all weights of {type(model).__name__} ({listed(missing, 3)} missing)"
-        raise _problem(
-            base,
-            f"its files do not have {of_all}; the task needs {loader.about} (see "
-            "model.architecture)",
-        )
-    try:
-        processor = loader.processor(place, trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        # where sentencepiece is missing, transformers takes its tokenizer.model for tiktoken's, and
-        # asks for tiktoken
-        asked = any(name in str(error).lower() for name in ("sentencepiece", "tiktoken"))
-        # of the hub nobody knows here
-        there = Path(place, "tokenizer.model").is_file() or not Path(place).is_dir()
-        remedy = "save it into the same folder (save_pretrained)"
-        if asked and there and find_spec("sentencepiece") is None:
-            remedy = (
-                "a tokenizer.model, such as LLaMA's, needs sentencepiece: "
-                f"{to_install('sentencepiece')}"
-            )
-        reason = f"its tokenizer or image processor can't be loaded ({first_line(error)})"
-        raise _problem(base, f"{reason}; {remedy}") from error
+    model, report = _read_weights(checkpoint, loader, options, where)
+    _complete(checkpoint, loader, model, report, head)
+    processor = read_processor(checkpoint, loader, trust_remote_code)
     _fit(base, model, processor)
     prepare_loaded(model, quantization, base)
     if wanted == "classification":
@@ -228,17 +127,202 @@ def load_model(
             model.config.pad_token_id = model.config.pad_token_id if pad is None else pad
     if where is None:
         model = spread(model, deal_out(model))
+    traits = settle(model, base)
+    if "is_decoder" in options:
+        traits.notes.append(
+            f"a {type(model).__name__} reads from left to right here (is_decoder = true), as a "
+            "model that continues text must"
+        )
+    if head is not None and (line := head.account(checkpoint.config, loader.classes())):
+        traits.notes.append(line)
+    if checkpoint.adapter is not None:
+        model = adapters.load(model, checkpoint.adapter, trains=True)
     model.eval()
     return model, processor
 
 
-def has_weights(base: str) -> bool:
-    """Returns whether a base has weights to load; a folder may hold none.
+def _check_code(checkpoint: Checkpoint, trusted: bool) -> None:
+    """Raise RecipeError if a base brings code that nobody has allowed, or files that mislead."""
+    places = {checkpoint.place: checkpoint.config}
+    if checkpoint.adapter is not None:
+        places.setdefault(str(checkpoint.adapter), {})
+    for place, config in places.items():
+        code = own_code(place, config)
+        if code and not trusted:
+            unless = "which is not run unless model.trust_remote_code = true; read the code first"
+            raise problem(checkpoint.name, f"it comes with code of its own ({code}), {unless}")
+        check_files(checkpoint.name, place)
 
-    Raises RecipeError if there is no folder.
+
+def _check_kind(checkpoint: Checkpoint, wanted: Architecture, has_head: bool) -> None:
+    """Raise RecipeError if a base is of another kind than the task needs."""
+    loader, config = LOADERS[wanted], checkpoint.config
+    model_type = config.get("model_type")
+    if hears_besides(config) and wanted == "causal":
+        return
+    if hears_besides(config) and wanted == "seq2seq":
+        said = f"the model is {checkpoint.about}, which continues text; the task needs"
+        raise problem(checkpoint.name, f"{said} {loader.about} (model.architecture)")
+    of_texts = wanted == "classification" and has_head  # any text model gets a head
+    others = {name for kind, other in LOADERS.items() if kind != wanted for name in other.classes()}
+    mine = loader.classes().intersection(checkpoint.classes)
+    is_other = not of_texts and others.intersection(checkpoint.classes) and not mine
+    is_unknown = model_type and str(model_type) not in loader.names and not config.get("auto_map")
+    if is_other or is_unknown:
+        said = f"the model is {checkpoint.about}; the task needs {loader.about}"
+        raise problem(checkpoint.name, said)
+
+
+def _configured(checkpoint: Checkpoint, wanted: Architecture, head: Head | None) -> dict[str, Any]:
+    """Return what a base's configuration is given besides what its file says."""
+    options = {} if head is None else head.options(checkpoint.config)
+    if wanted == "causal" and sees_ahead_unless_told(checkpoint.config):
+        options["is_decoder"] = True
+    return options
+
+
+def _read_weights(
+    checkpoint: Checkpoint, loader: Loader, options: dict[str, Any], where: torch.device | None
+) -> tuple[Any, dict[str, Any]]:
+    """Return a model with its files' weights, and transformers' report of what they lacked."""
+    try:
+        # transformers draws what the files do not have
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.device("cpu" if where is None else where),
+            _without_adapter(checkpoint) as place,
+        ):
+            model, report = loader.auto_for(checkpoint.config).from_pretrained(
+                place, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            )
+    except (pickle.UnpicklingError, EOFError) as error:  # torch's own advice would be to run it
+        pickled = "its weights are a pickle of more than tensors, or damaged; nothing of it is run"
+        raise problem(checkpoint.name, f"{pickled}. Ask for model.safetensors") from error
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        raise _unreadable(checkpoint, options.get("attn_implementation"), error) from error
+    if hasattr(model, "peft_config"):
+        raise problem(
+            checkpoint.name,
+            "it is an adapter on the hub: download it into a folder (hf download) and name that",
+        )
+    model.name_or_path = model.config.name_or_path = checkpoint.place
+    return model, report
+
+
+@contextmanager
+def _without_adapter(checkpoint: Checkpoint) -> Iterator[str]:
+    """Give the place of a base's weights; where an adapter lies beside them, one without it.
+
+    transformers would load the adapter, too, and freeze all that there is.
     """
-    folder = Path(locate(base))
-    return not folder.is_dir() or any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES)
+    place = Path(checkpoint.place)
+    if not (place / ADAPTER_CONFIG).is_file():
+        yield checkpoint.place
+        return
+    with TemporaryDirectory(prefix="fedseed-base-") as made:
+        for path in place.iterdir():
+            if not path.name.startswith("adapter_"):
+                Path(made, path.name).symlink_to(path.resolve())
+        yield made
+
+
+def _unreadable(checkpoint: Checkpoint, attention: str | None, error: Exception) -> RecipeError:
+    """Return the error that says why a base's weights can't be read."""
+    said = str(error).lower()
+    if attention is not None and (
+        isinstance(error, ImportError) or "attn" in said or "attention" in said
+    ):
+        return RecipeError(
+            f'model.attention = "{attention}": not to be had for '
+            f"{', '.join(checkpoint.classes) or 'this model'} here "
+            f'({first_line(error)}); leave it out, or take "eager"'
+        )
+    folder = Path(checkpoint.place)
+    others = sorted(path.name for path in folder.glob("*.gguf")) if folder.is_dir() else []
+    if others and not whole_weights(folder):
+        return problem(
+            checkpoint.name,
+            f"its weights are {listed(others, 2)}, which can't be tuned: take the original weights "
+            "(model.safetensors)",
+        )
+    return not_loadable(checkpoint.name, checkpoint.place, error)
+
+
+def _complete(
+    checkpoint: Checkpoint, loader: Loader, model: Any, report: dict[str, Any], head: Head | None
+) -> None:
+    """Draw a new head where there is to be one, and refuse a base that lacks anything else.
+
+    transformers would go on with random numbers in its place.
+    """
+    sizes = {key[0]: key[1:3] for key in report["mismatched_keys"]}
+    lacking = {*report["missing_keys"], *sizes}
+    drawn: Collection[str] = ()
+    if head is not None:
+        is_known = head.is_known(checkpoint.config)
+        keeps = loader is LOADERS["classification"]
+        drawn = head.renew(model, checkpoint.name, is_known, lacking, keeps)
+    missing = sorted(lacking.difference(drawn))
+    if not missing:
+        return
+    misfits = [name for name in missing if name in sizes]
+    if misfits:
+        name = misfits[0]
+        ours, theirs = (list(size) for size in sizes[name])
+        rest = f" (and {len(misfits) - 1:,} more)" if len(misfits) > 1 else ""
+        raise problem(
+            checkpoint.name,
+            f"its file has {name} of shape {ours}, config.json asks for {theirs}{rest}: one of the "
+            "two is another model's",
+        )
+    unexpected = [str(name) for name in report.get("unexpected_keys") or ()]
+    kinds = {"lora": "lora_", "base_layer": "base_layer"}
+    if any(mark in name for name in unexpected for mark in kinds.values()):
+        raise problem(
+            checkpoint.name,
+            "its file has a base and an adapter that were not merged (names with base_layer): "
+            "merge them (merge_and_unload of peft) and save that",
+        )
+    of_all = f"all weights of {type(model).__name__} ({listed(missing, 3)} missing)"
+    wrong_class = not loader.classes().intersection(checkpoint.classes)
+    hint = f"; the task needs {loader.about} (see model.architecture)" if wrong_class else ""
+    raise problem(checkpoint.name, f"its files do not have {of_all}{hint}")
+
+
+def read_processor(checkpoint: Checkpoint, loader: Loader, trusted: bool) -> Any:
+    """Return a base's tokenizer or image processor; an adapter's folder may have its own.
+
+    Raises:
+        RecipeError: it can't be loaded.
+    """
+    places = [checkpoint.place]
+    if checkpoint.adapter is not None and (checkpoint.adapter / "tokenizer_config.json").is_file():
+        places.insert(0, str(checkpoint.adapter))
+    try:
+        return loader.processor(places[0], trusted)
+    except (OSError, ValueError, ImportError) as error:
+        remedy = _tokenizer_remedy(places[0], error)
+        reason = f"its tokenizer or image processor can't be loaded ({first_line(error)})"
+        raise problem(checkpoint.name, f"{reason}; {remedy}") from error
+
+
+def _tokenizer_remedy(place: str, error: Exception) -> str:
+    """Return what to do about a tokenizer that can't be loaded."""
+    said = str(error).lower()
+    if "does not exist or is not currently imported" in said:
+        return (
+            "it was saved by a newer transformers than this one "
+            f"({transformers.__version__}), which knows no such class: install a newer one"
+        )
+    # where sentencepiece is missing, transformers takes its tokenizer.model for tiktoken's, and
+    # asks for tiktoken
+    asked = any(name in said for name in ("sentencepiece", "tiktoken"))
+    # of the hub nobody knows here
+    is_there = Path(place, "tokenizer.model").is_file() or not Path(place).is_dir()
+    if asked and is_there and find_spec("sentencepiece") is None:
+        installing = to_install("sentencepiece")
+        return f"a tokenizer.model, such as LLaMA's, needs sentencepiece: {installing}"
+    return "save it into the same folder (save_pretrained)"
 
 
 def outline(
@@ -256,27 +340,47 @@ def outline(
     The arguments are `load_model`'s; a folder needs a config.json and nothing else. Raises
     RecipeError if the configuration can't be had, or no model can be made from it.
     """
-    base_config(base)
-    options: dict[str, Any] = {} if head is None else head.options()
+    checkpoint = find_checkpoint(base)
+    quantization = recorded_quantization(checkpoint.adapter, quantization)
+    wanted = architecture or architecture_of(checkpoint.config, head is not None)
+    options = _configured(checkpoint, wanted, head)
     attended = {} if attention is None else {"attn_implementation": attention}
     try:
         config = AutoConfig.from_pretrained(
-            reach(base), trust_remote_code=trust_remote_code, **options
+            checkpoint.place, trust_remote_code=trust_remote_code, **options
         )
-        wanted = architecture or architecture_of(config.to_dict(), head is not None)
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            model = LOADERS[wanted].auto.from_config(
-                config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, **attended
+            model = (
+                LOADERS[wanted]
+                .auto_for(checkpoint.config)
+                .from_config(
+                    config,
+                    dtype=getattr(torch, dtype),
+                    trust_remote_code=trust_remote_code,
+                    **attended,
+                )
             )
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise _problem(
+        raise problem(
             base, f"no model can be made from its configuration ({first_line(error)})"
         ) from error
     if quantization is not None:
         # a library's layers are as large as the project's own of as many bits
         prepare_loaded(model, STAND_INS[quantization], base)
+    settle(model, base)
+    if checkpoint.adapter is not None:
+        model = adapters.load(model, checkpoint.adapter, trains=True)
     model.eval()
     return model
+
+
+def embedding_rows(model: Any) -> int | None:
+    """Return how many tokens a model has an embedding for; None: it has no table of them."""
+    try:
+        embeddings = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # CANINE makes embeddings by hashing
+        return None
+    return embeddings.num_embeddings if isinstance(embeddings, torch.nn.Embedding) else None
 
 
 def _fit(base: str, model: Any, processor: Any) -> None:
@@ -285,52 +389,18 @@ def _fit(base: str, model: Any, processor: Any) -> None:
     An image processor has no tokens.
     """
     tokens: Any = getattr(processor, "vocab_size", None)
-    embeddings = None if tokens is None else model.get_input_embeddings()
-    if not isinstance(embeddings, torch.nn.Embedding):
+    rows = None if tokens is None else embedding_rows(model)
+    if rows is None:
         return
-    rows = embeddings.num_embeddings
     used = (processor.bos_token_id, processor.eos_token_id, processor.mask_token_id, tokens - 1)
     highest = max(number for number in used if number is not None)
     if highest >= rows:
         of_model = f"the model has embeddings for {rows:,}: one of them is another model's"
-        raise _problem(base, f"its tokenizer has {highest + 1:,} tokens, {of_model}")
+        raise problem(base, f"its tokenizer has {highest + 1:,} tokens, {of_model}")
     pad = processor.pad_token_id
     # a token that was added for padding; any serves, for padding is masked
     if pad is not None and pad >= rows:
         processor.pad_token = processor.eos_token
-
-
-def base_config(base: str) -> dict[str, Any]:
-    """Returns a base's config.json; nothing is run or loaded.
-
-    Raises RecipeError if it can't be had.
-    """
-    place = reach(base)
-    try:
-        config: dict[str, Any] = PretrainedConfig.get_config_dict(place)[0]
-    except (OSError, ValueError, RecursionError) as error:
-        raise _not_loadable(base, place, error) from error
-    for key, value in config.items():
-        if "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
-            most = f"at most {MOST_LAYERS:,} layers are made; get the file anew"
-            raise _problem(base, f"{key} = {value:,} in config.json: {most}")
-    return config
-
-
-def _not_loadable(base: str, place: str, error: Exception) -> RecipeError:
-    there = "the folder holds no model that can be loaded"
-    what = (
-        there
-        if Path(place).is_dir()
-        else "neither a local folder with a model nor to be had from the hub"
-    )
-    return _problem(base, f"{what} ({first_line(error)})")
-
-
-def quiet() -> None:
-    """Keeps transformers' own progress bars off the screen, and its advice."""
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
 
 
 def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:
@@ -344,10 +414,18 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
         check_tunable(model)
         return
     fixed: frozenset[str] = getattr(model, "fixed_parameters", frozenset())
-    chosen = {
+    matched = {
         name
         for name, _ in model.named_parameters()
         if name not in fixed and any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    if not matched:
+        raise RecipeError(f"model.trainable = {list(patterns)}: no parameter has a name like this")
+    resting = {id(parameter) for parameter in traits_of(model).at_rest}
+    chosen = {
+        name
+        for name, parameter in model.named_parameters()
+        if name in matched and id(parameter) not in resting
     }
     for name, parameter in model.named_parameters():
         if name in chosen and not is_movable(parameter):
@@ -359,7 +437,10 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
     if not chosen:
-        raise RecipeError(f"model.trainable = {list(patterns)}: no parameter has a name like this")
+        raise RecipeError(
+            f"model.trainable = {list(patterns)}: {listed(sorted(matched), 3)} can't be tuned: "
+            "the architecture freezes it, or no text reaches it"
+        )
 
 
 def trainable_names(

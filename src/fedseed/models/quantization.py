@@ -6,8 +6,8 @@
     llm-int8           bitsandbytes: Dettmers et al., "LLM.int8()", NeurIPS 2022
     torchao-int8       torchao: 8-bit weights, a scale for every row
 
-A base whose files are quantised already needs no setting: transformers loads it as its config.json
-says. An adapter is tuned beside the frozen codes, or, of int4 and int8, the scales are tuned.
+A base whose files are quantised already needs no setting (`fedseed.models.quantized_loading`). An
+adapter is tuned beside the frozen codes, or, of int4 and int8, the scales are tuned.
 
 The digest of a quantised base is that of the tensors that the model computes with: codes, scales,
 and what is not quantised, by their names in `state_dict`. It is the same wherever the same files
@@ -17,13 +17,12 @@ Output layers and classification heads are not quantised, nor embeddings, norms 
 """
 
 import json
-import logging
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fedseed.errors import FedseedError, RecipeError, to_install
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.weights.codes import count_stray, holds_codes, is_of_library, is_quantized
 
 if TYPE_CHECKING:
     import torch
@@ -107,63 +106,9 @@ def settings_problem(
     return None
 
 
-def loading_options(
-    base: str,
-    config: Mapping[str, Any],
-    quantization: Quantization,
-    dtype: "torch.dtype",
-    device: "torch.device | None",
-) -> dict[str, Any]:
-    """Return the options with which transformers quantises a base while it loads it.
-
-    Args:
-        base: the base's name, for errors.
-        config: its config.json.
-        quantization: how it is quantised; "int4" and "int8" need no options.
-        dtype: what the layers compute in.
-        device: where the model is to lie; None: the CPU.
-
-    Raises:
-        RecipeError: the base's files are quantised already, or the library is missing.
-    """
-    if "quantization_config" in config:
-        how = config["quantization_config"].get("quant_method", "its own quantiser")
-        raise RecipeError(
-            f'model.quantization = "{quantization}": the files of model.base = "{base}" are '
-            f"quantised already ({how}); leave model.quantization out"
-        )
-    if quantization in BITS:
-        return {}
-    library = LIBRARIES[quantization]
-    if find_spec(library) is None:
-        raise RecipeError(
-            f'model.quantization = "{quantization}" needs {library}: {to_install("quantized")}; '
-            '"int4" and "int8" need nothing'
-        )
-    return {
-        "quantization_config": _library_config(quantization, dtype),
-        "device_map": {"": device or "cpu"},
-    }
-
-
-def _library_config(quantization: Quantization, dtype: "torch.dtype") -> Any:
-    """Return what transformers is told of a library's quantiser."""
-    import transformers
-
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of every cast
-    spared = list(HEADS)
-    if quantization == "torchao-int8":
-        from torchao.quantization import Int8WeightOnlyConfig
-
-        return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=spared)
-    if quantization == "llm-int8":
-        return transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=spared)
-    return transformers.BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=quantization,
-        bnb_4bit_compute_dtype=dtype,
-        llm_int8_skip_modules=spared,
-    )
+def is_adapter_folder(base: str) -> bool:
+    """Return whether a base's name is the folder of an adapter, which is tuned on."""
+    return Path(base, "adapter_config.json").expanduser().is_file()
 
 
 def prepare_loaded(model: "torch.nn.Module", quantization: Quantization | None, base: str) -> None:
@@ -205,29 +150,13 @@ def quantization_of(model: "torch.nn.Module") -> str:
     return ""
 
 
-def is_quantized(model: "torch.nn.Module") -> bool:
-    """Return whether a model, or the base inside an adapter's model, has quantised weights."""
-    base: Any = model
-    if hasattr(model, "peft_config"):
-        base = base.get_base_model()
-    return _is_of_library(base) or any(_holds_codes(parameter) for parameter in base.parameters())
+def splits_outliers(model: "torch.nn.Module") -> bool:
+    """Return whether layers round a row of activations by the rows beside it, as LLM.int8() does.
 
-
-def _is_of_library(model: Any) -> bool:
-    """Return whether transformers has loaded a model with one of its quantisers."""
-    loaded = getattr(model, "hf_quantizer", None) is not None
-    return loaded or bool(getattr(model, "is_quantized", False))
-
-
-def _is_wrapper(tensor: Any) -> bool:
-    """Return whether a tensor is made of others, as torchao's are; shards are not meant."""
-    return hasattr(tensor, "__tensor_flatten__") and not hasattr(tensor, "device_mesh")
-
-
-def _holds_codes(parameter: "torch.Tensor") -> bool:
-    """Return whether a parameter holds a quantised weight's codes."""
-    # bytes, or 8-bit floats
-    return _is_wrapper(parameter) or parameter.element_size() == 1
+    A column with an outlier in any row of the batch is kept apart in all of them.
+    """
+    layers = (module for module in model.modules() if type(module).__name__ == "Linear8bitLt")
+    return any(float(getattr(layer.state, "threshold", 0.0)) > 0 for layer in layers)
 
 
 def describe_quantized(model: "torch.nn.Module") -> str:
@@ -236,9 +165,11 @@ def describe_quantized(model: "torch.nn.Module") -> str:
     Fused experts are the most that may not be. Biases of quantised layers are not counted.
     """
     packed, plain = 0, dict[int, int]()  # counts; what is not quantised by identity
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if ".lora_" in name:  # of an adapter that is tuned on
+            continue
         parameters = list(module.parameters(recurse=False))
-        if any(map(_holds_codes, parameters)):
+        if any(map(holds_codes, parameters)):
             packed += _count_weights(module)
         else:
             plain |= {id(parameter): parameter.numel() for parameter in parameters}
@@ -255,11 +186,6 @@ def _count_weights(layer: Any) -> int:
     return int(layer.nx * layer.nf)  # GPT-2's layers call their sides so
 
 
-def is_movable(parameter: "torch.Tensor") -> bool:
-    """Return whether steps can move a parameter: it holds plain floating-point numbers."""
-    return parameter.is_floating_point() and not _holds_codes(parameter)
-
-
 def check_tunable(model: "torch.nn.Module") -> None:
     """Refuse to tune all of a quantised model: only what is not quantised would move.
 
@@ -268,19 +194,12 @@ def check_tunable(model: "torch.nn.Module") -> None:
     Raises:
         RecipeError: nobody chose what trains; names what would work.
     """
-    if hasattr(model, "peft_config") or not is_quantized(model):
-        return
-    scales = set(_scale_names(model))
-    movable = [p for n, p in model.named_parameters() if n not in scales and is_movable(p)]
-    tunes_scales = any(p.requires_grad for n, p in model.named_parameters() if n in scales)
-    if tunes_scales or not all(p.requires_grad for p in movable):
-        return
-    count = sum(p.numel() for p in movable)
-    raise RecipeError(
-        f"the base is quantised: of its parameters only {count:,} that are not could train. Tune "
-        'an adapter (model.adapter = {kind = "lora"}, or method.name = "fedit"); or take the '
-        'original base with model.quantization = "int4" and model.trainable = "scales"'
-    )
+    if count := count_stray(model):
+        raise RecipeError(
+            f"the base is quantised: of its parameters only {count:,} that are not could train. "
+            'Tune an adapter (model.adapter = {kind = "lora"}, or method.name = "fedit"); or take '
+            'the original base with model.quantization = "int4" and model.trainable = "scales"'
+        )
 
 
 def scale_parameters(model: "torch.nn.Module", base: str) -> list[str]:
@@ -341,7 +260,7 @@ def save_whole(model: Any, folder: Path) -> None:
         folder: where.
     """
     dequantized(model)
-    if _is_of_library(model):
+    if is_of_library(model):
         # in the format of its files transformers can't write what it has loaded quantised
         model.save_pretrained(folder, save_original_format=False)
     else:
@@ -369,3 +288,25 @@ def read_quantization(folder: Path) -> Quantization | None:
     except (ValueError, LookupError, TypeError) as error:
         raise FedseedError(f"{path}: not valid: {error}") from error
     return quantization or None
+
+
+def recorded_quantization(
+    adapter: Path | None, quantization: Quantization | None
+) -> Quantization | None:
+    """Return how a base is to be quantised, as its user or the folder of its adapter says.
+
+    Args:
+        adapter: the folder of an adapter that lies on top of the base; None: there is none.
+        quantization: what the user gives; None: nothing.
+
+    Raises:
+        FedseedError: the file that says so is not valid.
+        RecipeError: the two differ.
+    """
+    recorded = None if adapter is None else read_quantization(adapter)
+    if None not in (recorded, quantization) and recorded != quantization:
+        raise RecipeError(
+            f'model.quantization = "{quantization}": the adapter in {adapter} was tuned on a base '
+            f'quantised as "{recorded}"; leave model.quantization out'
+        )
+    return quantization or recorded

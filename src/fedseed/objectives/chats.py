@@ -16,8 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, TemplateError, nodes
 
-from fedseed.objectives.tokens import Span, Tokens
-from fedseed.tasks.chats import answers_of
+from fedseed.objectives.tokens import GUARDS, Span, TextTokens, Tokens
 from fedseed.tasks.data import Chat
 
 Message = Mapping[str, Any]
@@ -28,6 +27,10 @@ TODAY = """{%- macro strftime_now(format) -%}
 {%- endmacro -%}
 """
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# a block of reasoning with nothing in it, as chat templates write it
+EMPTY_THINKING = re.compile(
+    r"\s*(?:<(think|thinking|thought|reasoning)>\s*</\1>|\[THINK\]\s*\[/THINK\])\s*"
+)
 PROBE = "probe of the system"
 MOST_TIMES = 1000  # the largest number that a template may multiply by
 Written = tuple[str, Sequence[Span]]  # a chat as text, and where its answers are, in characters
@@ -39,12 +42,15 @@ class ChatTemplate:
     Args:
         tokenizer: a fast `transformers` tokenizer: it says which characters a token stands for.
         given: a Jinja template in place of the tokenizer's own.
+        arguments: what else the template is given, such as `enable_thinking`.
 
     Raises:
         ValueError: the tokenizer does not say which characters its tokens stand for.
     """
 
-    def __init__(self, tokenizer: Any, given: str = "") -> None:
+    def __init__(
+        self, tokenizer: Any, given: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
         if not tokenizer.is_fast:
             raise ValueError(
                 "its tokenizer does not say which characters a token stands for (it is no fast "
@@ -53,9 +59,11 @@ class ChatTemplate:
                 '"plain"'
             )
         self.tokenizer = tokenizer
+        self._text_tokens = TextTokens(tokenizer)
         self._given = given
+        self._arguments = dict(arguments or {})
 
-    def _text(
+    def write(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False
     ) -> str:
         """Returns a chat as the template writes it.
@@ -86,7 +94,7 @@ class ChatTemplate:
         """Returns whether the template writes a system message."""
         system = {"role": "system", "content": PROBE}
         try:
-            return PROBE in self._text([system, {"role": "user", "content": "a"}], asking=True)
+            return PROBE in self.write([system, {"role": "user", "content": "a"}], asking=True)
         except ValueError:
             return False
 
@@ -107,7 +115,7 @@ class ChatTemplate:
                 tools=[dict(tool) for tool in tools] or None,
                 chat_template=self._template(tools),
                 **how,
-                **self.tokenizer.special_tokens_map,
+                **{**self.tokenizer.special_tokens_map, **self._arguments},
             )
         except TemplateError as error:
             raise ValueError(f"the chat template refuses it: {error}") from error
@@ -116,23 +124,28 @@ class ChatTemplate:
         return texts[0], found[0] if found else ()
 
     def _write(
-        self, messages: Sequence[Message], tools: Sequence[Message], last_only: bool
+        self, messages: Sequence[Message], tools: Sequence[Message], wanted: Sequence[int]
     ) -> list[Written]:
-        """Returns a chat with the places of its answers.
+        """Return a chat with the places of its answers.
 
         Several texts where the template rewrites earlier answers.
+
+        Args:
+            messages: the chat.
+            tools: functions that the assistant may call.
+            wanted: the numbers of the answers that are learnt.
         """
         if GENERATION.search(self._template(tools)):
             text, marked = self._rendered(messages, tools, return_assistant_tokens_mask=True)
             if not marked:
                 raise ValueError("the chat template marks no answer ({% generation %}) in it")
-            return [(text, marked[-1:] if last_only else marked)]
-        wanted = answers_of(messages)[-1:] if last_only else answers_of(messages)
-        whole = self._text(messages, tools)
+            if (places := _marked_places(marked, messages, wanted)) is not None:
+                return [(text, places)]
+        whole = self.write(messages, tools)
         written: list[Written] = []
-        for i in wanted:
-            asked = self._text(messages[:i], tools, asking=True)
-            text = whole if i == len(messages) - 1 else self._text(messages[: i + 1], tools)
+        for i in filter(None, wanted):
+            asked = self.write(messages[:i], tools, asking=True)
+            text = whole if i == len(messages) - 1 else self.write(messages[: i + 1], tools)
             written.append((text, [(len(asked), len(text))]))
             if not text.startswith(asked):
                 raise ValueError(
@@ -153,16 +166,33 @@ class ChatTemplate:
         """
         try:
             messages, merged = self._accepted(chat.messages)
-            written = self._write(messages, chat.tools, chat.style.loss_on == "last")
+            shift = len(chat.messages) - len(messages)  # of a system message that is merged
+            wanted = [number - shift for number in chat.learnt_answers]
+            if chat.style.loss_on == "last":
+                wanted = wanted[-1:]
+            elif messages[0]["role"] == "assistant" and not chat.unlearnt:
+                wanted = [0, *wanted]  # for a template that marks it
+            written = self._write(messages, chat.tools, wanted)
             named = (str(tool.get("function", tool).get("name", "")) for tool in chat.tools)
             unseen = any(name not in written[0][0] for name in named)
-            remarked = {"system": merged, "apart": len(written) > 1, "tools": unseen}
-            remarks = tuple(remark for remark, true in remarked.items() if true)
+            remarked = {
+                "system": merged,
+                "apart": len(written) > 1,
+                "tools": unseen,
+                "arguments": not self._uses_arguments(chat.tools),
+            }
+            remarks = (*chat.remarks, *(remark for remark, true in remarked.items() if true))
             return [self._tokens(text, answers, remarks) for text, answers in written]
         except ValueError as error:
             raise ValueError(f"{chat.where or repr(chat.prompt[:60])}: {error}") from error
 
+    def _uses_arguments(self, tools: Sequence[Message]) -> bool:
+        """Return whether the template names all arguments that it is given besides the chat."""
+        template = self._template(tools) if self._arguments else ""
+        return all(re.search(rf"\b{re.escape(name)}\b", template) for name in self._arguments)
+
     def _tokens(self, text: str, answers: Sequence[Span], remarks: tuple[str, ...] = ()) -> Tokens:
+        answers = [(_past_empty_thinking(text, begin, end), end) for begin, end in answers]
         ids, places = self._encode(text, [begin for begin, _ in answers])
         spans = [self._answer(ids, places, begin, end) for begin, end in answers]
         begin, end = spans[-1]
@@ -182,10 +212,22 @@ class ChatTemplate:
             return ids, places
         ids, places = [], []
         for begin, end in pairwise([0, *cuts, len(text)]):
-            more, there = self._encode_whole(text[begin:end])
+            more, there = self._encode_after(text[:begin], text[begin:end])
             ids += more
             places += [(begin + a, begin + b) for a, b in there]
         return ids, places
+
+    def _encode_after(self, before: str, text: str) -> tuple[list[int], list[Span]]:
+        """Return the tokens and places of a text that goes on after another one."""
+        if before and self._text_tokens.adds_blank:
+            for guard in (before[-1], *GUARDS):
+                known = self._text_tokens.ids(guard)
+                ids, places = self._encode_whole(guard + text)
+                if ids[: len(known)] == known:
+                    length = len(guard)
+                    rest = [(begin - length, end - length) for begin, end in places[len(known) :]]
+                    return ids[len(known) :], rest
+        return self._encode_whole(text)
 
     def _encode_whole(self, text: str) -> tuple[list[int], list[Span]]:
         """Returns a text's tokens and places.
@@ -233,11 +275,37 @@ class ChatTemplate:
         """
         probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         try:
-            tokens = self._tokens(*self._write(probe, [], last_only=True)[-1])
+            tokens = self._tokens(*self._write(probe, [], [1])[-1])
         except ValueError:
             return None
         end = tokens.ids[tokens.learnt[-1][1] - 1]
         return end if end in self._enders else None
+
+
+def _marked_places(
+    marked: Sequence[Span], messages: Sequence[Message], wanted: Sequence[int]
+) -> Sequence[Span] | None:
+    """Return the places of the wanted answers among those that a template marks.
+
+    None: they can't be told apart, since the template marks more or fewer than there are.
+    """
+    said = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(marked) == len(said):
+        return [place for number, place in zip(said, marked, strict=True) if number in wanted]
+    answers = [number for number in said if number]
+    if list(wanted) == answers:
+        return marked
+    return marked[-1:] if list(wanted) == answers[-1:] else None
+
+
+def _past_empty_thinking(text: str, begin: int, end: int) -> int:
+    """Return where an answer begins once an empty block of reasoning is passed over.
+
+    Some templates write such a block where the data has no reasoning. To learn it would teach the
+    model not to think.
+    """
+    found = EMPTY_THINKING.match(text, begin, end)
+    return begin if found is None or found.end() >= end else found.end()
 
 
 def _check_products(template: str) -> None:

@@ -51,19 +51,23 @@ class TextClasses(Scoring, TextObjective):
             else TextObjective.needed
         )
 
+    def probe_ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text)["input_ids"])
+
     def items(self, example: Choice | Cloze) -> list[ClassifiedText]:
         if isinstance(example, Choice):
             text = example.text or example.prompt
         else:
             text = example.text.replace(MASK, self.tokenizer.mask_token or "")
-        ids = tuple(self.tokenizer(text)["input_ids"])
+        ids = tuple(self.text_tokens.whole(text))
         return [ClassifiedText(ids, example.gold)] if len(ids) <= self.max_length else []
 
     def scores(
         self, model: Any, items: Sequence[ClassifiedText], at_once: int | None = None
     ) -> torch.Tensor:
         """Returns the classes' logits."""
-        return self.logits_of(model, [item.ids for item in items]).float()
+        logits = self.logits_of(model, [item.ids for item in items]).float()
+        return logits if self.outputs is None else logits[:, list(self.outputs)]
 
 
 class Images(Scoring):
@@ -126,4 +130,5 @@ class Images(Scoring):
         first = next(model.parameters())
         values = placed(self.pixel_values(items), first.device).to(first.dtype)
         logits: torch.Tensor = model(pixel_values=values).logits
-        return logits.float()
+        logits = logits.float()
+        return logits if self.outputs is None else logits[:, list(self.outputs)]

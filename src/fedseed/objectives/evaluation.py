@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedseed.objectives.generation import responses_to
-from fedseed.objectives.losses import Objective, Scoring
+from fedseed.objectives.losses import Objective, Scoring, TextObjective
 from fedseed.objectives.prepared import Prepared, prepare
 from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.settings import EvaluationSettings
@@ -57,7 +57,7 @@ def measure(
     if wanted:
         last = [items[-1] for items in prepared.made]
         responses = responses_to(model, objective, prepared.examples, last, settings.max_new_tokens)
-        answers = [e.answers or (e.response,) for e in prepared.examples]
+        answers = [objective.references_of(example) for example in prepared.examples]
         metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in wanted})
     return metrics
 
@@ -89,3 +89,29 @@ def choice_metrics(
         "accuracy": 100.0 * right / len(items),
     }
     return metrics | ({"macro_f1": scoring.macro_f1(found, gold)} if objective.are_classes else {})
+
+
+def score_notes(
+    objective: Any, prepared: Prepared, scores: Sequence[str], settings: EvaluationSettings
+) -> list[str]:
+    """Return a line that says what Rouge-L counts, where answers have letters beyond a-z.
+
+    Args:
+        objective: what learns from the examples.
+        prepared: what is evaluated on.
+        scores: how the task scores generated answers.
+        settings: say what else is measured.
+    """
+    language = objective.language if isinstance(objective, Rewarded) else objective
+    is_scored = settings.rouge and "rouge_l" in (*scores, *settings.metrics)
+    generates = isinstance(language, TextObjective) and not isinstance(language, Scoring)
+    if not is_scored or not generates:
+        return []
+    answers = [language.references_of(example)[0] for example in prepared.examples]
+    share = scoring.share_of_accents(answers)
+    if not share:
+        return []
+    about = f"{share:.1%} of the words in the answers of {prepared.name} have letters beyond a-z"
+    if scoring.keeps_accents(answers):
+        return [f"Rouge-L counts words with their accents: {about}"]
+    return [f"Rouge-L counts a-z and 0-9 alone, as rouge-score does: {about}"]

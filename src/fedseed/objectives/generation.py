@@ -13,10 +13,11 @@ import torch
 from jinja2 import TemplateError
 
 from fedseed.errors import FedseedError, NonFiniteError, RecipeError
-from fedseed.models import adapters
+from fedseed.models import adapters, writing
+from fedseed.models.traits import traits_of
 from fedseed.objectives.losses import TextObjective
 from fedseed.objectives.template_variables import template_variables
-from fedseed.objectives.tokens import beginning, longest_input, padded
+from fedseed.objectives.tokens import TextTokens, longest_input, padded
 from fedseed.tasks.data import Example
 from fedseed.weights.row_losses import Around
 
@@ -33,6 +34,7 @@ def continued(
     pad: int | None,
     room: int,
     encodes: bool,
+    scored: bool = True,
     **how: Any,
 ) -> list[list[int]]:
     """Returns the tokens that a model makes of each of some prompts, which go through it together.
@@ -44,11 +46,19 @@ def continued(
             None: 0.
         room: new tokens at most.
         encodes: whether an encoder reads the prompts.
+        scored: whether the answers are compared, and so depend on nothing but their prompts;
+            otherwise the model's own generation settings count.
         how: what else `generate` of transformers is given.
     """
     ids, mask = padded(prompts, pad or 0, left=not encodes)
     device = next(model.parameters()).device
-    with adapters.at_home(model, device), adapters.hushed():
+    whole = model.get_base_model() if adapters.is_installed(model) else model
+    settings = writing.for_scoring(whole) if scored else writing.for_people(whole)
+    with (
+        adapters.at_home(model, device),
+        adapters.hushed(),
+        writing.generating(whole, settings),
+    ):
         output = model.generate(
             input_ids=ids.to(device),
             attention_mask=mask.to(device),
@@ -75,7 +85,8 @@ def generate(
 
     A prompt that leaves fewer positions than `max_new_tokens` gets as many tokens as the model has
     room for. With an adapter's virtual tokens only prompts of one length share a batch: padding
-    would stand between the virtual tokens and the prompt, and push them away from each other.
+    would stand between the virtual tokens and the prompt, and push them away from each other. So
+    it is with models that padding changes (`fedseed.models.traits`).
 
     Args:
         model: a causal language model, or an encoder-decoder.
@@ -106,7 +117,9 @@ def generate(
     # an encoder-decoder's configuration says it
     how: dict[str, Any] = {} if encodes else {"eos_token_id": stops}
     texts = [""] * len(prompts)
-    apart = adapters.has_virtual_tokens(model)
+    traits = traits_of(model)
+    # padding would count for such a model
+    apart = adapters.has_virtual_tokens(model) or traits.equal_lengths or traits.equal_prompts
     most = max(room, default=0)
     order = sorted(
         (i for i in range(len(encoded)) if 0 < room[i] == most), key=lambda i: (len(encoded[i]), i)
@@ -239,9 +252,10 @@ class Writer:
             RecipeError: it is empty.
             FedseedError: it leaves no room for an answer.
         """
-        start = () if self._encodes else beginning(self.tokenizer)
-        ids = self.tokenizer(prompt, add_special_tokens=self._encodes)["input_ids"]
-        return self._checked([*start, *ids])
+        tokens = TextTokens(self.tokenizer)
+        if self._encodes:
+            return self._checked(tokens.whole(prompt))
+        return self._checked(tokens.from_start(tokens.ids(prompt)))
 
     def chat_ids(
         self,
@@ -399,6 +413,8 @@ class Writer:
                 pad,
                 room,
                 self._encodes,
+                scored=False,
+                tokenizer=self.tokenizer,  # for the stop strings that a base may have
                 **self._how,
                 stopping_criteria=[follower],
             )

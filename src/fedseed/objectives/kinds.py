@@ -113,16 +113,27 @@ def kind_of(
         )
     if prefix:
         kind = replace(kind, objective=partial(kind.objective, prefix=prefix))
+    return kind, classes_of(kind, data)
+
+
+def classes_of(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:
+    """Returns the classes that a task's examples are of, in the order of their numbers.
+
+    Raises:
+        ValueError: texts have options of their own each.
+    """
     if kind.architecture != "classification":
-        return kind, data.classes
+        return data.classes
     options = [
-        example.options if isinstance(example, Choice) else example.words for example in examples
+        example.options if isinstance(example, Choice) else example.words
+        for client in data.clients
+        for example in client.examples
     ]
     if any(other != options[0] for other in options):
         raise ValueError(
             "each example has options of its own, which are no classes: it needs a language model"
         )
-    return kind, tuple(option.strip() for option in options[0])
+    return tuple(option.strip() for option in options[0])
 
 
 def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:

@@ -1,5 +1,6 @@
 """Objectives: from examples to a loss."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,19 +8,31 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fedseed.errors import RecipeError
 from fedseed.models import adapters
+from fedseed.models.traits import traits_of
 from fedseed.objectives.chats import ChatTemplate
-from fedseed.objectives.tokens import IGNORE, Tokens, Truncate, beginning, fitted, padded, placed
-from fedseed.tasks.chats import answers_of, plain_form
+from fedseed.objectives.tokens import (
+    IGNORE,
+    TextTokens,
+    Tokens,
+    Truncate,
+    fitted,
+    padded,
+    placed,
+)
+from fedseed.tasks.chats import plain_form
 from fedseed.tasks.data import Chat, ChatStyle, Choice, Example
 
 
 class Objective(ABC):
     """What training and evaluation ask of an objective, and what most objectives share."""
+
+    # how many tokens the model has an embedding for; None: not known, or none at all
+    rows: int | None = None
 
     @abstractmethod
     def items(self, example: Any) -> list[Any]:
@@ -69,6 +82,7 @@ class TextObjective(Objective):
         self, tokenizer: Any, max_length: int = 1024, truncate: Truncate = "drop", prefix: str = ""
     ) -> None:
         self.tokenizer = tokenizer
+        self.text_tokens = TextTokens(tokenizer)
         self.max_length = max_length
         self.truncate = truncate
         self.prefix = prefix
@@ -78,18 +92,35 @@ class TextObjective(Objective):
         self.pad = needed if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._made: dict[Any, Any] = {}  # what is made once: a chat template, words' tokens
 
-    @cached_property
+    @property
     def start(self) -> tuple[int, ...]:
         """Returns the tokens at the beginning of every text."""
-        return beginning(self.tokenizer)
+        return self.text_tokens.start
 
     def ids_of(self, text: str) -> list[int]:
         """Returns a text's tokens, without special ones."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self.text_tokens.ids(text)
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Returns the tokens of what stands before the response."""
-        return [*self.start, *self.ids_of(prompt)]
+        return self.text_tokens.from_start(self.ids_of(prompt))
+
+    def references_of(self, example: Example) -> tuple[str, ...]:
+        """Return the right answers to an example, as a model's answer is decoded.
+
+        A special token that ends them is no part of the answer.
+        """
+        references = example.answers or (example.response,)
+        return tuple(
+            text.rstrip().removesuffix(ender)
+            if (ender := self.text_tokens.ender_of(text))
+            else text
+            for text in references
+        )
+
+    def probe_ids(self, text: str) -> list[int]:
+        """Returns a text's tokens as the model is given them, to ask it about itself."""
+        return self.prompt_ids(text)
 
     def ends_of(self, example: Example) -> tuple[int, ...]:
         """Returns the tokens that end a response to an example, besides the end-of-sequence
@@ -107,12 +138,50 @@ class TextObjective(Objective):
                 head (rows, classes).
         """
         device = next(model.parameters()).device
-        ids, mask = padded(rows, self.pad)
-        with adapters.at_home(model, device):
-            inputs = {"input_ids": placed(ids, device), "attention_mask": placed(mask, device)}
-            found: torch.Tensor = model(**inputs, **options).logits
-        # an adapter's virtual tokens stand before a row
-        return found[:, -ids.shape[1] :] if found.ndim > 2 else found
+
+        def logits_together(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+            ids, mask = padded(rows, self.pad)
+            with adapters.at_home(model, device):
+                inputs = {"input_ids": placed(ids, device), "attention_mask": placed(mask, device)}
+                found: torch.Tensor = model(**inputs, **options).logits
+            # an adapter's virtual tokens stand before a row
+            return found[:, -ids.shape[1] :] if found.ndim > 2 else found
+
+        return by_length(model, rows, logits_together)
+
+
+def by_length(
+    model: Any,
+    rows: Sequence[Any],
+    compute: Callable[[Sequence[Any]], torch.Tensor],
+    length: Callable[[Any], Any] = len,
+) -> torch.Tensor:
+    """Returns what a model computes of rows: of all together, or of those of one length, where its
+    padding would count (`fedseed.models.traits`).
+
+    Args:
+        model: the model.
+        rows: what goes through it.
+        compute: returns logits of some rows, shape (rows, longest row, vocabulary) or (rows,
+            classes).
+        length: of a row; rows of equal length need no padding.
+
+    Returns:
+        The logits in the rows' order, with zeros where a row has no token.
+    """
+    lengths = [length(row) for row in rows]
+    if len(set(lengths)) < 2 or not traits_of(model).equal_lengths:
+        return compute(rows)
+    parts, places = [], []
+    for one in sorted(set(lengths)):
+        chosen = [place for place, other in enumerate(lengths) if other == one]
+        parts.append(compute([rows[place] for place in chosen]))
+        places += chosen
+    if parts[0].ndim > 2:
+        longest = max(part.shape[1] for part in parts)
+        parts = [pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
+    order = torch.argsort(torch.tensor(places, device="cpu")).to(parts[0].device)
+    return torch.cat(parts)[order]
 
 
 class Scoring(Objective):
@@ -124,6 +193,8 @@ class Scoring(Objective):
 
     batch: ClassVar[int] = 32  # sequences (options, texts, pictures) that are evaluated at a time
     are_classes: ClassVar[bool] = False  # whether the options are the same for all
+    # which of a classifier's outputs stands for each class, the others after them; None: in order
+    outputs: tuple[int, ...] | None = None
 
     @abstractmethod
     def scores(self, model: Any, items: Sequence[Any], at_once: int | None = None) -> torch.Tensor:
@@ -171,9 +242,11 @@ class CausalLM(TextObjective):
     """Next-token loss on the response only (and on the end-of-sequence token after it).
 
     The sequence is what the tokenizer puts before any text (BOS or nothing,
-    `fedseed.objectives.tokens.beginning`), prompt, response, EOS (or the example's own `stop`);
-    prompt and response are tokenised apart, so that the boundary does not depend on merges across
-    it. Without a prompt all of the text is learnt. A chat is what its tokenizer's template writes
+    `fedseed.objectives.tokens.beginning`), prompt, response, EOS (or the example's own `stop`):
+    each special token once, also where a template has written it already. No token reaches across
+    the boundary of prompt and response, and the response begins with the tokens that it has after
+    the prompt in plain transformers (`fedseed.objectives.tokens.TextTokens`). Without a prompt all
+    of the text is learnt. A chat is what its tokenizer's template writes
     (`fedseed.objectives.chats`), with loss on what the assistant says. Longer examples are cut as
     `truncate` says. `TextObjective` has the arguments and errors.
     """
@@ -215,12 +288,13 @@ class CausalLM(TextObjective):
         template = self._template_of(example.style)
         if template is not None:
             return template.prepare(example)
-        remarks = () if example.style.writing == "plain" else ("plain",)
-        wanted = (
-            answers_of(example.messages)
-            if example.style.loss_on == "all"
-            else [len(example.messages) - 1]
-        )
+        remarks = example.remarks
+        if example.style.writing != "plain":
+            remarks += ("plain",)
+        if example.style.template_arguments:
+            remarks += ("arguments",)
+        last = len(example.messages) - 1
+        wanted = example.learnt_answers if example.style.loss_on == "all" else [last]
         return [
             self._pair(*plain_form(example.messages, example.tools, i), remarks=remarks)
             for i in wanted
@@ -229,10 +303,20 @@ class CausalLM(TextObjective):
     def _pair(
         self, prompt: str, response: str, stop: str = "", remarks: tuple[str, ...] = ()
     ) -> Tokens:
-        before, after = self.prompt_ids(prompt), self.ids_of(response + stop)
-        ids = (*before, *after) if stop else (*before, *after, self.tokenizer.eos_token_id)
+        ender = "" if stop else self.text_tokens.ender_of(response)
+        if ender:
+            response = response.rstrip()
+        before = self.ids_of(prompt)
+        after = self.text_tokens.after(prompt, response + stop)
+        if not stop and not ender:
+            after = [*after, self.tokenizer.eos_token_id]
+        ids = self.text_tokens.from_start([*before, *after])
+        was_begun = bool(self.start) and len(ids) == len(before) + len(after)
+        begin = len(ids) - len(after)
+        if ender or was_begun:
+            remarks += ("rendered",)
         # nothing says what a first token should be
-        return Tokens(ids, max(1, len(before)), remarks=remarks)
+        return Tokens(tuple(ids), max(1, begin), remarks=remarks)
 
     def _template_of(self, style: ChatStyle) -> ChatTemplate | None:
         """Returns what writes chats of a style; None: they are written plainly."""
@@ -245,17 +329,22 @@ class CausalLM(TextObjective):
                 'task.chat_template = "own": the base\'s tokenizer has no chat template; give a '
                 "file with one"
             )
-        if style.template not in self._made:
+        arguments = style.template_arguments
+        key = style.template, json.dumps(arguments, sort_keys=True, default=str)
+        if key not in self._made:
             try:
-                self._made[style.template] = ChatTemplate(self.tokenizer, style.template)
+                self._made[key] = ChatTemplate(self.tokenizer, style.template, arguments)
             except ValueError as error:
                 raise RecipeError(f"model.base: {error}") from error
-        found: ChatTemplate = self._made[style.template]
+        found: ChatTemplate = self._made[key]
         return found
 
     def ends_of(self, example: Example) -> tuple[int, ...]:
         template = self._template_of(example.style) if isinstance(example, Chat) else None
-        end = None if template is None else template.end_of_turn
+        if template is not None:
+            end = template.end_of_turn
+        else:
+            end = self.text_tokens.enders.get(self.text_tokens.ender_of(example.response))
         return () if end is None or end == self.tokenizer.eos_token_id else (end,)
 
     def weight(self, item: Tokens) -> int:
@@ -297,7 +386,7 @@ class Choices(Scoring, TextObjective):
     def items(self, example: Choice) -> list[Options]:
         prompt, options = (
             self.prompt_ids(example.prompt),
-            [self.ids_of(option) for option in example.options],
+            [self.text_tokens.after(example.prompt, option) for option in example.options],
         )
         if not all(options):
             raise ValueError(f"option {example.options[options.index([])]!r} has no token")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedseed.objectives.losses import Scoring, TextObjective
-from fedseed.objectives.tokens import padded, placed
+from fedseed.objectives.tokens import GUARDS, padded, placed
 from fedseed.tasks.data import MASK
 
 
@@ -51,7 +51,7 @@ class MaskedLM(Scoring, TextObjective):
             return found
         ids: list[int] = []
         for word in words:
-            tokens = self.ids_of(word)
+            tokens = self._word_tokens(word)
             if len(tokens) != 1 or tokens[0] == self.tokenizer.unk_token_id:
                 parts = self.tokenizer.convert_ids_to_tokens(tokens)
                 raise ValueError(
@@ -65,9 +65,13 @@ class MaskedLM(Scoring, TextObjective):
         self._made[words] = tuple(ids)
         return tuple(ids)
 
+    def _word_tokens(self, word: str) -> list[int]:
+        """Return a word's tokens where it stands."""
+        return self.ids_of(word)
+
     def items(self, example: Any) -> list[Blank]:
         words, mask = self._word_ids(example.words), self.tokenizer.mask_token_id
-        ids = self.tokenizer(example.text.replace(MASK, self.tokenizer.mask_token))["input_ids"]
+        ids = self.text_tokens.whole(example.text.replace(MASK, self.tokenizer.mask_token))
         if ids.count(mask) != 1:
             raise ValueError(
                 f"the text must have one {self.tokenizer.mask_token}: {example.text[:60]!r}"
@@ -100,6 +104,9 @@ class NextWords(MaskedLM):
 
     needed = TextObjective.needed
     options: ClassVar[Mapping[str, Any]] = {"use_cache": False}
+
+    def _word_tokens(self, word: str) -> list[int]:
+        return self.text_tokens.after(GUARDS[0], word)
 
     def items(self, example: Any) -> list[Blank]:
         words, ids = self._word_ids(example.options), self.prompt_ids(example.prompt)

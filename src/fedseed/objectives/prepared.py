@@ -18,6 +18,13 @@ REMARKS = {
     "system": "have their system message in the first user's: the chat template has no place "
     "for it",
     "tools": "have tools that the chat template leaves out",
+    "undescribed": "call functions that nothing beside the messages describes (tools, functions or "
+    "tool_defs)",
+    "others": "have messages of others than the assistant that are marked to be learnt: only the "
+    "assistant's are",
+    "arguments": "have template arguments (chat_template_kwargs) that the chat template does not "
+    "use",
+    "rendered": "begin or end with special tokens already, which are not put there once more",
     "split": "are pieces of longer texts",
 }
 
@@ -46,10 +53,38 @@ def prepare(objective: Objective, name: str, examples: Sequence[Any]) -> Prepare
     """Makes examples ready.
 
     The objective decides which can be used, and `name` says whose they are.
+
+    Raises:
+        RecipeError: an example has a token that the model has no embedding for.
     """
     made = objective.each(examples)
+    if objective.rows is not None:
+        for example, items in zip(examples, made, strict=True):
+            for item in items:
+                _check_rows(objective, item, name, example)
     usable = [example for example, items in zip(examples, made, strict=True) if items]
     return Prepared(name, usable, [items for items in made if items], made.count([]))
+
+
+def _check_rows(objective: Any, item: Any, name: str, example: Any) -> None:
+    """Raises RecipeError if a token of an item is beyond the model's embedding."""
+    tokens = [
+        token
+        for one in getattr(item, "sequences", (item,))
+        for token in (*getattr(one, "ids", ()), *getattr(one, "words", ()))
+    ]
+    highest = max(tokens, default=-1)
+    if highest < objective.rows:
+        return
+    text = objective.tokenizer.convert_ids_to_tokens(highest)
+    where = getattr(example, "where", "")
+    place = f"{name} ({where})" if where else name
+    raise RecipeError(
+        f"model.base: an example of {place} has the token {text!r} (number {highest:,}), the model "
+        f"embeddings for {objective.rows:,} tokens: tokens were added to its tokenizer alone. Load "
+        "both in transformers, call model.resize_token_embeddings(len(tokenizer)), and save both "
+        "into one folder"
+    )
 
 
 def prepare_sets(

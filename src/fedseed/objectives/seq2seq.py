@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from fedseed.objectives.losses import Choices, Options, TextObjective, losses_of_rows
+from fedseed.errors import RecipeError
+from fedseed.objectives.losses import (
+    Choices,
+    Options,
+    TextObjective,
+    by_length,
+    losses_of_rows,
+)
 from fedseed.objectives.tokens import IGNORE, Tokens, padded, placed
 from fedseed.tasks.data import Choice, Example
 
@@ -29,7 +36,7 @@ class Seq2SeqLM(TextObjective):
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Returns the tokens of a prompt, with the prefix before it."""
-        return list(self.tokenizer(self.prefix + prompt)["input_ids"])
+        return self.text_tokens.whole(self.prefix + prompt)
 
     def pair(self, prompt: str, response: str) -> Tokens:
         """Returns a prompt and a response as tokens, each with its special tokens."""
@@ -52,14 +59,63 @@ class Seq2SeqLM(TextObjective):
 
     def losses(self, model: Any, items: Sequence[Tokens]) -> torch.Tensor:
         device = next(model.parameters()).device
-        ids, mask = padded([item.ids[: item.response_start] for item in items], self.pad)
+
+        def logits_together(items: Sequence[Tokens]) -> torch.Tensor:
+            ids, mask = padded([item.ids[: item.response_start] for item in items], self.pad)
+            labels, _ = padded([item.ids[item.response_start :] for item in items], IGNORE)
+            shifted = shifted_right(model, labels, self.pad)
+            inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": shifted}
+            logits: torch.Tensor = model(
+                **{name: placed(value, device) for name, value in inputs.items()}, use_cache=False
+            ).logits
+            return logits
+
+        logits = by_length(model, items, logits_together, _sides)
         labels, _ = padded([item.ids[item.response_start :] for item in items], IGNORE)
-        shifted = model.prepare_decoder_input_ids_from_labels(labels=labels)
-        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": shifted}
-        logits = model(
-            **{name: placed(value, device) for name, value in inputs.items()}, use_cache=False
-        ).logits
         return losses_of_rows(logits, labels)
+
+
+def _sides(item: Tokens) -> tuple[int, int]:
+    """Return how many tokens an encoder reads of an item, and how many a decoder answers."""
+    return item.response_start, item.terms
+
+
+def shifted_right(model: Any, labels: torch.Tensor, pad: int) -> torch.Tensor:
+    """Return what a decoder is given so that it predicts some labels.
+
+    Args:
+        model: an encoder-decoder, with an adapter or without.
+        labels: shape (rows, columns), IGNORE where there is none.
+        pad: stands in place of IGNORE where the model says nothing else.
+
+    Returns:
+        The start token and the labels but the last, shape (rows, columns).
+
+    Raises:
+        RecipeError: the model has no start token.
+    """
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shift is not None:
+        shifted: torch.Tensor = shift(labels=labels)
+        return shifted
+    # M2M100, NLLB, Blenderbot and others do it in their forward pass, of the same two tokens
+    settings = [model.config, getattr(model, "generation_config", None)]
+    start = next(
+        (
+            token
+            for one in settings
+            for token in [getattr(one, "decoder_start_token_id", None)]
+            if isinstance(token, int)
+        ),
+        None,
+    )
+    if start is None:
+        raise RecipeError(
+            f"a {type(model).__name__} begins with a start token that neither its config.json nor "
+            "its generation_config.json names (decoder_start_token_id): add it there"
+        )
+    given = labels.masked_fill(labels == IGNORE, pad)
+    return torch.cat([torch.full_like(given[:, :1], start), given[:, :-1]], dim=1)
 
 
 class Seq2SeqChoices(Choices):

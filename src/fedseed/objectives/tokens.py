@@ -1,7 +1,8 @@
 """Tokenised examples: which tokens carry loss, and what is cut where there are too many."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,9 @@ from fedseed.models import adapters
 Span = tuple[int, int]  # the number of its first token, and of the first one after it
 Truncate = Literal["drop", "left", "right", "split"]
 PROBE = "a"  # any text
+BLANKS = ("▁", "Ġ")  # how vocabularies write a blank at a token's beginning
+# texts after which a token ends for certain in one tokenizer or another
+GUARDS = (":", ".", "\n", "0", "a")
 IGNORE = -100  # label of a token without loss
 
 
@@ -56,11 +60,99 @@ def beginning(tokenizer: Any) -> tuple[int, ...]:
     What is trained begins like that, and so does what the exported model is asked. That a tokenizer
     has a BOS token says little: GPT-2's has one and puts it before no text.
     """
+    return _around(tokenizer)[0]
+
+
+def _around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens that a tokenizer puts before a text, and those after it."""
     whole, text = (
         tokenizer(PROBE, add_special_tokens=special)["input_ids"] for special in (True, False)
     )
     before = (at for at in range(len(whole) - len(text) + 1) if whole[at : at + len(text)] == text)
-    return tuple(whole[: next(before, 0)])
+    begin = next(before, 0)
+    return tuple(whole[:begin]), tuple(whole[begin + len(text) :])
+
+
+class TextTokens:
+    """Tokenises texts in parts, with the tokens that plain transformers makes of the whole.
+
+    Many tokenizers put a blank before any text. A text that goes on after another one must not get
+    it. Texts that a template has written hold special tokens already, and must not get them twice.
+
+    Args:
+        tokenizer: a `transformers` tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @cached_property
+    def start(self) -> tuple[int, ...]:
+        """Return the tokens at the beginning of every text."""
+        return beginning(self.tokenizer)
+
+    @cached_property
+    def adds_blank(self) -> bool:
+        """Return whether the tokenizer puts a blank before a text that begins with none."""
+        first = self.tokenizer.convert_ids_to_tokens(self.ids(PROBE)[:1])
+        return str(first[0] if first else "").startswith(BLANKS)
+
+    def ids(self, text: str) -> list[int]:
+        """Return a text's tokens, without special ones around it."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def from_start(self, ids: Sequence[int]) -> list[int]:
+        """Return tokens with those at the beginning of every text, unless they have them."""
+        begins = tuple(ids[: len(self.start)]) == self.start
+        return [*ids] if begins else [*self.start, *ids]
+
+    def whole(self, text: str) -> list[int]:
+        """Return a text's tokens with the special ones around it, none of them twice."""
+        ids = list(self.tokenizer(text)["input_ids"])
+        start, end = _around(self.tokenizer)
+        if start and tuple(ids[: 2 * len(start)]) == start + start:
+            ids = ids[len(start) :]
+        if end and tuple(ids[-2 * len(end) :]) == end + end:
+            ids = ids[: -len(end)]
+        return ids
+
+    def after(self, before: str, text: str) -> list[int]:
+        """Return the tokens of a text that goes on after another one.
+
+        Where the tokenizer puts no blank before a text they do not depend on the other one, so that
+        no token reaches across.
+        """
+        if not self.adds_blank or not before:
+            return self.ids(text)
+        for guard in (before, before[-1], *GUARDS):
+            known, both = self.ids(guard), self.ids(guard + text)
+            if both[: len(known)] == known:
+                return both[len(known) :]
+        return self.ids(text)
+
+    @cached_property
+    def enders(self) -> Mapping[str, int]:
+        """Return the special tokens that may end a text, the longest first."""
+        tokenizer = self.tokenizer
+        others = {
+            getattr(tokenizer, f"{name}_token", None) for name in ("bos", "unk", "mask", "cls")
+        }
+        special = {
+            str(token): number
+            for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
+            if token.special
+        }
+        found = {
+            text: number
+            for text, number in special.items()
+            if text == tokenizer.eos_token or text not in {*others, tokenizer.pad_token}
+        }
+        return dict(sorted(found.items(), key=lambda one: -len(one[0])))
+
+    def ender_of(self, text: str) -> str:
+        """Return the special token with which a text ends, but for blanks; "" if with none."""
+        text = text.rstrip()
+        return next((ender for ender in self.enders if text.endswith(ender)), "")
 
 
 def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]:
@@ -130,6 +222,7 @@ def longest_input(model: Any) -> int | None:
     if config is None:
         return None
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limit = None if limit is not None and limit < 1 else limit  # XLNet's -1: any number
     for name, module in model.named_modules():
         if (
             isinstance(module, torch.nn.Embedding)

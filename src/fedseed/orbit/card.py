@@ -52,6 +52,7 @@ class Facts:
     # the base's metrics, by name; empty if they are not known
     baseline: Mapping[str, float] = field(default_factory=dict)
     final: Mapping[str, float] = field(default_factory=dict)  # the tuned model's metrics, by name
+    complete: bool = True  # whether the orbit says that the run is over
 
 
 def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> str:

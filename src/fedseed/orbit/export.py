@@ -14,8 +14,11 @@ from fedseed.models import adapters
 from fedseed.models.quantization import save_whole, write_quantization
 from fedseed.orbit.card import Facts, Form, card
 from fedseed.orbit.header import Header
+from fedseed.text import first_line, listed
+from fedseed.weights.digest import untied
 
 HOLDS = ("config.json", "adapter_config.json")  # a folder with a model has one of these
+SHOWN = 3  # tensors that an error names
 # texts that two tokenizers are compared by
 PROBES = (
     "a",
@@ -56,10 +59,59 @@ def check_tokens(folder: Path, tokenizer: Any) -> None:
         )
 
 
+def check_weights(folder: Path, model: Any) -> None:
+    """Raises FedseedError if a written model, loaded again, has other weights than the tuned one.
+
+    Args:
+        folder: what was written.
+        model: the tuned model; with an adapter, the written adapter is compared.
+    """
+    import torch
+
+    if adapters.is_installed(model):
+        wrong = adapters.differences(model, folder)
+    else:
+        dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        # a wider one has every value of the others
+        dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"), adapters.hushed():
+                written = type(model).from_pretrained(folder, dtype=dtype)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise FedseedError(
+                f"the exported model can't be loaded again ({first_line(error)}); nothing is "
+                "written"
+            ) from error
+        # tensors of quantisers' libraries by what they are made of
+        tuned, theirs = (dict(untied(one.state_dict().items())) for one in (model, written))
+        wrong = [
+            name
+            for name in dict.fromkeys([*tuned, *theirs])
+            if name not in tuned or name not in theirs or _differ(tuned[name], theirs[name])
+        ]
+    if wrong:
+        raise FedseedError(
+            "the exported model, loaded again, has other weights than the tuned one in "
+            f"{listed(wrong, SHOWN)}: a {type(model).__name__} does not save them, or makes them "
+            "anew when it is loaded; nothing is written. Leave them out of model.trainable, or "
+            "keep the orbit, which has them"
+        )
+
+
+def _differ(tuned: Any, written: Any) -> bool:
+    """Returns whether two tensors have other values."""
+    ours, theirs = tuned.detach().cpu(), written.detach().cpu()
+    if ours.shape != theirs.shape:
+        return True
+    return not bool(((ours == theirs) | (ours.isnan() & theirs.isnan())).all())
+
+
 def export_model(
     folder: Path, model: Any, processor: Any, header: Header, facts: Facts, merge: bool = False
 ) -> None:
     """Writes a tuned model into a folder, as a whole or not at all.
+
+    What was written is loaded again and compared before it takes its place.
 
     With an adapter the folder holds the adapter alone (`peft` loads it onto the base), unless it is
     merged. Beside an adapter of a quantised base stands how that is quantised. Tuned scales are
@@ -76,8 +128,8 @@ def export_model(
 
     Raises:
         FedseedError: the folder holds a model already, `merge` is asked for without a LoRA adapter,
-            the tokenizer would be another one, or a file can't be written. Nothing is left
-            half-written.
+            the tokenizer would be another one, the folder would load as another model, or a file
+            can't be written. Nothing is left half-written.
     """
     check_free(folder)
     form: Form = "adapter" if adapters.is_installed(model) else "whole"
@@ -93,6 +145,7 @@ def export_model(
                 save_whole(model, part)
             else:
                 adapters.save(model, part)
+            check_weights(part, model)
             if processor is not None:
                 processor.save_pretrained(part)
                 check_tokens(part, processor)

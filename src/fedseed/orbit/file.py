@@ -20,10 +20,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from fedseed.durable import replacing
+from fedseed.durable import is_irregular, replacing
 from fedseed.errors import MessageError, OrbitError
 from fedseed.orbit.header import MAGIC, READABLE, START, Header
-from fedseed.orbit.record import DIGEST_BYTES, FRAME, HEAD, LINK_BYTES, Record, Steps, link
+from fedseed.orbit.record import (
+    DIGEST_BYTES,
+    FRAME,
+    HEAD,
+    LINK_BYTES,
+    NO_DIGEST,
+    Record,
+    Steps,
+    link,
+)
 from fedseed.randomness.stream import STREAM_VERSION
 
 if TYPE_CHECKING:
@@ -67,6 +76,12 @@ class Orbit:
     def last(self) -> int:
         """Returns the number of the last step; `header.first` - 1 if there is none."""
         return self.parts[-1].last if self.parts else self.header.first - 1
+
+    @property
+    def last_digest(self) -> str | None:
+        """Returns the digest of the weights after the last step; None: the file does not say."""
+        digest = self.parts[-1].digest if self.parts else NO_DIGEST
+        return None if digest == NO_DIGEST else digest
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
@@ -173,6 +188,8 @@ class Orbit:
 
 def read(path: str | Path) -> bytes:
     """Returns a file's bytes. Raises OrbitError."""
+    if is_irregular(Path(path)):
+        raise OrbitError(f"{path}: no regular file (a pipe or a device): reading it may never end")
     try:
         return Path(path).read_bytes()
     except OSError as error:

@@ -45,6 +45,7 @@ _READ: dict[str, Callable[[Any], Any]] = {  # what becomes of a header's values,
     "seed": int,
     "first": int,
     "base_folder": str,
+    "libraries": str,
     "digest_kind": str,
     "quantization": str,
     **dict.fromkeys(("classes", "trainable"), lambda texts: tuple(map(str, texts))),
@@ -80,6 +81,9 @@ class Header:
             written down.
         base_folder: where the base was on the machine of the run, if the recipe gave a path that is
             another one from elsewhere; "" is not written down.
+        libraries: the version of transformers that named the base's tensors, such as "transformers
+            5.0.0", for messages; "" (not known, or one of the project's own bases) is not written
+            down.
         quantization: how the base was quantised as it was loaded (`models.quantization`); "", not
             at all, is not written down.
     """
@@ -96,6 +100,7 @@ class Header:
     adapter: AdapterStart | None = None
     digest_kind: DigestKind = "blake2b"
     base_folder: str = ""
+    libraries: str = ""
     quantization: str = ""
 
     def encode(self) -> bytes:
@@ -215,6 +220,22 @@ class Header:
         """Returns whether digests of both can be compared."""
         return self.digest_kind == other.digest_kind
 
+    def versions_apart(self, other: "Header") -> str:
+        """Returns what to add to a message where two bases' tensors have other names or shapes by
+        the version of transformers; "" where they have not.
+        """
+        mine, yours = ({t.name: t.shape for t in one.layout.tensors} for one in (self, other))
+        if mine == yours or self.libraries == other.libraries:
+            return ""
+        made = [
+            f"{one.libraries or 'a transformers that is not named'} makes {len(tensors):,} tensors"
+            for one, tensors in ((self, mine), (other, yours))
+        ]
+        return (
+            f"; of the same files {made[0]}, {made[1]}: names and shapes differ, so all sites need "
+            "one version"
+        )
+
     def digest_of(self, weights: bytes) -> str:
         """Returns the digest of trained weights, whose tensors' bytes stand one after the other."""
         return dense_digest(self.layout, weights, self.digest_kind)
@@ -247,7 +268,7 @@ class Header:
         return [f"{key}: {_said(mine, key)}, {_said(yours, key)}" for key in keys]
 
     def _facts(self) -> dict[str, Any]:
-        left_out = {"base", "base_folder", "first"}
+        left_out = {"base", "base_folder", "first", "libraries"}
         names = sorted(
             (field.name for field in fields(self)), key=lambda name: name != "digest_kind"
         )

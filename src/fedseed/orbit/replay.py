@@ -13,10 +13,13 @@ from fedseed.methods.payload import State
 from fedseed.models import adapters
 from fedseed.orbit.header import Header
 from fedseed.orbit.record import NO_DIGEST, Record
+from fedseed.text import listed
 from fedseed.weights.change import Add, AddFactors, Change, Rebuild, Replace, Term
+from fedseed.weights.codes import is_movable
 from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
 
+SHOWN = 3  # names in a message
 USUAL = 4096  # ranks and virtual tokens of an adapter up to this cost no more than a base does
 LARGE = 1 << 30  # bytes of an adapter besides those of its base
 MOST = 1 << 22  # coefficients and table entries that are held back at most: 16 MiB
@@ -36,12 +39,8 @@ def replay(
     check_all: bool = False,
 ) -> str:
     """Applies steps to the base in place, and returns the weights' digest; see `Orbit.replay`."""
-    # it brings transformers, which a run on other models needs not
-    from fedseed.models.loading import choose_trainable
-
     if header.adapter is None:
         check_base(header, model)
-        choose_trainable(model, header.trainable)
     elif not adapters.is_installed(model):
         raise OrbitError(
             "this orbit tunes an adapter: replay it onto orbit.equip(base), which returns a peft "
@@ -51,8 +50,6 @@ def replay(
         check_base(header, model, adapters.base_digest)
     method = header.method
     space = space_of(header, model)
-    if space.layout != header.layout:
-        raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
     if header.adapter is not None and adapters.start_digest(model, space) != header.adapter.digest:
         raise OrbitError(
             "the adapter's first weights are not those of the run: take what orbit.equip(base) "
@@ -65,16 +62,49 @@ def replay(
 
 
 def space_of(header: Header, model: torch.nn.Module) -> ParameterSpace:
-    """Returns the space of the model's trainable parameters, with the header's blocks and kind of
+    """Returns the space of the parameters that an orbit tunes, with the header's blocks and kind of
     digests.
+
+    Just these train then, whatever trains in the model as it was loaded.
+
+    Raises:
+        OrbitError: the model has no such parameters.
     """
-    return ParameterSpace(model, header.method.blocks, header.digest_kind)
+    names = {tensor.name for tensor in header.layout.tensors}
+    for name, parameter in model.named_parameters():
+        # what is quantised can't train: the layout then differs from the header's
+        parameter.requires_grad_(name in names and is_movable(parameter))
+    try:
+        space = ParameterSpace(model, header.method.blocks, header.digest_kind)
+    except ValueError as error:
+        raise OrbitError(f"{other_tensors(header, model)} ({error})") from error
+    if space.layout != header.layout:
+        raise OrbitError(other_tensors(header, model))
+    return space
+
+
+def other_tensors(header: Header, model: torch.nn.Module) -> str:
+    """Returns what differs between the tensors that an orbit tunes and a model's, for a person."""
+    theirs = {tensor.name: tensor.shape for tensor in header.layout.tensors}
+    ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    said = "the base's trainable tensors or blocks are not those of the orbit"
+    absent = [name for name in theirs if name not in ours]
+    if absent:
+        return f"{said}: it has no {listed(absent, SHOWN)}"
+    other = [name for name, shape in theirs.items() if ours[name] != shape]
+    if other:
+        name = other[0]
+        return f"{said}: {name} has shape {list(ours[name])}, not {list(theirs[name])}"
+    return said
 
 
 def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     """Returns the base with the adapter that an orbit tunes; see `Orbit.equip`."""
-    from fedseed.models.loading import choose_trainable
-
+    if adapters.is_installed(model) and header.adapter is not None:
+        # the run's base was the folder of an adapter, and is loaded with it
+        check_base(header, model, adapters.base_digest)
+        check_first_weights(header, model)
+        return model
     check_base(header, model)
     if header.adapter is None:
         return model
@@ -95,14 +125,18 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     equipped: torch.nn.Module = adapters.install(
         model, header.adapter.settings, header.seed, header.base
     )
-    choose_trainable(equipped, header.trainable)
-    found = adapters.start_digest(equipped, space_of(header, equipped))
-    if found != header.adapter.digest:
+    check_first_weights(header, equipped)
+    return equipped
+
+
+def check_first_weights(header: Header, model: torch.nn.Module) -> None:
+    """Raises OrbitError if an adapter starts from other weights than the run's did."""
+    found = adapters.start_digest(model, space_of(header, model))
+    if header.adapter is not None and found != header.adapter.digest:
         raise OrbitError(
             f"the adapter starts with digest {found}, the run's started with "
             f"{header.adapter.digest}"
         )
-    return equipped
 
 
 def check_base(
@@ -110,10 +144,28 @@ def check_base(
 ) -> None:
     """Raises OrbitError if the base has another digest than the orbit's."""
     found = hashed(model, header.digest_kind)
-    if found != header.base_digest:
-        raise OrbitError(
-            f"another base: its digest is {found}, the orbit's base has {header.base_digest}"
-        )
+    if found == header.base_digest:
+        return
+    said = f"another base: its digest is {found}, the orbit's base has {header.base_digest}"
+    names = {name for name, _ in model.named_parameters()}
+    if header.adapter is None and not names.issuperset(t.name for t in header.layout.tensors):
+        raise OrbitError(f"{said}. {_other_version(header, model)}")
+    raise OrbitError(said)
+
+
+def _other_version(header: Header, model: torch.nn.Module) -> str:
+    """Returns why tensors may have other names than the orbit's, though the files are the same."""
+    import transformers
+
+    theirs = [tensor.name for tensor in header.layout.tensors]
+    ours = [name for name, _ in model.named_parameters()]
+    absent = [name for name in theirs if name not in set(ours)]
+    return (
+        "The same files may have other tensors under another version: the orbit was made with "
+        f"{header.libraries or 'another transformers'} ({len(theirs):,} tensors, such as "
+        f"{absent[0]}), here is transformers {transformers.__version__} ({len(ours):,} tensors): "
+        "replay it with that version, or run all sites with one"
+    )
 
 
 def catch_up(

@@ -11,7 +11,8 @@ from fedseed.errors import OrbitError
 from fedseed.models.quantization import Quantization
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.replay import catch_up, check_base, space_of
-from fedseed.runs.tuned import find_source, open_tuned
+from fedseed.runs.ending import read_ending
+from fedseed.runs.tuned import find_source, open_tuned, run_folder_of
 from fedseed.weights.space import ParameterSpace
 
 
@@ -89,10 +90,15 @@ class Swapper:
         """Adds an orbit; it is read now, and applied when it is asked for.
 
         Raises:
-            OrbitError: it can't be read, is damaged, of another base, or tunes an adapter.
+            OrbitError: it can't be read, is damaged, of another base, not what its run ended with,
+                or tunes an adapter.
         """
+        path = Path(path)
+        ending = read_ending(run_folder_of(path))
         orbit = Orbit.open(path)
         header = orbit.header
+        if ending is not None:
+            ending.check(path, header, orbit.last, orbit.last_digest)
         if header.adapter is not None:
             raise OrbitError(
                 f"{path}: it tunes an adapter, which can't be swapped: fedseed.from_orbit loads it"
@@ -166,19 +172,9 @@ class Swapper:
 
         Orbits that tune the same share one.
         """
-        # brings transformers, once it is known what is served
-        from fedseed.models.loading import choose_trainable
-
         key = header.layout, header.trainable, header.base_digest
         if key not in self._spaces:
-            for parameter in self.model.parameters():
-                parameter.requires_grad_(parameter.is_floating_point())
-            choose_trainable(self.model, header.trainable)
             space = space_of(header, self.model)
-            if space.layout != header.layout:
-                raise OrbitError(
-                    "the base's trainable tensors or blocks are not those of the orbit"
-                )
             space.keep_base()
             self._spaces[key] = space
         return self._spaces[key]

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT
 from fedseed.federation.hosted import Hosted
 from fedseed.models.architectures import architecture_of
 from fedseed.models.loading import choose_trainable, trainable_names
+from fedseed.models.traits import PROBES, examine, settle
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective, losses_of_rows
 from fedseed.objectives.tokens import IGNORE
@@ -28,6 +30,7 @@ from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import ClientData
 from fedseed.transport import transport
 from fedseed.transport.base import check_run
+from fedseed.weights.codes import plain_parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,10 +145,13 @@ class _TrainersPart(Loading):
         patterns = trainable_names(model, recipe.model.base, recipe.model.trainable)
         if patterns is not None:
             choose_trainable(model, patterns)
-        elif frozen := [
-            name for name, parameter in model.named_parameters() if not parameter.requires_grad
-        ]:
-            patterns = [escape(name) for name, _ in model.named_parameters() if name not in frozen]
+        elif not all(parameter.requires_grad for _, parameter in plain_parameters(model)):
+            patterns = [escape(name) for name, p in model.named_parameters() if p.requires_grad]
+        if hasattr(model, "config"):
+            settle(model, recipe.model.base)
+            tokenizer = trainer.processing_class
+            if isinstance(tokenizer, PreTrainedTokenizerBase):
+                examine(model, [tokenizer(text)["input_ids"] for text in PROBES])
         objective = TrainerLoss(trainer)
         spec = RunSpec.of(recipe, trainable=patterns)
         data = trainer.get_train_dataloader().dataset

@@ -305,6 +305,8 @@ class Protection(ABC):
     alone: ClassVar[bool] = False
     # whether it bounds each client's update: then no client decides of another's
     bounds: ClassVar[bool] = False
+    # whether what leaves a client is private already, so that each client keeps an account
+    by_client: ClassVar[bool] = False
 
     @abstractmethod
     def train(self, state: State, plan: Any, client: Client) -> Payload:
@@ -330,6 +332,7 @@ class ProtectedExamples(Protection):
     """
 
     alone = True
+    by_client = True
 
     def train(self, state: State, plan: Any, client: Client) -> Payload:
         return self.method.train(state, plan, _Measuring(client, self.mechanism))

@@ -26,7 +26,7 @@ shown with sigma = noise B.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, expm1, inf, log, log1p, sqrt
 from typing import Any, ClassVar
@@ -97,13 +97,24 @@ class PrivateScalars:
             low, high = (middle, high) if self.epsilon(middle) <= budget else (low, middle)
         return low
 
+    def within_budget(self, turns: int) -> bool:
+        """Return whether there is a budget, and so many turns are within it."""
+        return self.settings.budget is not None and self.epsilon(turns) <= self.settings.budget
+
     def epsilon(self, turns: int) -> float:
         """Returns epsilon at delta of so many turns."""
         if turns == 0:
             return 0.0
+        return composed_epsilon(
+            (replace(self.turn, count=turns * self.releases),),
+            delta_left(self.settings.delta, self.sigma),
+        )
+
+    @property
+    def turn(self) -> "Releases":
+        """Return what one turn of a client gives away."""
         rate = 1.0 if self.settings.examples is None else self.batch / self.settings.examples
-        delta = self.settings.delta / (1 + 10 / self.sigma**2)
-        return _spent(self.sigma / self.levels, rate, turns * self.releases, delta)
+        return Releases(self.sigma / self.levels, rate, self.releases)
 
     def counted(self, rounds: int) -> dict[str, Any]:
         """Returns `spent`, for `status`."""
@@ -159,33 +170,93 @@ def bounded(vector: NDArray[np.floating[Any]], clip: float) -> NDArray[np.float6
     return np.asarray(whole(vector, clip, LEVELS) * (clip / LEVELS), dtype=np.float64)
 
 
+@dataclass(frozen=True, order=True)
+class Releases:
+    """Noisy vectors of one kind that were given away.
+
+    Args:
+        multiplier: the noise's deviation over the longest vector of one example.
+        rate: the probability with which an example is in a batch; 1: it is in each.
+        count: how many.
+    """
+
+    multiplier: float
+    rate: float
+    count: int
+
+
+def delta_left(delta: float, sigma: float) -> float:
+    """Return the delta that is left for the continuous Gaussian's account.
+
+    Args:
+        delta: of the settings.
+        sigma: the discrete noise's deviation, in whole numbers; of several kinds the least.
+    """
+    return delta / (1 + 10 / sigma**2)
+
+
 @cache
-def _spent(multiplier: float, rate: float, releases: int, delta: float) -> float:
-    """Returns epsilon at delta of some releases, by noise over sensitivity, of batches that are a
-    share of the data.
+def composed_epsilon(kinds: tuple[Releases, ...], delta: float) -> float:
+    """Return epsilon at delta of noisy vectors of several kinds together.
+
+    Args:
+        kinds: what was given away, each kind once.
+        delta: what is left out of epsilon, from 0 to 1.
+
+    Returns:
+        Epsilon; of kinds with and without sampling together it holds where one example counts as
+        nothing (under Poisson sampling that is the same as being absent).
     """
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
-    whole = GaussianPrivacyLoss(multiplier / sqrt(releases))
+    if not kinds:
+        return 0.0
+    precision = sum(kind.count / kind.multiplier**2 for kind in kinds)
+    whole = GaussianPrivacyLoss(1 / sqrt(precision))
     # delta there is e^-800
-    low, high = 0.0, releases / multiplier**2 / 2 + 40 * sqrt(releases) / multiplier
+    low, high = 0.0, precision / 2 + 40 * sqrt(precision)
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if whole.get_delta_for_epsilon(middle) > delta else (low, middle)
-    if rate == 1.0:
+    sampled = [kind for kind in kinds if kind.rate < 1.0]
+    if not sampled:
         return high
-    mean = 1 / multiplier
-    # of the losses of one release
-    top = float(np.logaddexp(log(rate) + mean * mean / 2 + 10 * mean, log1p(-rate)))
-    # of all together, about
-    spread = sqrt(releases * expm1(mean * mean)) * rate if mean < 25 else inf
-    steps = max(top / 1e5, min(1e-3, top / 1e3), min(high, spread * spread / 2 + 10 * spread) / 1e6)
-    # of an epsilon of tens of thousands, at which sampling makes no difference to anybody
-    if steps > 0.5:
+    if (step := _step_of(kinds, high)) > 0.5:
+        # of an epsilon of tens of thousands, at which sampling makes no difference to anybody
         return high
-    one = _one_release(multiplier, rate, 2.0 ** ceil(np.log2(steps)))
+    # far finer than this, sums of losses overflow; all releases together are told apart to 1e-6
+    step = max(step, 1e-6 / sum(kind.count for kind in sampled))
+    interval = 2.0 ** ceil(np.log2(step))
+    parts = [
+        _one_release(kind.multiplier, kind.rate, interval).self_compose(kind.count)
+        for kind in sampled
+    ]
+    unsampled = precision - sum(kind.count / kind.multiplier**2 for kind in sampled)
+    if len(sampled) < len(kinds):
+        parts.append(_one_release(1 / sqrt(unsampled), 1.0, interval))
+    together = parts[0]
+    for part in parts[1:]:
+        together = together.compose(part)
     # sampling costs nothing
-    return min(high, float(one.self_compose(releases).get_epsilon_for_delta(delta)))
+    return min(high, float(together.get_epsilon_for_delta(delta)))
+
+
+def _step_of(kinds: Sequence[Releases], highest: float) -> float:
+    """Return how finely losses must be told apart for an epsilon of at most `highest`."""
+    tops, variance = [], 0.0
+    for kind in kinds:
+        mean = 1 / kind.multiplier
+        rest = log1p(-kind.rate) if kind.rate < 1.0 else -inf
+        # of the losses of one release
+        tops.append(float(np.logaddexp(log(kind.rate) + mean * mean / 2 + 10 * mean, rest)))
+        # of all together, about
+        variance += kind.count * expm1(mean * mean) * kind.rate**2 if mean < 25 else inf
+    top, spread = max(tops), sqrt(variance)
+    return max(
+        top / 1e5,
+        min(1e-3, top / 1e3),
+        min(highest, spread * spread / 2 + 10 * spread) / 1e6,
+    )
 
 
 @cache

@@ -22,8 +22,9 @@ class PrivacySettings(BaseModel):
             projections rho, or of Ferret's coefficients.
         noise: the noise's deviation over clip.
         delta: the probability that is left out of epsilon.
-        budget: the largest epsilon; the run ends before the round that would spend more. Not set:
-            it has all its rounds.
+        budget: the largest epsilon; the run ends before the round that would spend more. At
+            "example" level each client also keeps to it over all its runs on the same data. Not
+            set: the run has all its rounds, and a client answers as many times over all its runs.
         sampling: "example" level only: how a batch is drawn. "poisson": each example by itself,
             with probability batch / examples, by the client's own secret random numbers, for which
             epsilon is smaller. "none": in the order that the recipe's seed decides, which everybody

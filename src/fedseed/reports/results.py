@@ -52,15 +52,20 @@ class RoundLine:
     metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, table: Mapping[str, Any]) -> "RoundLine":
+    def from_json(cls, table: Mapping[str, Any], file: str = "", number: int = 0) -> "RoundLine":
         """Reads a line as metrics.jsonl has it.
 
-        Raises ValueError or TypeError if it is none, or has been altered.
+        Args:
+            table: the line.
+            file: the name of the file that it stands in; "": it may have been written to any.
+            number: the line's number there, from 1.
+
+        Raises ValueError or TypeError if it is none, has been altered, or was written elsewhere.
         """
         if not isinstance(table, Mapping) or not isinstance(table.get("round"), int):
             raise ValueError("it has no round")
-        if "sum" in table and table["sum"] != _sum(table):
-            raise ValueError("it is not as it was written: its sum differs")
+        if "sum" in table:
+            _check_sum(table, file, number)
         known = {name: value for name, value in table.items() if name in FIELDS}
         others = {name: value for name, value in table.items() if name not in FIELDS}
         metrics = {name: value for name, value in others.items() if isinstance(value, int | float)}
@@ -72,12 +77,17 @@ class RoundLine:
         names = OF_THE_BASE if self.round == 0 else FIELDS
         return {name: getattr(self, name) for name in names if name not in left_out} | self.metrics
 
-    def written(self) -> bytes:
-        """Returns the line as a file has it: with a sum over all but seconds, by which an altered
-        line is found.
+    def written(self, file: str, number: int) -> bytes:
+        """Returns the line as a file has it: with a sum over its place and all but seconds, by
+        which a line that was altered, or put elsewhere, is found.
+
+        Args:
+            file: the name of the file that it is written to.
+            number: the line's number there, from 1.
         """
         table = self.to_json()
-        return json.dumps({**table, "sum": _sum(table)}).encode() + b"\n"
+        place = f"{file}:{number}:"
+        return json.dumps({**table, "sum": place + _sum(table, place)}).encode() + b"\n"
 
     def get(self, name: str) -> float | None:
         """Returns a number of the line by its name there, measured or not.
@@ -106,11 +116,23 @@ NUMBERS = (
 )
 
 
-def _sum(table: Mapping[str, Any]) -> str:
+def _check_sum(table: Mapping[str, Any], file: str, number: int) -> None:
+    """Raise ValueError if a line's sum says that it was altered, or written elsewhere."""
+    said = str(table["sum"])
+    place, colon, _ = said.rpartition(":")
+    place += colon  # "": of an earlier fedseed, whose sums say nothing of the place
+    if said != place + _sum(table, place):
+        raise ValueError("it is not as it was written: its sum differs")
+    if place and file and place != f"{file}:{number}:":
+        other, line = place.split(":")[:2]
+        raise ValueError(f"it was written as line {line} of {other}, and stands here")
+
+
+def _sum(table: Mapping[str, Any], place: str) -> str:
     text = json.dumps(
         {name: value for name, value in table.items() if name not in ("seconds", "sum")}
     )
-    return f"{crc32(text.encode()):08x}"
+    return f"{crc32((place + text).encode()):08x}"
 
 
 def read_lines(folder: Path) -> list[RoundLine]:
@@ -120,13 +142,11 @@ def read_lines(folder: Path) -> list[RoundLine]:
     """
     found: list[RoundLine] = []
     with open(folder / "metrics.jsonl", encoding="utf-8") as lines:
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             try:
-                found.append(RoundLine.from_json(json.loads(line)))
+                found.append(RoundLine.from_json(json.loads(line), "metrics.jsonl", number))
             except (ValueError, TypeError) as error:
-                raise FedseedError(
-                    f"{lines.name}: line {len(found) + 1} is not valid: {error}"
-                ) from error
+                raise FedseedError(f"{lines.name}: line {number} is not valid: {error}") from error
     return found
 
 

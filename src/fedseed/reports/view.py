@@ -162,6 +162,6 @@ def _whole_lines(path: Path) -> list[RoundLine]:
     """
     found: list[RoundLine] = []
     with suppress(ValueError, TypeError):
-        for text in _text(path).split("\n")[:-1]:
-            found.append(RoundLine.from_json(json.loads(text)))
+        for number, text in enumerate(_text(path).split("\n")[:-1], start=1):
+            found.append(RoundLine.from_json(json.loads(text), path.name, number))
     return found

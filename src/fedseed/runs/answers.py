@@ -3,8 +3,8 @@
 
 A run's log has its steps, and a step is mostly a sum over clients: nobody can tell from it what one
 of them has sent. With `federation.answers` the folder has answers.jsonl besides: the clients' names
-in the order of their numbers, then a line a round with who was asked and the payload of each answer
-that counted.
+in the order of their numbers, then a line a round with who was asked, the payload of each answer
+that counted, and of whom none did.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
+from fedseed.durable import is_irregular
 from fedseed.errors import FedseedError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.methods import Method
@@ -37,6 +38,14 @@ class Line(BaseModel):
     clients: list[str] = []
     asked: list[NonNegativeInt] = []
     answers: dict[NonNegativeInt, tuple[NonNegativeInt, bytes]] = {}
+    # who was asked and has no answer that counts; None: a record that does not say, of fedseed 0.x
+    silent: list[NonNegativeInt] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the line says of everybody who was asked what came of it."""
+        without_answer = set(self.asked) - set(self.answers)
+        return self.silent is None or without_answer == set(self.silent)
 
 
 def written(number: int, coordinator: Coordinator, names: Sequence[str]) -> list[bytes]:
@@ -48,7 +57,12 @@ def written(number: int, coordinator: Coordinator, names: Sequence[str]) -> list
     }
     lines = (
         Line(round=0, clients=list(names)),
-        Line(round=number, asked=list(current.clients), answers=kept),
+        Line(
+            round=number,
+            asked=list(current.clients),
+            answers=kept,
+            silent=[client for client in current.clients if client not in kept],
+        ),
     )
     return [line.model_dump_json(exclude_defaults=True).encode() + b"\n" for line in lines]
 
@@ -63,6 +77,8 @@ class Answers(NamedTuple):
 
 def read_answers(path: Path) -> Answers:
     """Returns a run's answers. Raises FedseedError: there are none, or it is no such file."""
+    if is_irregular(path):
+        raise FedseedError(f"{path}: no regular file (a pipe or a device): reading it may not end")
     try:
         data = path.read_bytes()
         first, *rest = (Line.model_validate_json(text) for text in data.splitlines())

@@ -26,6 +26,8 @@ from fedseed.runs.equipment import (
     Evaluation,
     equip,
     evaluation_of,
+    examine_base,
+    fingerprint_of,
     hosted_of,
     loss_of,
     within,
@@ -37,7 +39,9 @@ from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
 from fedseed.tasks.data import ClientData, TaskData
+from fedseed.tasks.files import Record, dataset_rows, is_dataset
 from fedseed.tasks.forms import examples_in
+from fedseed.tasks.record import clients_record, held_out_record, record_of
 
 
 class Federation(Simulation):
@@ -98,6 +102,9 @@ class Federation(Simulation):
                 "Federation: give the model's tokenizer, or an objective (fedseed.objectives)"
             )
         spec = RunSpec(method, rounds, **settings) if isinstance(method, Method) else method
+        if spec.folder is not None:
+            record = {**clients_record(clients), **held_out_record(held_out)}
+            spec = replace(spec, data_record=record, fingerprint=fingerprint_of(tokenizer))
         measure, names = (
             measure or loss_of(objective, held_out),
             [client.name for client in clients],
@@ -157,6 +164,7 @@ def _learning(
     settings of `RunSpec`.
     """
     from fedseed.models.architectures import architecture_of
+    from fedseed.models.traits import settle
     from fedseed.objectives.kinds import kind_of
 
     whole = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -164,15 +172,8 @@ def _learning(
         {**whole.config.to_dict(), "architectures": [type(whole).__name__]}
     )
     named, labels = tuple(map(str, whole.config.id2label.values())), tuple[str, ...]()
-    if architecture == "classification":  # rows name classes as the model does, or number them
-        rows = (
-            row
-            for own in (*sets.values(), *held_out.values())
-            for row in own
-            if isinstance(row, Mapping)
-        )
-        numbers = tuple(map(str, range(len(named))))
-        labels = numbers if {str(row.get("label")) for row in rows}.issubset(numbers) else named
+    if architecture == "classification":
+        labels = _class_labels(named, [*sets.values(), *held_out.values()])
     names = {prefix: f"evaluation {prefix}".strip() for prefix in held_out}
     found, notes = examples_in(
         {**sets, **{names[prefix]: rows for prefix, rows in held_out.items()}}, labels
@@ -183,6 +184,8 @@ def _learning(
     try:
         kind, _ = kind_of(data, architecture)
         objective = kind.objective(tokenizer, settings)
+        traits = settle(model, str(getattr(model, "name_or_path", "")) or type(model).__name__)
+        examine_base(model, objective)
         prepared, more = prepare_sets(objective, data.evaluation, limit)
     except ValueError as error:
         raise RecipeError(f"Federation: {error}") from error
@@ -196,8 +199,42 @@ def _learning(
             prefix + name: value for prefix, metrics in found for name, value in metrics.items()
         }
 
-    about = {"notes": (*notes, *more), "limit": limit, "classes": named if labels else ()}
+    about = {
+        "notes": (*notes, *traits.notes, *more),
+        "limit": limit,
+        "classes": named if labels else (),
+    }
     return objective, clients, evaluate, about
+
+
+def _class_labels(named: Sequence[str], sets: Iterable[Iterable[Any]]) -> tuple[str, ...]:
+    """Return how rows call a classifier's classes, in the order of its outputs.
+
+    Rows name classes as the model does, or number them. A data set that declares its classes may
+    write their names in other letters; else its numbers count.
+
+    Args:
+        named: the model's names of its classes.
+        sets: the rows of clients and of what is held out.
+    """
+    seen, declared = set[str](), set[tuple[str, ...]]()
+    for rows in sets:
+        if is_dataset(rows):
+            records = [row for row in dataset_rows("", rows) if isinstance(row, Record)]
+        else:
+            records = [Record("", row) for row in rows if isinstance(row, Mapping)]
+        for record in records:
+            declared.add(record.class_names.get("label", ()))
+            if (label := record.values.get("label")) is not None:
+                seen.add(str(label))
+    names = declared.pop() if len(declared) == 1 else ()
+    if names:
+        alike = {name.casefold(): name for name in names}
+        if all(name.casefold() in alike for name in named):
+            return tuple(alike[name.casefold()] for name in named)
+        return names if len(names) == len(named) else tuple(named)
+    numbers = tuple(map(str, range(len(named))))
+    return numbers if seen.issubset(numbers) else tuple(named)
 
 
 def build(
@@ -249,7 +286,8 @@ def build(
     per_round = recipe.federation.count(count)
     team = None
     if workers is not None:
-        cluster = None if ray is None else Cluster(ray, workers, threads)
+        note = (progress or Progress()).note
+        cluster = None if ray is None else Cluster(ray, workers, threads, note)
         team = Workers(partial(_load_for_worker, recipe.to_toml()), workers, threads, cluster)
         team.limit(per_round)
         team.load()  # while this process loads, too
@@ -267,6 +305,8 @@ def build(
             "per_round": per_round,
             "threads": threads,
             "chat_template": data.chat_template,
+            # a run without files is never taken up again
+            "data_record": {} if out is None else record_of(data),
         }
         if recipe.model.base not in PACKAGED and not base.is_absolute() and base.is_dir():
             more["base_folder"] = str(base.resolve())  # the path means another place from elsewhere
@@ -321,7 +361,7 @@ def host(
         trainable=equipment.trainable,
         classes=equipment.classes,
         limit=equipment.limit,
-        notes=(*data.notes, *notes),
+        notes=(*data.notes, *equipment.notes, *notes),
         attackers=attackers,
         **more,
     )
@@ -333,7 +373,9 @@ def host(
             for one in held
         ]
     hosted = hosted_of(spec, equipment.model, equipment.objective, held, names, evaluate)
-    return spec, replace(hosted, processor=equipment.processor)
+    fingerprint = fingerprint_of(equipment.processor)
+    spec = replace(spec, fingerprint=fingerprint)
+    return spec, replace(hosted, processor=equipment.processor, fingerprint=fingerprint)
 
 
 def _nothing(model: Any) -> dict[str, float]:

@@ -3,7 +3,7 @@ what measures it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,15 +11,16 @@ import torch
 from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.group import gathered, space_of
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
-from fedseed.models import adapters
+from fedseed.models import PACKAGED, adapters
 from fedseed.models.heads import Head
 from fedseed.models.quantization import BITS, check_tunable, describe_quantized, quantization_of
 from fedseed.models.targets import chosen_targets, freeze_others
-from fedseed.objectives.evaluation import mean_loss, measure
-from fedseed.objectives.losses import Objective
+from fedseed.objectives.evaluation import mean_loss, measure, score_notes
+from fedseed.objectives.losses import Choices, Objective, Scoring, TextObjective
 from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare, prepare_sets
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
@@ -29,6 +30,7 @@ from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.stopping import VALIDATION_LOSS
 from fedseed.tasks.data import ClientData, Example, TaskData
+from fedseed.text import listed
 from fedseed.weights.digest import base_digest, dtype_name
 
 # what brings transformers is imported where it is needed: a torch model of one's own does without
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from fedseed.objectives.kinds import ExampleKind
 
 
+SHOWN = 6  # classes in a message
 # measures a model: numbers by name; parties' own by client
 Evaluation = Callable[[Any], dict[str, Any]]
 
@@ -52,6 +55,7 @@ class Equipment:
     limit: str  # what makes an example too long, for a person
     room: int | None  # how many tokens the base takes; None: any number
     classes: tuple[str, ...] = ()  # what a classifier tells apart, in the order of its outputs
+    notes: tuple[str, ...] = ()  # what a person should know about the base
 
 
 def equip(recipe: Recipe, data: TaskData) -> Equipment:
@@ -66,6 +70,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         load_model,
         trainable_names,
     )
+    from fedseed.models.traits import traits_of
 
     settings = recipe.model
     kind, head = kind_for(recipe, data)
@@ -83,8 +88,19 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         checkpoint_activations(model, settings.base)
     trainable = trainable_names(model, settings.base, settings.trainable)
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
+    if adapters.is_installed(model):
+        if settings.adapter is not None:
+            raise RecipeError(
+                f'model.adapter: model.base = "{settings.base}" is an adapter already, which is '
+                "tuned on: leave model.adapter out, or merge it into its base first "
+                "(merge_and_unload of peft)"
+            )
+        adapter = adapters.settings_of(model)
+    made = equipped(recipe, data, kind, model, processor, room_left(recipe, model), trainable)
     if adapter is None:  # with an adapter, once that is there
         if trainable is None:
+            # before a method's own choice, which would be of what is not quantised
+            check_tunable(model)
             trainable = chosen_targets(recipe.method, model)
         choose_trainable(model, trainable)
     elif settings.trainable == "head":
@@ -92,10 +108,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", '
             '"*classifier*"] for both'
         )
-    classes = () if head is None else head.classes
-    return equipped(
-        recipe, data, kind, model, processor, room_left(recipe, model), trainable, classes
-    )
+    return replace(made, trainable=trainable, notes=tuple(traits_of(model).notes))
 
 
 def kind_for(
@@ -157,16 +170,16 @@ def equipped(
     processor: Any,
     positions: int | None,
     trainable: Sequence[str] | None = None,
-    classes: tuple[str, ...] = (),
 ) -> Equipment:
     """Returns a model that is loaded, with what makes losses and metrics of examples within so many
     positions.
 
     The processor is given the chat template that the data is written by, so that the exported model
-    has it.
+    has it. The model is examined (`fedseed.models.traits`).
 
     Raises:
-        RecipeError: the examples can't be made ready by such a processor.
+        RecipeError: the examples can't be made ready by such a processor, the model tells other
+            classes apart than the data have, or its losses would mean nothing.
     """
     measured, limit = within(recipe.evaluation, positions)
     if data.chat_template:
@@ -175,9 +188,79 @@ def equipped(
         objective = kind.objective(processor, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{recipe.model.base}": {error}') from error
+    classes: tuple[str, ...] = ()
+    if kind.architecture in ("classification", "image"):
+        classes = match_outputs(recipe, data, kind, model, objective)
+    examine_base(model, objective)
     return Equipment(
         model, processor, trainable, objective, measured, limit, longest_input(model), classes
     )
+
+
+def match_outputs(
+    recipe: Recipe, data: TaskData, kind: "ExampleKind", model: Any, objective: Objective
+) -> tuple[str, ...]:
+    """Tells a classifier's objective which output stands for which class of the data.
+
+    Returns:
+        The names of the model's outputs, in their order.
+
+    Raises:
+        RecipeError: the model tells other classes apart.
+    """
+    from fedseed.models.heads import match_classes, output_names
+    from fedseed.objectives.kinds import classes_of
+
+    names, classes = output_names(model.config.to_dict()), classes_of(kind, data)
+    if not classes:
+        return ()
+    outputs = match_classes(classes, names)
+    if outputs is None:
+        raise RecipeError(
+            f'task.name = "{recipe.task.name}": the model tells {listed(names, SHOWN)} apart, the '
+            f"data have {listed(classes, SHOWN)}: a run would draw a new head; name them alike to "
+            "measure this one"
+        )
+    if outputs != tuple(range(len(names))) and isinstance(objective, Scoring):
+        others = [output for output in range(len(names)) if output not in outputs]
+        objective.outputs = (*outputs, *others)
+    return names
+
+
+def examine_base(model: Any, objective: Objective) -> None:
+    """Finds out what passes of a few tokens tell about a language model (`fedseed.models.traits`),
+    and tells its objective for how many tokens it has an embedding.
+
+    Raises:
+        RecipeError: its losses would mean nothing, or it computes none of texts alone.
+    """
+    from fedseed.models.loading import embedding_rows
+    from fedseed.models.traits import PROBES, examine
+    from fedseed.objectives.rewarded import Rewarded
+
+    objective.rows = embedding_rows(model)
+    language = objective.language if isinstance(objective, Rewarded | Choices) else objective
+    if isinstance(language, TextObjective):
+        texts = [language.probe_ids(text) for text in PROBES]
+        if all(texts):
+            examine(model, texts)
+
+
+def fingerprint_of(processor: Any) -> Fingerprint | None:
+    """Return what a base's tokenizer and chat template make of texts.
+
+    Args:
+        processor: the tokenizer, with the template that chats are written by.
+
+    Returns:
+        None of an image processor, or where there is none.
+    """
+    if not hasattr(processor, "convert_ids_to_tokens"):
+        return None
+    # these bring transformers: a torch model of one's own does without
+    from fedseed.objectives.fingerprint import template_digest, tokens_digest, versions_here
+
+    return Fingerprint(tokens_digest(processor), template_digest(processor), versions_here())
 
 
 def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
@@ -227,6 +310,8 @@ def evaluation_of(
     validation = [item for prefix in kept for item in sets.pop(prefix).items]
     if data.scores:
         notes += short_answers(objective, sets, equipment.room, measured)
+        for one in sets.values():
+            notes += score_notes(objective, one, data.scores, measured)
 
     def evaluate(model: Any) -> dict[str, float]:
         found = (
@@ -251,6 +336,8 @@ def _of_parties(
         name = data.clients[0].name
         held = prepare(objective, f"the held-out examples of {name}", data.evaluation[""])
         notes += left_out(held, equipment.limit)
+        if data.scores and held.examples:
+            notes += score_notes(objective, held, data.scores, equipment.measured)
         found.append(
             (name, data, held, objective.prepare(data.validation if recipe.stopping else ()))
         )
@@ -329,16 +416,20 @@ def hosted_of(
             f'load_model(base, quantization="{quantization}")'
         )
     base_dtype = dtype_name(next(p for p in model.parameters() if p.is_floating_point()))
-    digest = spec.base_digest or base_digest(model, spec.digest)
     quantised = describe_quantized(model)
+    has_adapter = adapters.is_installed(model)  # the base's own, which is tuned on
+    hashed = adapters.base_digest if has_adapter else base_digest
+    digest = spec.base_digest or hashed(model, spec.digest)
     chosen = adapters.chosen(spec.adapter, method.adapter, method.name)
-    if chosen is not None:
+    if has_adapter:
+        chosen = adapters.settings_of(model)
+    elif chosen is not None:
         model = adapters.install(model, chosen, seed, spec.base)
-        if spec.trainable is not None:
-            # brings transformers; models without it do without
-            from fedseed.models.loading import choose_trainable
+    if chosen is not None and spec.trainable is not None:
+        # brings transformers; models without it do without
+        from fedseed.models.loading import choose_trainable
 
-            choose_trainable(model, spec.trainable)
+        choose_trainable(model, spec.trainable)
     check_tunable(model)
     trainable = spec.trainable
     if trainable is None and chosen is None:
@@ -365,6 +456,7 @@ def hosted_of(
         adapter=start,
         classes=tuple(spec.classes),
         digest_kind=spec.digest,
+        libraries=libraries_of(spec.base, model),
         quantization=quantization,
     )
     notes = (
@@ -387,3 +479,12 @@ def hosted_of(
             secure=spec.secure_sums,
         )
     )
+
+
+def libraries_of(base: str, model: Any) -> str:
+    """Returns what named a model's tensors; "" for the project's own bases and other modules."""
+    if base in PACKAGED or not hasattr(model, "config"):
+        return ""
+    import transformers
+
+    return f"transformers {transformers.__version__}"

@@ -24,23 +24,33 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from fedseed.durable import Appender, sync_path, write_whole
+from fedseed.durable import Appender, is_irregular, sync_path, write_whole
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.file import scan, write_orbit
 from fedseed.registry import INCIDENTAL
 from fedseed.reports.results import RoundLine, read_summary
+from fedseed.runs.ending import can_be_made_again, read_ending
 from fedseed.runs.keys import own_fields
 from fedseed.runs.recipe import Recipe, from_anywhere, read_toml
 from fedseed.runs.spec import RunSpec
+from fedseed.tasks.record import (
+    DataRecord,
+    describe_changes,
+    record_from_json,
+    record_to_json,
+)
 from fedseed.text import flat
 
 MOST_DIFFERENCES = 8  # keys that are named where two recipes differ
 MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
 CHAT_TEMPLATE = "chat_template.jinja"
+DATA = "data.json"  # digests of the data, and what the tokenizer makes of texts
 FILES = (
     "recipe.toml",
     CHAT_TEMPLATE,
+    DATA,
     "answers.jsonl",
     "progress.jsonl",
     "metrics.jsonl",
@@ -54,7 +64,7 @@ FILES = (
     MEMORY,
 )
 # of use to this run only
-KEPT_INSIDE = ("answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)
+KEPT_INSIDE = (DATA, "answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)
 
 
 class RunFolder:
@@ -65,12 +75,14 @@ class RunFolder:
         recipe: the complete recipe as TOML, if the run has one.
         resume: take up the run that is there. Without it there must be none.
         chat_template: the Jinja template of the run's chats, if it has one of its own.
+        data: digests of the run's data; none: they are not known here.
+        fingerprint: what the base's tokenizer makes of texts, if it has one.
         claim: only lock the folder and compare recipes; `begin` writes the run's first files. Until
             then `release` leaves nothing behind.
 
     Raises:
         FedseedError: it holds a run already, or another process works in it.
-        RecipeError: the run there has another recipe.
+        RecipeError: the run there has another recipe, other data or other tokens.
         StorageError: it can't be written.
     """
 
@@ -81,16 +93,20 @@ class RunFolder:
         resume: bool = False,
         chat_template: str = "",
         claim: bool = False,
+        data: DataRecord | None = None,
+        fingerprint: Fingerprint | None = None,
     ) -> None:
         self.path = path
         self._recipe, self._chat_template = recipe, chat_template
+        self._data, self._fingerprint = data, fingerprint
         self._begun = False
         # progress is brought to the disk by `sync` only: a network's stream has the steps
         self.lazy = False
+        self._lines = 0, 0  # of metrics and of progress, which their sums name
         there = [name for name in FILES if (path / name).exists()]
         self.finished = "summary.json" in there
         for name in (*there, "log.txt"):
-            if (path / name).exists() and not ((path / name).is_file() or (path / name).is_dir()):
+            if is_irregular(path / name):
                 raise FedseedError(
                     f"{path / name}: no regular file (a pipe or a device), which would hang: "
                     "delete it"
@@ -107,6 +123,8 @@ class RunFolder:
             )
         if recipe is not None and "recipe.toml" in there:
             compare_recipes(path, recipe, extensible=not claim)
+        if resume:
+            compare_data(path, data or {}, fingerprint)
         if self.finished:
             return
         self._made_folder = not path.exists()
@@ -143,6 +161,8 @@ class RunFolder:
                 write_whole(recipe, tomli_w.dumps(table).encode())
             if self._chat_template and not template.exists():
                 write_whole(template, self._chat_template.encode())
+            if self._data and not (self.path / DATA).exists():
+                _write_data(self.path, self._data, self._fingerprint)
             self._metrics = Appender(self.path / "metrics.jsonl")
         except BaseException:
             self._progress.close()
@@ -179,8 +199,9 @@ class RunFolder:
         metrics, progress = self._cut(self._metrics, done), self._cut(self._progress, done)
         known = max((line.round for line in (*metrics, *progress)), default=done)
         for line in [RoundLine(number) for number in range(known + 1, done + 1)] if fill else ():
-            self._progress.append(line.written())
             progress.append(line)
+            self._progress.append(line.written(self._progress.path.name, len(progress)))
+        self._lines = len(metrics), len(progress)
         if not metrics and done:
             raise FedseedError(
                 f"{self.path}: model.orbit is at round {done}, but metrics.jsonl has no round 0"
@@ -205,7 +226,7 @@ class RunFolder:
         texts = data.split(b"\n")[:-1]
         for number, text in enumerate(texts, start=1):
             try:
-                line = RoundLine.from_json(json.loads(text))
+                line = RoundLine.from_json(json.loads(text), file.path.name, number)
                 beyond = line.round > done
             except (ValueError, TypeError) as error:
                 if number == len(texts) and isinstance(error, json.JSONDecodeError):
@@ -233,7 +254,11 @@ class RunFolder:
 
     def add_progress(self, line: RoundLine) -> None:
         """Note what a round has cost, on disk before this returns; its step comes next."""
-        self._progress.append(line.written(), sync=not self.lazy)
+        metrics, progress = self._lines
+        self._progress.append(
+            line.written(self._progress.path.name, progress + 1), sync=not self.lazy
+        )
+        self._lines = metrics, progress + 1
 
     def sync(self) -> None:
         """Bring what was written lazily to the disk."""
@@ -242,8 +267,10 @@ class RunFolder:
     def add_metrics(self, line: RoundLine) -> None:
         """Append one line to metrics.jsonl, on disk before this returns."""
         assert self._metrics is not None
-        self._metrics.append(line.written())
+        metrics, _ = self._lines
+        self._metrics.append(line.written(self._metrics.path.name, metrics + 1))
         self._progress.cut(0)  # the line says it all
+        self._lines = metrics + 1, 0
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, last of all: the run is over."""
@@ -320,6 +347,48 @@ def compare_recipes(
         raise RecipeError(f"{path} was started with another recipe: {'; '.join(differences)}")
 
 
+def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) -> None:
+    """Check that a run that goes on has the data and the tokens that it began with.
+
+    Args:
+        path: its folder. One of an earlier fedseed does not say what it began with.
+        data: digests of the data that are here.
+        fingerprint: what the base's tokenizer makes of texts here.
+
+    Raises:
+        RecipeError: they have changed; names the part and the way out.
+        FedseedError: what the folder says of them can't be read.
+    """
+    file = path / DATA
+    if not file.is_file():
+        return
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+        before = record_from_json(said["data"])
+        began_with = Fingerprint.from_json(said["tokens"]) if said.get("tokens") else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise FedseedError(
+            f"{file}: can't be read ({error}): without it nobody knows whether the data changed; "
+            "delete it to go on nevertheless"
+        ) from error
+    way_out = (
+        f"put it back as it was, or begin another run with --out; {file} can be deleted to go on "
+        "nevertheless, and the figures before and after can't be compared then"
+    )
+    if data and (changes := describe_changes(before, data)):
+        raise RecipeError(f"{path} was started with other data: {', '.join(changes)}: {way_out}")
+    if fingerprint is not None and began_with is not None:
+        difference = fingerprint.difference_from(began_with)
+        if difference is not None:
+            raise RecipeError(f"{path} was started with other tokens: {difference}")
+
+
+def _write_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) -> None:
+    tokens = None if fingerprint is None else fingerprint.to_json()
+    about = {"data": record_to_json(data), "tokens": tokens}
+    write_whole(path / DATA, (json.dumps(about, indent=1) + "\n").encode())
+
+
 def extend(settings: RunSpec) -> str | None:
     """Let the run in a folder have the rounds that the settings say, if it was to have fewer.
 
@@ -344,6 +413,7 @@ def extend(settings: RunSpec) -> str | None:
         return None
     if settings.recipe_text is not None and (path / "recipe.toml").is_file():
         compare_recipes(path, settings.recipe_text, besides=("rounds",))
+    compare_data(path, settings.data_record, settings.fingerprint)
     summary = read_summary(path) if (path / "summary.json").is_file() else {}
     had = int(summary.get("rounds", 0))
     if had > settings.rounds:
@@ -377,13 +447,50 @@ def extend(settings: RunSpec) -> str | None:
     return f"the run in {path} had {had} rounds: it goes on to {settings.rounds}"
 
 
+def reopen_cut_run(path: Path) -> str | None:
+    """Make an interrupted run of a finished one whose orbit has lost its last steps.
+
+    The steps that follow are the same again: nothing in a round depends on what came after it.
+
+    Args:
+        path: the run's folder.
+
+    Returns:
+        What was done, for a person; None: nothing (no step is missing, or none can be made again).
+
+    Raises:
+        FedseedError: summary.json is damaged.
+        OrbitError: the orbit is damaged.
+    """
+    file = path / "model.orbit"
+    if not (path / "summary.json").is_file() or not file.is_file():
+        return None
+    ending = read_ending(path)
+    orbit, damage = scan(file.read_bytes(), str(file))
+    if damage is not None and not damage.torn:
+        raise OrbitError(damage.text)
+    missing = ending is not None and orbit.last < ending.round
+    if ending is None or not missing or not can_be_made_again(file, orbit.header):
+        return None
+    write_orbit(file, orbit.start, orbit.parts)  # without the record that says it is over
+    (path / "summary.json").unlink()
+    sync_path(path)
+    return (
+        f"{file} ends with step {orbit.last}, and the run ended with step {ending.round}: the "
+        "missing steps are made again"
+    )
+
+
 def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
     """Take what was measured after the last round out of its line, if a longer run measures nothing
     there.
     """
     texts = file.read_bytes().split(b"\n")[:-1]  # whole lines
     try:
-        first, last = (RoundLine.from_json(json.loads(texts[at])) for at in (0, -1))
+        first, last = (
+            RoundLine.from_json(json.loads(texts[number - 1]), file.name, number)
+            for number in (1, len(texts))
+        )
     except (ValueError, LookupError, TypeError):
         return  # a damaged file: taking the run up says so
     if settings.evaluates(last.round):
@@ -394,4 +501,5 @@ def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
     last.seconds.pop("evaluation", None)
     if not settings.digests(last.round):
         last.weights_digest = None
-    write_whole(file, b"".join(text + b"\n" for text in texts[:-1]) + last.written())
+    kept = b"".join(text + b"\n" for text in texts[:-1])
+    write_whole(file, kept + last.written(file.name, len(texts)))

@@ -9,12 +9,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.errors import FedseedError, OrbitError, RecipeError
+from fedseed.federation.accounts import limits_of, settings_with_account
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.network_client import NetworkClient
@@ -23,17 +25,21 @@ from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
 from fedseed.orbit.signature import private_key
 from fedseed.privacy import mechanism_of
+from fedseed.privacy.account import Account
+from fedseed.privacy.account_file import SUFFIX, FileAccount
 from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Progress
 from fedseed.runs.assembly import host
 from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData, TaskData
+from fedseed.tasks.record import DataRecord, clients_record, held_out_record
 from fedseed.text import shown
 from fedseed.transport.base import Transport
 from fedseed.transport.subjects import name_problem
 
 ORBIT = "model.orbit"
+MOST_NOTED = 10  # accounts that are described when a process begins
 
 
 def joining(
@@ -51,8 +57,8 @@ def joining(
     Raises:
         RecipeError: the model can't be had.
     """
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    load.opened = Path(state) / "fedseed" / "opened" / run
+    load.opened = state_folder() / "opened" / run
+    load.data_notes = state_folder() / "data" / run
     client = NetworkClient(transport, run, load, load.recipe.rounds, load.progress, orbit)
     recipe = load.recipe
     if mechanism_of(recipe.method) is not None and not (
@@ -68,6 +74,25 @@ def joining(
     return client
 
 
+def state_folder() -> Path:
+    """Return the folder for what must outlast runs on this machine, of the user who runs this."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "fedseed"
+
+
+class SiteAccount(NamedTuple):
+    """What a site says of its clients' privacy accounts.
+
+    Args:
+        file: an account's file, used alone; "{name}" in it stands for the client. None: in the
+            user's state folder, by the client's name.
+        budget: the most epsilon of all runs together; None: as the recipe says.
+    """
+
+    file: Path | None = None
+    budget: float | None = None
+
+
 class Loading:
     """Loads the recipe's model each time it is called; the hosted clients' data once.
 
@@ -78,9 +103,12 @@ class Loading:
         own: where the hosted clients' own data lies; None: where the recipe says.
         identity: the file of the key that signs for a client in secure sums; "{name}" in it stands
             for the client.
+        account: where the hosted clients' privacy accounts are, and what they allow.
 
     Raises:
         RecipeError: the recipe has no client of such a name, or its data or key can't be had.
+        PrivacyError: an account is damaged.
+        StorageError: an account can't be written.
     """
 
     def __init__(
@@ -90,6 +118,7 @@ class Loading:
         progress: Progress | None = None,
         own: OwnData | None = None,
         identity: Path | None = None,
+        account: SiteAccount | None = None,
     ) -> None:
         self.recipe = recipe
         self.progress = progress or Progress()
@@ -97,6 +126,8 @@ class Loading:
         self._own = own or OwnData()
         # the folder in which secure sums note which sums were opened
         self.opened: Path | None = None
+        # the folder in which a client notes which data it has while a run goes on
+        self.data_notes: Path | None = None
         self._parts: list[TaskData] | None = None  # of clients with data of their own
         self.party = recipe.of_parties or (own is not None and recipe.task.own_data)
         if self.party:
@@ -119,6 +150,57 @@ class Loading:
                 else whole.only(self.hosted)
             )
         self.identities = identities(recipe, self.hosted, identity)
+        self._site_account = account
+        self._accounts: dict[str, Account] | None = None
+
+    def open_accounts(self) -> dict[str, Account]:
+        """Return the hosted clients' privacy accounts, opened once; none, if they need none.
+
+        Raises:
+            RecipeError: the site says something of accounts that does not fit the recipe.
+            PrivacyError: an account is damaged.
+            StorageError: an account can't be written.
+        """
+        if self._accounts is None:
+            self._accounts = self._opened_accounts(self._site_account or SiteAccount())
+        return self._accounts
+
+    def _opened_accounts(self, site: SiteAccount) -> dict[str, Account]:
+        recipe = self.recipe
+        settings = settings_with_account(recipe.method)
+        if settings is None:
+            if site != SiteAccount():
+                raise RecipeError(
+                    "--account and --budget: this recipe's clients keep no privacy account; those "
+                    'of one with privacy.level = "example" do'
+                )
+            return {}
+        if site.file is not None and len(self.hosted) > 1 and "{name}" not in str(site.file):
+            raise RecipeError(
+                f'--account {site.file}: for {len(self.hosted)} clients it needs "{{name}}" in it'
+            )
+        limits = limits_of(settings, recipe.rounds, site.budget)
+        found: dict[str, Account] = {}
+        for name in self.hosted:
+            if site.file is not None:
+                path, place = Path(str(site.file).replace("{name}", name)), ""
+            else:
+                path, place = self._usual_account(name)
+            found[name] = account = FileAccount(path, name, limits, place)
+            if len(found) <= MOST_NOTED:
+                self.progress.note(account.described())
+        return found
+
+    def _usual_account(self, name: str) -> tuple[Path, str]:
+        """Return a client's file in the state folder, and where the client's data lies."""
+        folder, task = state_folder() / "accounts", self.recipe.task
+        if problem := name_problem(name):
+            raise RecipeError(f"client {shown(name)} can't have a privacy account: {problem}")
+        if not self.party:
+            # such clients are called alike whatever their data: by the task
+            return folder / f"{name}.{task.name}{SUFFIX}", ""
+        alone = len(self.hosted) == 1 and self._own.path is not None
+        return folder / f"{name}{SUFFIX}", task.place_of_own(name, self._own, alone)
 
     def _load_own(self, clients: Sequence[str]) -> None:
         """Loads the data of clients that each have their own.
@@ -158,7 +240,25 @@ class Loading:
             self.names,
             lambda equipment: (self._evaluate_with(equipment), []),
         )
-        return replace(hosted, party=self.party, identities=self.identities, opened=self.opened)
+        return replace(
+            hosted,
+            party=self.party,
+            identities=self.identities,
+            opened=self.opened,
+            accounts=self.open_accounts(),
+            data_record=self._data_record if self.data_notes is not None else {},
+            data_notes=self.data_notes,
+        )
+
+    @cached_property
+    def _data_record(self) -> DataRecord:
+        """Return the record of the hosted clients' data, with what they hold out of them."""
+        record = dict(clients_record(self.data.clients))
+        for part in self._parts or ():
+            if part.evaluation.get("") or part.validation:
+                whose = part.clients[0].name
+                record |= held_out_record(part.evaluation, part.validation, whose)
+        return record
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
         """Returns what measures the model; it loads the evaluation data when it is first called."""

@@ -30,7 +30,7 @@ from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
 from fedseed.runs import costs, stopping
 from fedseed.runs.answers import written
-from fedseed.runs.folder import RunFolder
+from fedseed.runs.folder import RunFolder, reopen_cut_run
 from fedseed.runs.folder import extend as extended
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import OrbitStore, Restored, StepStore, WeightsStore
@@ -39,6 +39,7 @@ from fedseed.tracking import Start, Trackers
 # A step whose reconstruction noise is this long beside the weights (per round) is likely to harm
 # the model.
 NOISE_WARNING = 0.1
+LONG_ACCOUNT = 20_000  # rounds whose privacy takes seconds to count
 
 
 class Run(ABC):
@@ -133,13 +134,25 @@ class Run(ABC):
             )
         if extend and (said := extended(self.spec)):
             self.progress.note(said)
+        if self.folder is None and resume and self.spec.folder is not None:
+            reopened = reopen_cut_run(self.spec.folder)
+            if reopened is not None:
+                self.progress.note(reopened)
         if self.folder is not None and self.folder.finished:
             return self._finished(self.folder.path)
         self._keep_to_budget()
         spec = self.spec
         if spec.folder is not None:
             if self.folder is None:
-                self.folder = RunFolder(spec.folder, spec.recipe_text, resume, spec.chat_template)
+                self.folder = RunFolder(
+                    spec.folder,
+                    spec.recipe_text,
+                    resume,
+                    spec.chat_template,
+                    # whoever gets a private run's folder could try what data have these digests
+                    data={} if spec.private else spec.data_record,
+                    fingerprint=spec.fingerprint,
+                )
             if self.folder.finished:
                 return self._finished(spec.folder)
         self._began = stamp()
@@ -294,6 +307,11 @@ class Run(ABC):
         Raises RecipeError if there is none.
         """
         wanted = self.spec.rounds
+        if wanted >= LONG_ACCOUNT and self.coordinator.by_turns:
+            self.progress.note(
+                f"privacy: what {wanted:,} rounds spend is counted before the first, which may "
+                "take a minute"
+            )
         last = self.coordinator.last_round(wanted)
         if last == wanted:
             return
@@ -379,7 +397,7 @@ class Run(ABC):
             self.store.prepare(number)
         self.publish(step, line)
         if self.store is not None:
-            self.store.record(number, step[FRAME_BYTES:])
+            self.store.record(number, coordinator.closed_payload)
             if not (log and self.waits):
                 self.store.confirm(line.weights_digest or NO_DIGEST)
         self.recorded(line, log)

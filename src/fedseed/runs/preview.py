@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from fedseed.errors import RecipeError
 from fedseed.models.architectures import LOADERS
-from fedseed.models.loading import outline, reach
+from fedseed.models.checkpoint import find_checkpoint
+from fedseed.models.loading import outline, read_processor
 from fedseed.objectives.classification import ClassifiedText
 from fedseed.objectives.losses import Options
 from fedseed.objectives.masked import Blank, Prompted
@@ -18,7 +19,6 @@ from fedseed.objectives.tokens import Tokens
 from fedseed.runs.equipment import Equipment, equipped, kind_for, room_left
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Picture, TaskData
-from fedseed.text import first_line
 
 
 class Shown(NamedTuple):
@@ -80,13 +80,8 @@ def _equip(recipe: Recipe, data: TaskData) -> Equipment:
     model = outline(
         settings.base, trust_remote_code=code, architecture=kind.architecture, head=head
     )
-    try:
-        processor = LOADERS[kind.architecture].processor(reach(settings.base), code)
-    except (OSError, ValueError, ImportError) as error:
-        reason = first_line(error)
-        raise RecipeError(
-            f'model.base = "{settings.base}": its tokenizer can\'t be used ({reason})'
-        ) from error
+    loader = LOADERS[kind.architecture]
+    processor = read_processor(find_checkpoint(settings.base), loader, code)
     return equipped(recipe, data, kind, model, processor, room_left(recipe, model))
 
 

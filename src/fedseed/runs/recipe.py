@@ -4,7 +4,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from importlib.resources import files
 from math import floor
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,7 +27,7 @@ from fedseed.federation.bounds import Bounds
 from fedseed.methods import Method, without_gradients
 from fedseed.models import PACKAGED
 from fedseed.models.adapters import AnyAdapter
-from fedseed.models.quantization import Quantization, settings_problem
+from fedseed.models.quantization import Quantization, is_adapter_folder, settings_problem
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings, mechanism_of, misfit, protected
@@ -36,6 +35,7 @@ from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.randomness.stream import Seed
 from fedseed.registry import INCIDENTAL, is_loaded, load_plugin, resolve
 from fedseed.runs.keys import ByName, explain, told
+from fedseed.runs.packaged import packaged_recipes
 from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tasks.rewards import RewardSettings, placed
 from fedseed.tracking import Tracker
@@ -492,7 +492,8 @@ class Recipe(Table):
             settings_problem(
                 self.model.quantization,
                 self.model.trainable,
-                (self.model.adapter or self.method.adapter) is not None,
+                (self.model.adapter or self.method.adapter) is not None
+                or is_adapter_folder(self.model.base),
                 self.model.device,
                 self.method.name,
             ),
@@ -572,12 +573,6 @@ class Recipe(Table):
     def to_toml(self) -> str:
         """Returns the complete recipe, defaults included."""
         return tomli_w.dumps(self.model_dump(exclude_none=True, exclude={"method": {"private"}}))
-
-
-def packaged_recipes() -> dict[str, Path]:
-    """Returns the recipes that come with fedseed, by name."""
-    folder = Path(str(files("fedseed") / "recipes"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def _whole_numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:

@@ -16,12 +16,13 @@ from typing import Any, cast
 import torch
 
 from fedseed.errors import FedseedError, MessageError, RecipeError, plural
+from fedseed.federation.accounts import accounts_in_memory, charge, kind_of, run_of, turn_of
 from fedseed.federation.byzantine import Byzantine
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import Cost
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.membership import Roster
-from fedseed.federation.messages import FRAME_BYTES, Message
+from fedseed.federation.messages import Message
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.rounds import Gathered, Rounds
 from fedseed.federation.secure import Masking, SecureCoordinator, answered
@@ -160,6 +161,10 @@ class _AtHand(Session):
     def _train(self, plans: dict[int, bytes]) -> None:
         start = time.perf_counter()
         answers = dict(zip(plans, self._answers(plans), strict=True))
+        for client, answer in answers.items() if self.hosted.accounts else ():
+            plan, name = Message.decode(plans[client]), self.hosted.names[client]
+            turn = turn_of(self.hosted, plan, name, client)
+            answers[client] = charge(self.hosted.accounts, turn, answer, plan, client)
         self._now.training += time.perf_counter() - start
         sent = {
             client: answer.message
@@ -308,6 +313,10 @@ class Simulation(Run):
         if self.team is not None:
             count = plural(len(self.team.seats), "worker process", "worker processes")
             self.progress.note(f"{count}, {plural(self.team.threads, 'thread')} each")
+        # nobody asks for an earlier round again, and all answers of a long run would be many bytes
+        self.hosted.accounts = accounts_in_memory(
+            self.method, self.names, self.spec.rounds, keep_answers=False
+        )
         try:
             with limited(self.spec.threads):
                 return super().run(resume, extend)
@@ -317,6 +326,10 @@ class Simulation(Run):
 
     def catch_up(self, restored: Restored) -> None:
         self.worker.catch_up(restored.records)
+        for number in range(1, restored.round + 1) if self.hosted.accounts else ():
+            for client in self.coordinator.sampled(number):
+                account = self.hosted.accounts[self.names[client]]
+                account.count_earlier(run_of(self.hosted), kind_of(self.hosted))
         memory = self.worker.memory.folder
         if self.method.remembers and restored.round and not memory.is_dir():
             raise FedseedError(
@@ -336,11 +349,12 @@ class Simulation(Run):
         """
         number = line.round
         if self.team is not None:
-            self.team.apply(Record(number, step[FRAME_BYTES:]))
+            self.team.apply(Record(number, self.coordinator.closed_payload))
             if number < self.spec.rounds:
                 self.clients.begin(number + 1)
         start = time.perf_counter()
-        norm = self.worker.apply(step)
+        # what the frame guards against does not happen on the way within a process
+        norm = self.worker.apply_payload(self.coordinator.closed_payload)
         line.seconds["rebuild"] = time.perf_counter() - start
         line.weights_digest = self.worker.space.digest() if self.spec.digests(line.round) else None
         if norm is not None and log:  # the weights' norm takes a pass over them

@@ -1,7 +1,7 @@
 """What a run is: one value, made by reading a recipe or by a call in Python. Free of torch."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
 from fedseed.errors import RecipeError
 from fedseed.federation.bounds import Bounds
+from fedseed.federation.fingerprint import Fingerprint
 from fedseed.methods import Method
 from fedseed.models.adapters import Adapter
 from fedseed.optimizers.schedule import lasting
@@ -17,6 +18,7 @@ from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.stream import check_seed
 from fedseed.runs.answers import unverifiable
 from fedseed.runs.recipe import Recipe
+from fedseed.tasks.record import DataRecord
 from fedseed.tracking import Tracker
 from fedseed.weights.layout import DigestKind
 
@@ -72,6 +74,10 @@ class RunSpec:
     recipe_text: str | None = None  # the complete recipe, written beside the results
     # the Jinja template of its chats, if it is not the tokenizer's own, written beside it
     chat_template: str = ""
+    # digests of the clients' data and of held-out sets, by which a run that goes on knows them
+    data_record: DataRecord = field(default_factory=dict)
+    # what the base's tokenizer makes of texts; None: it has none
+    fingerprint: Fingerprint | None = None
     # about the data, such as what was left out; shown when the run starts, and kept in the summary
     notes: Sequence[str] = ()
     limit: str = ""  # what makes an example too long, to be said of those that are left out or cut

@@ -12,16 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedseed.errors import FedseedError, RecipeError
-from fedseed.models import PACKAGED, adapters
+from fedseed.errors import RecipeError
+from fedseed.models import PACKAGED
 from fedseed.models.heads import Head
-from fedseed.models.quantization import read_quantization
 from fedseed.objectives.tokens import longest_input
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
 from fedseed.orbit.replay import equip, replay
 from fedseed.reports.results import best_rounds, read_lines, read_summary
+from fedseed.runs.ending import read_ending
 from fedseed.runs.equipment import equipped, evaluation_of, kind_for
 from fedseed.runs.folder import CHAT_TEMPLATE
 from fedseed.runs.recipe import Recipe, read_recipe
@@ -80,11 +80,7 @@ def find_source(name: str) -> Source:
     if path.is_file():
         with open(path, "rb") as file:
             start = file.read(len(MAGIC))
-        folder = (
-            path.parent
-            if (path.parent / "recipe.toml").is_file() and path.stem == "model"
-            else None
-        )
+        folder = run_folder_of(path)
         if start == MAGIC:
             return Source(name, orbit=path, folder=folder)
         if path.suffix == ".safetensors":
@@ -111,6 +107,15 @@ def find_source(name: str) -> Source:
     return Source(name, model=name)
 
 
+def run_folder_of(path: Path) -> Path | None:
+    """Return the folder of the run that wrote an orbit or weights; None: no run's files are
+    there.
+    """
+    beside = (path.parent / name for name in ("recipe.toml", "summary.json"))
+    is_a_runs = path.stem == "model" and any(file.is_file() for file in beside)
+    return path.parent if is_a_runs else None
+
+
 def open_tuned(
     source: Source,
     base: str | None = None,
@@ -132,7 +137,8 @@ def open_tuned(
 
     Raises:
         RecipeError: the base is not found; the round can't be had.
-        OrbitError: the file is damaged, or of another base.
+        OrbitError: the file is damaged, or of another base, or not what its run ended with (with
+            `upto` it need not be).
     """
     if source.model is not None:
         if upto is not None or base is not None:
@@ -141,8 +147,10 @@ def open_tuned(
                 f"{given}: {source.name} is a model as it is, neither a run nor an orbit"
             )
         return Tuned(*_as_it_is(source.model, device), None, None)
+    complete, ending = True, read_ending(source.folder)
     if source.orbit is not None:
         path, orbit = source.orbit, Orbit.open(source.orbit)
+        complete = orbit.complete
         about: tuple[int, str, int | None] = orbit.last, path.name, orbit.size
         header, count = orbit.header, orbit.check_upto(upto)
         steps: Iterable[Record] = orbit.steps(count)
@@ -156,14 +164,18 @@ def open_tuned(
                 f"round {upto} of {source.name}: a run of {header.method.name} keeps its newest "
                 f"weights alone, which are those of round {count}"
             )
+    if ending is not None and upto is None:
+        ending.check(path, header, count, None)
     model, processor = base_of(header, path, base, device)
     model = equip(header, model)
     digest = replay(
         header, steps, model, progress and (lambda number: progress(number, count)), check_all
     )
+    if ending is not None and upto is None:
+        ending.check(path, header, count, digest)
     if source.chat_template is not None:
         processor.chat_template = source.chat_template
-    facts = Facts(count, digest, *about, **_measured(source, count))
+    facts = Facts(count, digest, *about, complete=complete, **_measured(source, count))
     return Tuned(model, processor, header, facts)
 
 
@@ -221,20 +233,12 @@ def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
     """Loads a model's folder or name; an adapter's folder, with the base that it names."""
     from fedseed.models.loading import load_model
 
-    folder = Path(place).expanduser()
-    config, dtype = folder / "adapter_config.json", None
-    if not config.is_file():
+    dtype, folder = "float32", Path(place).expanduser()
+    if not (folder / "adapter_config.json").is_file():
         with suppress(OSError, ValueError, AttributeError):
             saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             dtype = saved.get("dtype", saved.get("torch_dtype"))  # where its folder says so
-        return load_model(place, dtype if dtype in DTYPES else "float32", device=device)
-    try:
-        base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"] or "")
-    except (ValueError, LookupError) as error:
-        raise FedseedError(f"{config}: not valid: {error}") from error
-    quantization = read_quantization(folder)
-    model, processor = load_model(base, device=device, quantization=quantization)
-    return adapters.load(model, folder), processor
+    return load_model(place, dtype if dtype in DTYPES else "float32", device=device)
 
 
 def _measured(source: Source, number: int) -> dict[str, Any]:
@@ -289,17 +293,20 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
     Raises:
         RecipeError: the data can't be had, or do not fit the model.
     """
-    from fedseed.models.architectures import LOADERS
+    from fedseed.models.architectures import LOADERS, hears_besides
+    from fedseed.models.traits import traits_of
 
     data, (model, processor, *_) = recipe.task.load(), tuned
     whole = model.get_base_model() if hasattr(model, "peft_config") else model
     kind, _ = kind_for(recipe, data, whole.config.to_dict())
     loader = LOADERS[kind.architecture]
-    if type(whole).__name__ not in loader.classes():
+    name = type(whole).__name__
+    hears = hears_besides({**whole.config.to_dict(), "architectures": [name]})
+    if name not in loader.classes() and not (kind.architecture == "causal" and hears):
         raise RecipeError(
             f'task.name = "{recipe.task.name}" needs {loader.about}; this is a '
             f"{type(whole).__name__}"
         )
     equipment = equipped(recipe, data, kind, model, processor, longest_input(model))
     measure, notes = evaluation_of(recipe, equipment, data)
-    return measure(model), [*data.notes, *notes]
+    return measure(model), [*data.notes, *traits_of(model).notes, *notes]

@@ -1,40 +1,38 @@
 """What a party can check of a run that somebody else has coordinated, from the run's folder and its
 own data.
 
-    steps     every round's step is made again from the answers on record, as the coordinator makes
-    it
+    steps     every round's step is made again from the answers on record, as the coordinator made
+              it (`retracing`)
     answers   in sampled rounds a client's own answer is computed again, at the weights of that
-    round, which are
-              replayed, with that round's seeds and batches, and compared within the noise of float
-              arithmetic
+              round, which are replayed, with that round's seeds and batches, and compared within
+              the noise of float arithmetic
 
-The first needs no data and is exact; the second tells whether what stands on record under a
-client's name is what its data gives. An answer that was forged or swapped, with a step that fits
-it, is found by the second; a step that does not fit the answers by the first.
+The first needs no data; the second tells whether what stands on record under a client's name is
+what its data gives. An answer that was forged or swapped, with a step that fits it, is found by the
+second; a step that does not fit the answers by the first.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.errors import FedseedError, MessageError, NonFiniteError
-from fedseed.federation.bounds import Bounds
-from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.hosted import Hosted
-from fedseed.federation.messages import Message, MessageKind
+from fedseed.federation.messages import Message
 from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.methods.ferret import Coefficients
-from fedseed.methods.payload import About, Payload, codecs
+from fedseed.methods.payload import About, codecs
 from fedseed.methods.zeroth import Projection
 from fedseed.orbit import Orbit
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import sample
 from fedseed.runs.answers import Answers, unverifiable
+from fedseed.runs.retracing import retrace
 from fedseed.runs.spec import RunSpec
 from fedseed.training.client import LocalClient
 
@@ -42,9 +40,8 @@ UNIT = 2.0**-24  # float32's unit of rounding
 LOSS_NOISE = 64  # units that a mean loss may be off by, in proportion to max(1, loss)
 # that a coefficient after local training may be off by, in proportion to its block's
 TRAINED_NOISE = 2.0**-5
-# the same of a step that is made again: another processor adds up a robust rule's products
-# otherwise
-STEP_NOISE = 1e-5
+# allocations of which rounding may give a block one direction more or less
+ROUNDED_ALLOCATIONS = ("norm", "sqrt", "previous")
 
 
 @dataclass(frozen=True)
@@ -71,11 +68,19 @@ class Verified:
     checked: list[Checked]
     digest: str  # of the weights after the last step
     record: str  # names log and answers: whoever has verified the same has the same
+    # by client of those that were checked: the rounds in which it was asked, and nothing of it is
+    # on record
+    silent: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def forged(self) -> bool:
         """Returns whether anything is not as it should be."""
         return bool(self.unlike) or any(one.verdict == "forged" for one in self.checked)
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing was forged, and every step could be judged."""
+        return not self.forged and not self.missing
 
 
 def verify(
@@ -102,109 +107,83 @@ def verify(
         FedseedError: it can't be verified; says why.
     """
     worker = hosted.worker
-    if problem := unverifiable(orbit.header.method, spec.secure_sums is not None) or _coarse(
-        worker
-    ):
-        raise FedseedError(f"verify: {problem}")
-    if differences := hosted.header.differences(orbit.header) or (
-        ["compacted"] if orbit.header.first > 1 else []
-    ):
-        raise FedseedError(
-            f"the log is of another run than recipe and base make it here: {'; '.join(differences)}"
-        )
-    if unknown := [name for name in hosted.items if name not in answers.names]:
-        raise FedseedError(
-            f"no client {unknown[0]} has answered: the record has {', '.join(answers.names)}"
-        )
+    _check_verifiable(orbit, answers, spec, hosted)
     wanted: dict[int, list[str]] = {}
     for name in hosted.items:
-        number = answers.names.index(name)
-        theirs = [
-            line.round
-            for line in answers.lines.values()
-            if number in line.answers and line.round <= orbit.last
-        ]
-        picked = sample(
-            seed, Domain.SAMPLING, len(theirs), min(len(theirs), most or len(theirs)), number
-        )
-        for at in picked:
-            wanted.setdefault(theirs[at], []).append(name)
-    plans, unlike, missing = _retraced(orbit, answers, spec, wanted)
-    checked, at = [], 0
+        for number in _sampled_rounds(orbit, answers, name, most, seed):
+            wanted.setdefault(number, []).append(name)
+    retraced = retrace(orbit, answers, spec, wanted)
+    checked, applied = [], 0
     for number, names in sorted(wanted.items()):
-        worker.catch_up(orbit.records[at : number - 1])
-        at = number - 1
+        worker.catch_up(orbit.records[applied : number - 1])
+        applied = number - 1
         progress(number)
         for name in names:
             client = answers.names.index(name)
-            plan = next(message for message, clients in plans[number].items() if client in clients)
-            about = plan, client, hosted.items[name], answers.lines[number].answers[client]
-            checked.append(Checked(number, name, *_computed_again(worker, *about)))
-    worker.catch_up(orbit.records[at:])
+            plans = retraced.plans[number].items()
+            plan = next((message for message, clients in plans if client in clients), None)
+            if plan is None:
+                result = _forged("the round had no plan for this client")
+            else:
+                on_record = answers.lines[number].answers[client]
+                result = _compute_again(worker, plan, client, hosted.items[name], on_record)
+            checked.append(Checked(number, name, *result))
+    worker.catch_up(orbit.records[applied:])
     record = blake2b(orbit.end + answers.digest, digest_size=16).hexdigest()
-    return Verified(orbit.last, unlike, missing, checked, worker.space.digest(), record)
+    silent = {name: _silent_rounds(orbit, answers, name) for name in hosted.items}
+    digest = worker.space.digest()
+    return Verified(orbit.last, retraced.unlike, retraced.missing, checked, digest, record, silent)
 
 
-def _retraced(
-    orbit: Orbit, answers: Answers, spec: RunSpec, wanted: Collection[int]
-) -> tuple[dict[int, dict[bytes, list[int]]], list[int], list[int]]:
-    """Returns the wanted rounds' plans, by their clients; the rounds with another step.
-
-    Those without a record.
-    """
-    header, method, count = orbit.header, orbit.header.method, len(answers.names)
-    settings = (
-        header.layout,
-        header.seed,
-        [0] * count,
-        spec.per_round or count,
-        spec.aggregation,
-        spec.bounds,
-    )
-    coordinator = Coordinator(method, *settings)
-    # whose answer was refused is not on record
-    coordinator.bounds = Bounds(proportion="off", claims="off")
-    plans, unlike, missing = {}, [], []
-    for step in orbit.steps():
-        line, before = answers.lines.get(step.round), coordinator.state
-        if line is None:
-            missing.append(step.round)
-            coordinator.catch_up([step.payload])
-            continue
-        coordinator.open(step.round, alive=line.asked)
-        if step.round in wanted:
-            plans[step.round] = coordinator.plans()
-        try:
-            for client, (coordinator.examples[client], update) in line.answers.items():
-                message = Message(MessageKind.UPDATE, method.code, step.round, client, update)
-                coordinator.receive(message.encode(), client)
-        except MessageError:
-            unlike.append(step.round)  # no coordinator takes such an answer
-        made = Message.decode(coordinator.close()).payload
-        if made != step.payload:
-            theirs = method.decode_step(before, step.payload)
-            a, b = (
-                np.concatenate([np.zeros(0), *_arrays(one)])
-                for one in (method.decode_step(before, made), theirs)
-            )
-            alike = len(a) == len(b) and bool(
-                (np.abs(a - b) <= STEP_NOISE * np.abs(a).max(initial=0.0)).all()
-            )
-            if not alike and step.round not in unlike:
-                unlike.append(step.round)
-            coordinator.state = method.advance(before, theirs)
-    return plans, unlike, missing
+def _check_verifiable(orbit: Orbit, answers: Answers, spec: RunSpec, hosted: Hosted) -> None:
+    """Raise FedseedError, which says why, if a run can't be verified with what is at hand."""
+    method = orbit.header.method
+    problem = unverifiable(method, spec.secure_sums is not None) or _coarse(hosted.worker)
+    if problem:
+        raise FedseedError(f"verify: {problem}")
+    differences = hosted.header.differences(orbit.header)
+    if orbit.header.first > 1 and not differences:
+        differences = ["compacted"]
+    if differences:
+        raise FedseedError(
+            f"the log is of another run than recipe and base make it here: {'; '.join(differences)}"
+        )
+    unknown = [name for name in hosted.items if name not in answers.names]
+    if unknown:
+        raise FedseedError(
+            f"no client {unknown[0]} has answered: the record has {', '.join(answers.names)}"
+        )
+    # a run that was killed may have written down answers of a round that has no step yet
+    last = max(answers.lines, default=0)
+    if last > orbit.last + 1:
+        raise FedseedError(
+            f"the log ends at step {orbit.last}, and the record has answers of round {last}: steps "
+            "were cut off; ask for the whole log"
+        )
 
 
-def _arrays(value: Any) -> Iterator[NDArray[np.float64]]:
-    """Returns all numbers of a payload, field by field."""
-    if isinstance(value, Payload):
-        value = tuple(getattr(value, name) for name, _ in codecs(type(value)))
-    if isinstance(value, tuple):
-        for part in value:
-            yield from _arrays(part)
-    elif value is not None:
-        yield np.asarray(value, dtype=np.float64).ravel()
+def _sampled_rounds(
+    orbit: Orbit, answers: Answers, name: str, most: int | None, seed: int
+) -> list[int]:
+    """Return the rounds whose answer of a client is computed again."""
+    client = answers.names.index(name)
+    rounds = [
+        line.round
+        for line in answers.lines.values()
+        if client in line.answers and line.round <= orbit.last
+    ]
+    count = min(len(rounds), most or len(rounds))
+    return [rounds[at] for at in sample(seed, Domain.SAMPLING, len(rounds), count, client)]
+
+
+def _silent_rounds(orbit: Orbit, answers: Answers, name: str) -> list[int]:
+    """Return the rounds in which a client was asked and has no answer on record."""
+    client = answers.names.index(name)
+    return [
+        line.round
+        for line in answers.lines.values()
+        if client in line.asked and client not in line.answers and line.round <= orbit.last
+    ]
 
 
 def _coarse(worker: Worker) -> str | None:
@@ -219,99 +198,164 @@ def _coarse(worker: Worker) -> str | None:
     return None
 
 
+class _Result(NamedTuple):
+    """What `Checked` has of one answer, besides round and client."""
+
+    logged: float
+    computed: float
+    allowed: float
+    verdict: Literal["right", "open", "forged"]
+    why: str = ""
+
+
+def _forged(why: str, logged: float = 0, computed: float = 0) -> _Result:
+    """Return the result for an answer that no client can have sent."""
+    return _Result(logged, computed, 0, "forged", why)
+
+
 class _Watched(LocalClient):
-    """A client that measures, and goes on from the scalars on record, if any: float noise does not
-    add up.
+    """A client that measures, and goes on from what is on record, so that float noise does not add
+    up.
+
+    Args:
+        scalars: the estimates on record, in their order.
+        lengths: how many coefficients each block has on record.
+        about: what `LocalClient` takes.
     """
 
-    def __init__(self, said: Sequence[float], *about: Any) -> None:
+    def __init__(self, scalars: Sequence[float], lengths: Sequence[int], *about: Any) -> None:
         super().__init__(*about)
-        self.found: list[Any] = []  # what it has measured
-        self._said = iter(said)
+        self.measured: list[Projection] = []
+        self._scalars = iter(scalars)
+        self._lengths = lengths
 
     def estimates(self, *about: Any, **more: Any) -> list[Any]:
         """Keeps the estimates along some directions; returns those on record."""
-        found = super().estimates(*about, **more)
-        self.found += found
+        measured = super().estimates(*about, **more)
+        self.measured += measured
         return [
-            Projection(next(self._said, one.rho), one.loss) if one.usable else one for one in found
+            Projection(next(self._scalars, one.rho), one.loss) if one.usable else one
+            for one in measured
         ]
 
+    def project_change(self, basis: Any, counts: Sequence[int]) -> list[Any]:
+        """Projects on as many directions as are on record, where rounding may have decided."""
+        near = len(counts) == len(self._lengths) and all(
+            length >= 1 and abs(count - length) <= 1
+            for count, length in zip(counts, self._lengths, strict=True)
+        )
+        return super().project_change(basis, self._lengths if near else counts)
 
-def _computed_again(
-    worker: Worker, plan: bytes, client: int, items: Sequence[Any], kept: tuple[int, bytes]
-) -> Any:
-    """Returns what `Checked` has of one answer.
 
-    `kept`: on record, how many examples it claims, and its update.
+def _compute_again(
+    worker: Worker, plan: bytes, client: int, items: Sequence[Any], on_record: tuple[int, bytes]
+) -> _Result:
+    """Compute a client's answer again and compare it with the one on record.
+
+    Args:
+        worker: has the weights of the round's beginning.
+        plan: the message that asked the client.
+        client: its number.
+        items: its examples.
+        on_record: how many examples it claims to have, and its update.
     """
     method, message = worker.method, Message.decode(plan)
     about = About(method, worker.state, "update", message.round)
-    if method.weighting == "examples" and kept[0] != len(items):
-        return kept[0], len(items), 0, "forged", "how many examples it has"
+    examples, payload = on_record
+    if method.weighting == "examples" and examples != len(items):
+        return _forged("how many examples it has", examples, len(items))
     try:
-        logged = method.decode_update(worker.state, message.round, kept[1])
+        logged = method.decode_update(worker.state, message.round, payload)
     except MessageError as error:
-        return 0, 0, 0, "forged", str(error)
-    said = [] if isinstance(logged, Coefficients) else logged.numbers(about).tolist()
-    one = _Watched(said, worker.space, worker.objective, items, worker.seed, message.round, client)
+        return _forged(str(error))
+    scalars, lengths = [], []
+    if not isinstance(logged, Coefficients):
+        scalars = logged.numbers(about).tolist()
+    elif getattr(method, "allocation", "") in ROUNDED_ALLOCATIONS:
+        lengths = [len(block) for block in logged.gammas]
+    watched = _Watched(
+        scalars,
+        lengths,
+        worker.space,
+        worker.objective,
+        items,
+        worker.seed,
+        message.round,
+        client,
+    )
     try:
-        update = method.train(worker.state, method.decode_plan(worker.state, message.payload), one)
-    except NonFiniteError as error:
-        return 0, 0, 0, "forged", str(error)
+        asked = method.decode_plan(worker.state, message.payload)
+        update = method.train(worker.state, asked, watched)
+        if isinstance(update, Coefficients):
+            return _compare_coefficients(update, logged)
+        return _compare_estimates(method, about, watched.measured, update, logged)
+    except (NonFiniteError, MessageError) as error:
+        return _forged(str(error))
     finally:
-        one.put_back()
-    if isinstance(update, Coefficients):
-        return _coefficients(update, logged)
-    return _estimates(method, about, one.found, update, logged)
+        watched.put_back()
 
 
-def _estimates(method: Method, about: About, found: Sequence[Any], update: Any, logged: Any) -> Any:
-    """Compares answers of zeroth order: what is sent must be what estimates with noisy losses can
+def _compare_estimates(
+    method: Method, about: About, estimates: Sequence[Projection], update: Any, logged: Any
+) -> _Result:
+    """Compare answers of zeroth order: what is sent must be what estimates with noisy losses can
     be.
+
+    Raises MessageError: no client can have measured these.
+
+    Args:
+        method: the run's.
+        about: what the update is read against.
+        estimates: what was measured.
+        update: the answer computed again.
+        logged: the one on record.
     """
     for name, _ in codecs(type(update))[:-1]:
         if not np.array_equal(getattr(update, name), getattr(logged, name)):
-            return 0, 0, 0, "forged", "other directions, or another number of them"
+            return _forged("other directions, or another number of them")
     said = logged.numbers(about)
-    measured = [one for one in found if one.usable or len(found) == len(said)]
+    measured = [one for one in estimates if one.usable or len(estimates) == len(said)]
     if len(said) != len(measured):
-        return len(said), len(measured), 0, "forged", "how many scalars there are"
+        return _forged("how many scalars there are", len(said), len(measured))
     exact, signs = np.array([one.rho for one in measured], dtype=np.float64), said.dtype == np.int8
-    loss = max([1.0, *(abs(one.loss) for one in measured if one.usable)])
-    allowed = LOSS_NOISE * UNIT * loss / method.scale  # type: ignore[attr-defined]
+    # each by its own losses: a step to where losses are huge allows nothing to those before it
+    losses = np.array([abs(one.loss) if one.usable else 0.0 for one in measured])
+    allowed = LOSS_NOISE * UNIT * np.maximum(1.0, losses) / method.scale  # type: ignore[attr-defined]
     low, high = (
         type(update)
-        .decode(update.with_numbers(exact + off, about).encode(), about)
+        .decode(update.with_numbers(exact + noise, about).encode(), about)
         .numbers(about)
         .astype(np.float64)
-        for off in (-allowed, allowed)
+        for noise in (-allowed, allowed)
     )
-    apart, unlike = (
-        np.maximum(low - said, said - high),
-        np.abs(said - (np.sign(exact) if signs else exact)),
-    )
-    at = int(np.argmax(apart if (apart > 0).any() else unlike))
-    verdict = "forged" if apart[at] > 0 else "open" if signs and unlike[at] else "right"
-    return float(said[at]), float(exact[at]), allowed, verdict, ""
+    apart: NDArray[np.float64] = np.maximum(low - said, said - high)
+    unlike = np.abs(said - (np.sign(exact) if signs else exact))
+    farthest = int(np.argmax(apart if (apart > 0).any() else unlike))
+    verdict: Literal["right", "open", "forged"] = "right"
+    if apart[farthest] > 0:
+        verdict = "forged"
+    elif signs and unlike[farthest]:
+        verdict = "open"
+    numbers = (array[farthest].item() for array in (said, exact, allowed))
+    logged_number, exact_number, allowed_number = map(float, numbers)
+    return _Result(logged_number, exact_number, allowed_number, verdict)
 
 
-def _coefficients(update: Coefficients, logged: Coefficients) -> Any:
-    """Compares answers of local training, block by block, in proportion to the block's
+def _compare_coefficients(update: Coefficients, logged: Coefficients) -> _Result:
+    """Compare answers of local training, block by block, in proportion to the block's
     coefficients.
     """
-    # how many there are may hang on a norm, rounded down: one more or less is noise, and divides
-    # all of them
-    worst = (-1.0, 0.0, 0.0, 0.0)
     if update.seed != logged.seed:
-        return logged.seed, update.seed, 0, "forged", "other directions"
-    for own, said in zip(update.gammas, logged.gammas, strict=True):
-        if abs(len(own) - len(said)) > 1:
-            return len(said), len(own), 1, "forged", "how many coefficients a block has"
-        n = min(len(own), len(said))
-        scaled = said[:n].astype(np.float64) * (len(said) / len(own))
-        allowed = TRAINED_NOISE * float(np.sqrt(np.square(own, dtype=np.float64).mean()))
-        apart = np.abs(scaled - own[:n])
-        at = int(apart.argmax())
-        worst = max(worst, (float(apart[at]) - allowed, float(scaled[at]), float(own[at]), allowed))
-    return *worst[1:], "forged" if worst[0] > 0 else "right", ""
+        return _forged("other directions", logged.seed, update.seed)
+    worst, excess = _Result(0, 0, 0, "right"), -np.inf
+    for computed, said in zip(update.gammas, logged.gammas, strict=True):
+        if len(computed) != len(said):
+            return _forged("how many coefficients a block has", len(said), len(computed))
+        allowed = TRAINED_NOISE * float(np.sqrt(np.square(computed, dtype=np.float64).mean()))
+        apart = np.abs(said.astype(np.float64) - computed)
+        farthest = int(apart.argmax())
+        if apart[farthest] - allowed > excess:
+            excess = float(apart[farthest]) - allowed
+            verdict: Literal["right", "forged"] = "forged" if excess > 0 else "right"
+            worst = _Result(float(said[farthest]), float(computed[farthest]), allowed, verdict)
+    return worst

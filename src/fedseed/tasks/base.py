@@ -101,3 +101,13 @@ class Task(BaseModel, ABC):
                 such data.
         """
         raise RecipeError(f'task.name = "{self.name}": its clients have no data of their own')
+
+    def place_of_own(self, name: str, own: OwnData, alone: bool = True) -> str:
+        """Return the file or folder with one client's own data; "": nothing says where that is.
+
+        Args: as of `load_own`.
+
+        Raises:
+            RecipeError: it is not there.
+        """
+        return ""

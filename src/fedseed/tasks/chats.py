@@ -1,17 +1,19 @@
 """Reads chats as data sets have them (roles, parts of a content, tools), and writes them as plain
 text.
 
-Rows have one of two forms: OpenAI's `messages` (role, content, tool_calls) or ShareGPT's
-`conversations` (from, value). Both end up as messages with a role and a text, as chat templates
-take them.
+Rows have one of three forms: OpenAI's `messages` (role, content, tool_calls), ShareGPT's
+`conversations` (from, value), or TRL's `prompt` and `completion` that are lists of messages. All
+end up as messages with a role and a text, as chat templates take them. What stands beside the
+messages (tools, marks of what is learnt, arguments for the template) is read here, too.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedseed.errors import RecipeError
-from fedseed.tasks.data import Chat, ChatStyle
+from fedseed.tasks.data import Chat, ChatStyle, Unusable
 from fedseed.tasks.files import Record, parse_json
 
 Message = Mapping[str, Any]
@@ -34,29 +36,194 @@ ROLE_OF = {  # ShareGPT's names, as published data sets write them
 }
 
 
-def read_chat(row: Record, style: ChatStyle) -> Chat:
-    """Returns a row's chat, up to the last message of the assistant.
+# fields beside the messages that describe the functions which the assistant may call
+TOOL_FIELDS = ("tools", "functions", "tool_defs")
+# fields of a message that say whether it is learnt: OpenAI's, axolotl's, and of other trainers
+MARKS = ("weight", "train", "training", "loss")
+# of a message: which parts of it are learnt (axolotl)
+PART_MARKS = ("train_detail", "training_detail")
+ARGUMENTS = "chat_template_kwargs"  # beside the messages: what else a template is given
+# what this package gives a template itself
+TAKEN_ARGUMENTS = frozenset(
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversations",
+        "messages",
+        "return_assistant_tokens_mask",
+        "tools",
+    )
+)
+
+
+def read_chat(row: Record, style: ChatStyle) -> Chat | Unusable:
+    """Return a row's chat, up to the last message of the assistant that is learnt.
 
     Args:
-        row: with `messages` or `conversations`, and perhaps `tools` and `system`.
+        row: with `messages` or `conversations`, and perhaps `system`, one of `TOOL_FIELDS` and
+            `chat_template_kwargs`.
         style: how the chat becomes tokens.
+
+    Returns:
+        The chat; `Unusable` if all answers are marked not to be learnt.
 
     Raises:
         RecipeError: a message is malformed, or the assistant answers nothing.
     """
     name = "messages" if row.values.get("messages") is not None else "conversations"
     read = _openai if name == "messages" else _sharegpt
-    turns = [read(turn) for turn in _parsed(row, name).records(name)]
+    records = _parsed(row, name).records(name)
+    turns = [read(record) for record in records]
+    marks = [_is_learnt(record) for record in records]
     system = row.values.get("system")
     if isinstance(system, str) and system.strip() and turns and turns[0]["role"] != "system":
         turns.insert(0, {"role": "system", "content": system})
-    last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
-    if last == 0:
+        marks.insert(0, None)
+    if not any(turn["role"] == "assistant" for turn in turns[1:]):
         raise RecipeError(
             f'{row.where}: "{name}" has no message of the assistant that answers another'
         )
-    tools = _parsed(row, "tools").records("tools") if row.values.get("tools") else []
-    return chat_of(turns[: last + 1], [tool.values for tool in tools], style, row.where)
+    return _marked_chat(turns, marks, row, style)
+
+
+def read_conversation(row: Record, answer: str, style: ChatStyle) -> Chat | Unusable:
+    """Return the chat of a prompt and a completion that are lists of messages (TRL's form).
+
+    Only answers of the completion are learnt. Where one of the two is a text, it is one message.
+
+    Args:
+        row: with `prompt` and the completion, and what may stand beside messages (`read_chat`).
+        answer: what the completion is called.
+        style: how the chat becomes tokens.
+
+    Raises:
+        RecipeError: a message is malformed, or the completion has none of the assistant.
+    """
+    asked, asked_marks = _messages_of(row, "prompt", "user")
+    said, said_marks = _messages_of(row, answer, "assistant")
+    if not asked or not any(turn["role"] == "assistant" for turn in said):
+        raise RecipeError(
+            f'{row.where}: "prompt" needs a message, and "{answer}" one of the assistant'
+        )
+    del asked_marks  # whatever they say, a prompt is not learnt
+    marks = [False if turn["role"] == "assistant" else None for turn in asked]
+    return _marked_chat([*asked, *said], [*marks, *said_marks], row, style)
+
+
+def _messages_of(row: Record, name: str, role: str) -> tuple[list[Message], list[bool | None]]:
+    """Return a field's messages and their marks; a text is one message of the role."""
+    if isinstance(row.values.get(name), str):
+        return [{"role": role, "content": row.values[name]}], [None]
+    records = _parsed(row, name).records(name)
+    return [_openai(record) for record in records], [_is_learnt(record) for record in records]
+
+
+def _marked_chat(
+    turns: Sequence[Message], marks: Sequence[bool | None], row: Record, style: ChatStyle
+) -> Chat | Unusable:
+    """Return a chat up to the last answer that is learnt.
+
+    Args:
+        turns: the messages.
+        marks: of each, whether it is to be learnt; None: nothing says so.
+        row: where they stand, with what stands beside them.
+        style: how the chat becomes tokens.
+    """
+    answers = [i for i, turn in enumerate(turns) if i and turn["role"] == "assistant"]
+    learnt = [number for number in answers if marks[number] is not False]
+    if not learnt:
+        return Unusable("all answers are marked not to be learnt")
+    messages, tools = turns[: learnt[-1] + 1], read_tools(row)
+    names = {str(tool.get("function", tool).get("name", "")) for tool in tools}
+    calls = [call for turn in messages for call in turn.get("tool_calls") or ()]
+    noticed = {
+        "undescribed": any(call["function"]["name"] not in names for call in calls),
+        "others": any(
+            mark and turn["role"] != "assistant" for mark, turn in zip(marks, turns, strict=True)
+        ),
+    }
+    chat = chat_of(messages, tools, with_arguments(style, row), row.where)
+    unlearnt = tuple(number for number in answers if number < learnt[-1] and number not in learnt)
+    remarks = tuple(remark for remark, is_so in noticed.items() if is_so)
+    return replace(chat, unlearnt=unlearnt, remarks=remarks)
+
+
+def _is_learnt(message: Record) -> bool | None:
+    """Return whether a message is marked to be learnt; None: nothing says so.
+
+    Raises:
+        RecipeError: a mark is neither true or false nor 1 or 0, or marks parts of the message.
+    """
+    for name in PART_MARKS:
+        if message.values.get(name):
+            raise RecipeError(
+                f'{message.where}: "{name}": parts of a message can\'t be learnt by themselves; '
+                'mark whole messages with "train"'
+            )
+    marks = []
+    for name in MARKS:
+        mark = message.values.get(name)
+        if mark is None:
+            continue
+        if not isinstance(mark, int | float) or mark not in (0, 1):
+            raise RecipeError(
+                f'{message.where}: "{name}" = {mark!r}: 1 or true (learnt), 0 or false (not '
+                "learnt) is expected"
+            )
+        marks.append(bool(mark))
+    return all(marks) if marks else None
+
+
+def read_tools(row: Record) -> list[Mapping[str, Any]]:
+    """Return the descriptions of the functions that a row's assistant may call.
+
+    Bare functions, as `functions` and `tool_defs` have them, get the form of `tools`.
+
+    Raises:
+        RecipeError: they are no list of objects, or two fields say different things.
+    """
+    given: dict[str, list[Mapping[str, Any]]] = {}
+    for name in TOOL_FIELDS:
+        if not row.values.get(name):
+            continue
+        tools: list[Mapping[str, Any]] = [tool.values for tool in _parsed(row, name).records(name)]
+        if name != "tools":
+            tools = [
+                tool if "function" in tool else {"type": "function", "function": tool}
+                for tool in tools
+            ]
+        given[name] = tools
+    first = next(iter(given.values()), [])
+    if any(tools != first for tools in given.values()):
+        raise RecipeError(
+            f"{row.where}: {' and '.join(given)} describe different functions; leave one out"
+        )
+    return first
+
+
+def with_arguments(style: ChatStyle, row: Record) -> ChatStyle:
+    """Return a chat's style with the template arguments that stand beside its messages.
+
+    Raises:
+        RecipeError: they are no object, or name what templates are given in any case.
+    """
+    if row.values.get(ARGUMENTS) is None:
+        return style
+    arguments = row.values[ARGUMENTS]
+    if isinstance(arguments, str):
+        arguments = parse_json(arguments, f'{row.where}: "{ARGUMENTS}" is no JSON')
+    if not isinstance(arguments, Mapping):
+        raise RecipeError(f'{row.where}: "{ARGUMENTS}" = {arguments!r}: an object is expected')
+    check_arguments(arguments, f'{row.where}: "{ARGUMENTS}"')
+    return replace(style, template_arguments={**style.template_arguments, **arguments})
+
+
+def check_arguments(arguments: Mapping[str, Any], where: str) -> None:
+    """Raise RecipeError if arguments for a template name what it is given in any case."""
+    taken = sorted(TAKEN_ARGUMENTS.intersection(arguments))
+    if taken:
+        raise RecipeError(f"{where}: {', '.join(taken)} can't be set: fedseed sets it itself")
 
 
 def chat_of(
@@ -93,13 +260,6 @@ def text_of(message: Mapping[str, Any]) -> str:
     return "\n".join([*([message["content"]] if message["content"] or not calls else []), *calls])
 
 
-def answers_of(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns the numbers of the assistant's messages but for the first of all, which answers
-    nothing.
-    """
-    return [i for i, turn in enumerate(messages) if i and turn["role"] == "assistant"]
-
-
 def _openai(turn: Record) -> Message:
     """Reads a message in OpenAI's form.
 
@@ -111,10 +271,29 @@ def _openai(turn: Record) -> Message:
         raise RecipeError(
             f'{turn.where}: "role" = {given!r}: one of {", ".join(ROLES)} is expected'
         )
-    kept = {name: value for name, value in turn.values.items() if value is not None}
-    calls = [_call(call) for call in turn.records("tool_calls")] if kept.get("tool_calls") else []
-    content = "" if calls and kept.get("content") is None else _content(turn, "content")
-    return {**kept, **({"tool_calls": calls} if calls else {}), "role": role, "content": content}
+    values = {
+        name: value
+        for name, value in turn.values.items()
+        if value is not None and name not in (*MARKS, *PART_MARKS)
+    }
+    calls = _calls_of(turn)
+    content = "" if calls and values.get("content") is None else _content(turn, "content")
+    values.pop("function_call", None)
+    return {
+        **values,
+        **({"tool_calls": calls} if calls else {}),
+        "role": role,
+        "content": content,
+    }
+
+
+def _calls_of(turn: Record) -> list[Message]:
+    """Return a message's calls of functions: `tool_calls`, or the older `function_call`."""
+    if turn.values.get("tool_calls"):
+        return [_call(call) for call in _parsed(turn, "tool_calls").records("tool_calls")]
+    if turn.values.get("function_call"):
+        return [_call(turn.record("function_call"))]
+    return []
 
 
 def _sharegpt(turn: Record) -> Message:
@@ -155,27 +334,33 @@ def _call(call: Record) -> Message:
 
     APIs give them as JSON text.
     """
-    made = dict(call.values)
-    function = call.record("function") if "function" in made else call
+    function = call.record("function") if "function" in call.values else call
     function.field("name", str)
     arguments = function.values.get("arguments")
     if isinstance(arguments, str):
         arguments = parse_json(arguments, f'{function.where}: "arguments" is no JSON')
     return {
         "type": "function",
-        **made,
+        **call.values,
         "function": {**function.values, "arguments": arguments or {}},
     }
 
 
 def _parsed(row: Record, name: str) -> Record:
-    """Returns the row with a list of objects in the field, where a table has the list as JSON
-    text.
+    """Return the row with a list of objects in the field, where a table has JSON text.
+
+    The whole list may be a text, or each object in it.
     """
-    value = row.values.get(name)
+    value, problem = row.values.get(name), f'{row.where}: "{name}" is no valid JSON'
     if isinstance(value, str) and value.lstrip().startswith("["):
-        return Record(
-            row.where,
-            {**row.values, name: parse_json(value, f'{row.where}: "{name}" is no valid JSON')},
-        )
-    return row
+        value = parse_json(value, problem)
+    if isinstance(value, list):
+        value = [
+            parse_json(part, problem)
+            if isinstance(part, str) and part.lstrip().startswith("{")
+            else part
+            for part in value
+        ]
+    if value is row.values.get(name):
+        return row
+    return replace(row, values={**row.values, name: value})

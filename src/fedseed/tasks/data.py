@@ -37,6 +37,8 @@ class ChatStyle:
     template: str = ""  # a Jinja template, for "given"
     # which answers; None: all by a template, the last in the plain form
     loss_on: Literal["all", "last"] | None = None
+    # what else a template is given, such as enable_thinking
+    template_arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,22 @@ class Chat(Example):
     tools: tuple[Mapping[str, Any], ...] = ()
     style: ChatStyle = field(default_factory=ChatStyle)
     where: str = field(default="", compare=False)  # its file and line, for messages
+    # the numbers of the assistant's messages that carry no loss, by marks in the data
+    unlearnt: tuple[int, ...] = ()
+    # what reading it noticed (`fedseed.objectives.prepared.REMARKS`)
+    remarks: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def learnt_answers(self) -> list[int]:
+        """Return the numbers of the assistant's messages that may be learnt.
+
+        The first message of all answers nothing, and marks in the data exclude others.
+        """
+        return [
+            number
+            for number, message in enumerate(self.messages)
+            if number and message["role"] == "assistant" and number not in self.unlearnt
+        ]
 
     def answered_as(self, other: Example) -> Example:
         """Returns the same conversation with another one's last answer."""
@@ -61,6 +79,13 @@ class Chat(Example):
             else {"role": "assistant", "content": other.response}
         )
         return replace(self, response=other.response, messages=(*self.messages[:-1], last))
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A row from which nothing is learnt, although nothing is wrong with it."""
+
+    reason: str  # for a person, in a line that counts such rows
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,15 @@ import shlex
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from fedseed.durable import is_irregular
 from fedseed.errors import RecipeError, to_install
+from fedseed.tasks.arrow import ArrowColumns
 from fedseed.text import first_line, shown
 
 ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet", ".json")
@@ -45,6 +47,8 @@ class Record:
 
     where: str  # its file and line, for messages
     values: Mapping[str, Any]  # its fields by name
+    # of fields that were numbers of classes: the names of all classes, in their order
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def field(self, name: str, kind: type | tuple[type, ...]) -> Any:
         """Returns a field that must be there.
@@ -117,8 +121,13 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
         encoding: the encoding of the file; that of old data sets is not always UTF-8.
 
     Raises:
-        RecipeError: the file is missing, unreadable or in another encoding.
+        RecipeError: the file is missing, unreadable, in another encoding, or a pipe or a device.
     """
+    if is_irregular(path):
+        raise RecipeError(
+            f"{path}: no regular file (a pipe or a device, or a link to one): reading it may never "
+            "end; put a file there"
+        )
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
@@ -193,10 +202,18 @@ def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Recor
         RecipeError: the file is missing or unreadable, or a row is malformed; names the line.
     """
     quoting: Literal[0, 3] = csv.QUOTE_NONE if columns is None else csv.QUOTE_MINIMAL
+    is_json = path.suffix in (".json", ".jsonl")
+    return sound_rows(_json(path) if is_json else _table(path, quoting, columns))
+
+
+def sound_rows(rows: Iterable[Record | RecipeError]) -> list[Record]:
+    """Return rows, none of which may be malformed.
+
+    Raises:
+        RecipeError: what is wrong with the first malformed row.
+    """
     records = []
-    for row in (
-        _json(path) if path.suffix in (".json", ".jsonl") else _table(path, quoting, columns)
-    ):
+    for row in rows:
         if isinstance(row, RecipeError):
             raise row
         records.append(row)
@@ -285,7 +302,7 @@ def _table(
         raise RecipeError(f"{path}: it is empty")
 
 
-def _parquet(path: Path) -> list[Record]:
+def _parquet(path: Path) -> list[Record | RecipeError]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
@@ -305,6 +322,7 @@ def _parquet(path: Path) -> list[Record]:
         size, unpacked = path.stat().st_size, 0
         with parquet.ParquetFile(path) as file:
             about, width = file.metadata, len(file.schema_arrow.names)
+            columns = ArrowColumns(file.schema_arrow)
             groups = (
                 about.row_group(number).total_byte_size for number in range(about.num_row_groups)
             )
@@ -319,7 +337,7 @@ def _parquet(path: Path) -> list[Record]:
         ) from error
     if not rows:
         raise RecipeError(f"{path}: it is empty")
-    return _records(str(path), rows)
+    return _arrow_records(str(path), rows, columns)
 
 
 def is_saved(place: Path) -> bool:
@@ -338,7 +356,7 @@ def is_hub_name(path: str) -> bool:
     )
 
 
-def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Record]:
+def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Record | RecipeError]:
     """Returns the rows of a data set on the hub, or of a folder in the hub's form (parquet).
 
     Args:
@@ -378,22 +396,40 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Recor
             else "no such file or folder here, nor on the hub"
         )
         raise RecipeError(f"{wanted}: {what} ({first_line(error)}); {hint}") from error
-    return _records(f"{path} ({split})", found)
+    return dataset_rows(f"{path} ({split})", found)
 
 
-def _saved(folder: Path, split: str) -> list[Record]:
+def _saved(folder: Path, split: str) -> list[Record | RecipeError]:
     datasets = _library(f"{folder}: a saved data set is read by", "")
     try:
         found = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
         raise RecipeError(f"{folder}: the datasets library can't read it ({error})") from error
     if not isinstance(found, datasets.DatasetDict):
-        return _records(str(folder), found)
+        return dataset_rows(str(folder), found)
     if split not in found:
         raise RecipeError(
             f'{folder}: it has no part "{split}" (task.split), but {", ".join(found)}'
         )
-    return _records(f"{folder} ({split})", found[split])
+    return dataset_rows(f"{folder} ({split})", found[split])
+
+
+def is_dataset(rows: Any) -> bool:
+    """Return whether rows are a data set of the `datasets` library."""
+    return type(rows).__module__.partition(".")[0] == "datasets"
+
+
+def dataset_rows(where: str, dataset: Any) -> list[Record | RecipeError]:
+    """Return the rows of a `datasets.Dataset` or `IterableDataset`, numbered from 1.
+
+    Args:
+        where: what holds them, for messages.
+        dataset: the data set.
+    """
+    features = dataset.features
+    schema = None if features is None else features.arrow_schema
+    plain = dataset.with_format(None)
+    return _arrow_records(where, plain, ArrowColumns(schema, is_decoded=True))
 
 
 def _library(why: str, hint: str) -> Any:
@@ -408,5 +444,15 @@ def _library(why: str, hint: str) -> Any:
     return datasets
 
 
-def _records(where: str, rows: Sequence[Any]) -> list[Record]:
-    return [Record(f"{where} row {number}", dict(row)) for number, row in enumerate(rows, 1)]
+def _arrow_records(
+    where: str, rows: Iterable[Mapping[str, Any]], columns: ArrowColumns
+) -> list[Record | RecipeError]:
+    """Return the rows of an Arrow table; in the place of a malformed one, what is wrong with it."""
+    records: list[Record | RecipeError] = []
+    for number, row in enumerate(rows, 1):
+        place = f"{where} row {number}"
+        try:
+            records.append(Record(place, columns.values_of(row), columns.class_names))
+        except RecipeError as error:
+            records.append(RecipeError(f"{place}: {error}"))
+    return records

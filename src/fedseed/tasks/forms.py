@@ -2,22 +2,30 @@
 is there twice.
 """
 
-import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedseed.errors import RecipeError
-from fedseed.tasks.chats import chat_of, read_chat
-from fedseed.tasks.data import ChatStyle, Choice, Example
-from fedseed.tasks.files import Record
+from fedseed.tasks.chats import chat_of, read_chat, read_conversation, with_arguments
+from fedseed.tasks.data import ChatStyle, Choice, Example, Unusable
+from fedseed.tasks.files import Record, dataset_rows, is_dataset
+from fedseed.tasks.hints import are_preferences, suggest_fields
 from fedseed.tasks.prompts import alpaca_prompt, short_prompt
 from fedseed.text import listed, shown
 
 Template = Literal["alpaca", "short", "chat"]
 SHOWN = 5  # bad lines and repeated examples that are named
 LONGEST = 1 << 22  # characters of a text: tokens of a longer one take gigabytes
-Made = Example | Choice
+Made = Example | Choice | Unusable
+NO_ANSWER = Unusable("nothing to answer")
+NO_LABEL = Unusable("no label")
+
+
+# a number with a decimal point, as tables write it
+FRACTION = re.compile(r"[-+]?(\d+[.,]\d*|[.,]\d+)([eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -37,18 +45,23 @@ class Form:
     keys: tuple[str, ...]  # a row that has all of these fields has this form; of "a|b" one will do
     read: Callable[[Record, Style], Made]  # makes an example of a row
 
+    # fields that may be empty, as of a text that nobody has labelled
+    may_be_null: tuple[str, ...] = ()
+
     def fits(self, row: Record, keys: int | None = None) -> bool:
         """Returns whether a row has the form's fields, or the first `keys` of them."""
-        return all(
-            any(row.values.get(name) is not None for name in key.split("|"))
-            for key in self.keys[:keys]
-        )
+        return all(any(self._has(row, name) for name in key.split("|")) for key in self.keys[:keys])
+
+    def _has(self, row: Record, name: str) -> bool:
+        return row.values.get(name) is not None or (name in self.may_be_null and name in row.values)
 
 
-def _completion(row: Record, style: Style) -> Example:
+def _completion(row: Record, style: Style) -> Made:
     answer = (
         "response" if "response" in row.values and "completion" not in row.values else "completion"
     )
+    if any(isinstance(row.values.get(name), list) for name in ("prompt", answer)):
+        return read_conversation(row, answer, style.chat)
     prompt, response = row.field("prompt", str), row.field(answer, str)
     return (
         _as_chat(prompt, response, style, row)
@@ -74,7 +87,7 @@ def _as_chat(asked: str, answer: str, style: Style, row: Record) -> Example:
         {"role": "user", "content": asked.strip()},
         {"role": "assistant", "content": answer.strip()},
     ]
-    return chat_of(turns, [], style.chat, row.where)
+    return chat_of(turns, [], with_arguments(style.chat, row), row.where)
 
 
 def _options(row: Record, style: Style) -> Choice:
@@ -85,12 +98,14 @@ def _options(row: Record, style: Style) -> Choice:
         raise RecipeError(f"{row.where}: {error}") from error
 
 
-def _label(row: Record, style: Style) -> Choice:
-    """Returns a text to label.
+def _label(row: Record, style: Style) -> Choice | Unusable:
+    """Return a text to label.
 
     Its label is the only option until all labels are known (`with_all_labels`).
     """
-    label, text = str(row.field("label", (str, int, bool))), row.field("text", str)
+    label, text = _label_text(row, style), row.field("text", str)
+    if not label:
+        return NO_LABEL
     if style.labels and label not in style.labels:
         raise RecipeError(
             f'{row.where}: "label" = {label!r}: task.labels has {", ".join(style.labels)}'
@@ -98,9 +113,34 @@ def _label(row: Record, style: Style) -> Choice:
     return Choice(f"{text}\nLabel:", (f" {label}",), 0, text=text)
 
 
+def _label_text(row: Record, style: Style) -> str:
+    """Return a row's label as text; "" if it has none.
+
+    A table's columns are all text, and write a class 1 as "1.0" where other rows have no label.
+
+    Raises:
+        RecipeError: it is a number such as 0.25, which is no class.
+    """
+    label = row.values.get("label")
+    if label is None or label != label:  # null, or not a number
+        return ""
+    if not isinstance(label, float):
+        label = row.field("label", (str, int, bool))
+    text = str(label).strip()
+    if text in style.labels or not FRACTION.fullmatch(text):
+        return text
+    number = float(text.replace(",", "."))
+    if not number.is_integer():
+        raise RecipeError(
+            f'{row.where}: "label" = {text}: a number with a fraction is a score, not a class; if '
+            "it is one, name all classes with task.labels"
+        )
+    return str(int(number))
+
+
 # nothing is given: all of it is learnt
 TEXT = Form("text", ("text",), lambda row, style: Example("", row.field("text", str)))
-LABELLED = Form("text, label", ("text", "label"), _label)
+LABELLED = Form("text, label", ("text", "label"), _label, may_be_null=("label",))
 FORMS = (
     Form("prompt, options, gold", ("options", "prompt", "gold"), _options),
     Form("prompt, completion", ("prompt", "completion|response"), _completion),
@@ -133,8 +173,10 @@ class Reader:
         self.fields = fields
         self.form: Form | None = None  # that of the first row
         self.first = ""
-        self.empty = 0  # rows left out because there is nothing to answer
+        # rows that are left out, by the reason
+        self.unusable: Counter[str] = Counter()
         self.bad: list[str] = []  # what is wrong, a line for each malformed row
+        self.unwanted = 0  # completions that are learnt, but marked as bad ones
 
     def read(self, rows: Iterable[Record | RecipeError]) -> list[SourceLine]:
         """Returns the examples of a file's rows.
@@ -155,8 +197,12 @@ class Reader:
                             "read; split it"
                         )
                 made = self._form_of(row).read(row, self.style)
+                if not isinstance(made, Choice) and row.values.get("label") is False:
+                    self.unwanted += 1
                 if isinstance(made, Example) and not made.response.strip():
-                    self.empty += 1
+                    made = NO_ANSWER
+                if isinstance(made, Unusable):
+                    self.unusable[made.reason] += 1
                 else:
                     lines.append(SourceLine(made, row))
             except RecipeError as error:
@@ -184,9 +230,15 @@ class Reader:
         notes = (
             [f"{len(self.bad):,} bad lines skipped, the first: {self.bad[0]}"] if self.bad else []
         )
-        return notes + (
-            [f"{self.empty:,} examples left out (nothing to answer)"] if self.empty else []
-        )
+        left_out = [
+            f"{count:,} examples left out ({reason})" for reason, count in self.unusable.items()
+        ]
+        if self.unwanted:
+            notes.append(
+                f'{self.unwanted:,} examples have "label" = false beside what is learnt: if they '
+                "are answers that nobody wants, take them out"
+            )
+        return [*notes, *left_out]
 
     def _renamed(self, row: Record) -> Record:
         """Returns a row with its fields by the form's names, too."""
@@ -195,8 +247,16 @@ class Reader:
                 raise RecipeError(
                     f'{row.where}: no "{theirs}", which task.fields takes for "{name}"'
                 )
+        values = {name: row.values[theirs] for name, theirs in self.fields.items()}
+        classes = {
+            name: row.class_names[theirs]
+            for name, theirs in self.fields.items()
+            if theirs in row.class_names
+        }
         return replace(
-            row, values={**row.values, **{name: row.values[at] for name, at in self.fields.items()}}
+            row,
+            values={**row.values, **values},
+            class_names={**row.class_names, **classes},
         )
 
     def _form_of(self, row: Record) -> Form:
@@ -205,18 +265,16 @@ class Reader:
         """
         whole = next((form for form in FORMS if form.fits(row)), None)
         if self.form is None:
-            self.form, self.first = (
-                whole or next((form for form in FORMS if form.fits(row, 1)), None),
-                row.where,
-            )
+            partly = None
+            if not are_preferences(row.values):
+                partly = next((form for form in FORMS if form.fits(row, 1)), None)
+            self.form, self.first = whole or partly, row.where
         if self.form is None:
             known = "; ".join(form.fields for form in FORMS)
             has = shown(", ".join(row.values)) or "no field"
-            pair = zip(("prompt", "completion"), row.values, strict=False)
-            given = ", ".join(f"{name} = {json.dumps(shown(theirs))}" for name, theirs in pair)
             raise RecipeError(
                 f"{row.where}: it has {has}, which is none of the known forms: {known}"
-                + (f"; say which field is what, such as task.fields = {{{given}}}" if given else "")
+                + suggest_fields(row.values)
             )
         if whole not in (None, self.form):
             raise RecipeError(
@@ -243,6 +301,9 @@ def examples_in(
     reader = Reader(Style(labels=tuple(labels)), {})
     made, lines = dict[str, list[Any]](), dict[str, list[SourceLine]]()
     for name, rows in sets.items():
+        if is_dataset(rows):
+            lines[name] = reader.read(dataset_rows(name, rows))
+            continue
         made[name] = list(rows)
         if made[name] and isinstance(made[name][0], str | Mapping):
             fields = enumerate({"text": row} if isinstance(row, str) else row for row in made[name])
@@ -280,7 +341,7 @@ def repeated(
     ]
 
 
-def _content(made: Made) -> tuple[str, ...]:
+def _content(made: Example | Choice) -> tuple[str, ...]:
     parts = (
         (made.prompt, *made.options) if isinstance(made, Choice) else (made.prompt, made.response)
     )
@@ -294,13 +355,14 @@ def with_all_labels(
 
     Args:
         parts: all lines, each with its own label as the only option.
-        wanted: the labels that the recipe names; none: those that are seen, sorted.
+        wanted: the labels that the recipe names; none: those that the data set declares, in its
+            order, or else those that are seen, sorted.
 
     Raises:
         RecipeError: there are fewer than two labels.
     """
     lines = [line for part in parts for line in part]
-    labels = tuple(f" {label}" for label in wanted) or tuple(
+    labels = tuple(f" {label}" for label in wanted or declared_labels(lines)) or tuple(
         sorted({line.made.options[0] for line in lines})
     )
     if len(labels) < 2 and lines:
@@ -313,3 +375,9 @@ def with_all_labels(
         )
 
     return [[finished(line) for line in part] for part in parts]
+
+
+def declared_labels(lines: Iterable[SourceLine]) -> tuple[str, ...]:
+    """Return the class names that a data set declares for its labels; none if parts differ."""
+    declared = {line.row.class_names.get("label", ()) for line in lines}
+    return declared.pop() if len(declared) == 1 else ()

@@ -30,7 +30,7 @@ from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import Example, TaskData
 from fedseed.tasks.dealt import DealtTask, Labelled, Share, picked, share_of
-from fedseed.tasks.files import Record, hub_rows, read_records
+from fedseed.tasks.files import Record, hub_rows, read_records, sound_rows
 from fedseed.tasks.metrics import last_number
 from fedseed.tasks.partition import IID, AnyPartition, ByField, Dirichlet, Quantity
 from fedseed.tasks.prompts import alpaca_prompt
@@ -114,7 +114,7 @@ class InstructionData(DealtTask):
             raise RecipeError(
                 f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}'
             )
-        return hub_rows(self.path, split, config, self.hint)
+        return sound_rows(hub_rows(self.path, split, config, self.hint))
 
 
 class DollyTask(InstructionData):

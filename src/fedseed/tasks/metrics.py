@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
+from unicodedata import normalize
 
 from fedseed.registry import Registry
 
@@ -19,36 +20,73 @@ LETTER = (
 )
 SINGLE = rf"(?V1)[[\p{{L}}\p{{Nd}}]&&{UNSPACED}][\p{{M}}\u30fc]*"
 WORD = rf"{LETTER}[{LETTER}\p{{M}}]*"
+LATIN = r"[[\p{Latin}\p{ASCII}]&&[\p{L}\p{Nd}]]"
+LATIN_WORD = rf"{LATIN}[{LATIN}\p{{M}}]*"  # with its accents
+# a share of words with accents from which a text is in a language that has them: English has less
+ACCENTED_SHARE = 0.01
 # punctuation of other scripts; Latin text has that of Latin-1, General and Supplemental Punctuation
 MARKS = r"(?V1)[\p{P}--[\u0000-\u00ff\u2000-\u206f\u2e00-\u2e7f]]"
 
 
 def rouge_l(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """Returns the mean Rouge-L F-measure to the first answers times 100, from the `rouge-score`
+    """Return the mean Rouge-L F-measure to the first answers times 100, from the `rouge-score`
     package (no stemming).
 
     Its own tokenizer keeps a-z and 0-9 and nothing else, so that a right answer in Greek or Chinese
-    would score 0. `RougeTokens` gives the same tokens for text in Latin letters (accents included:
-    both drop them), and for other scripts what is usual there: words, or single characters where
-    words are not set apart. Arguments and errors are `exact_match`'s.
+    would score 0, and "Bäder" would be "Böder". `RougeTokens` gives the same tokens for ASCII text;
+    `keeps_accents` decides about accents by all answers. Arguments and errors are
+    `exact_match`'s.
     """
     from rouge_score.rouge_scorer import RougeScorer  # takes a second to import
 
-    scorer = RougeScorer(["rougeL"], use_stemmer=False, tokenizer=RougeTokens())
     pairs = _pairs(predictions, answers)
+    accents = keeps_accents([rights[0] for _, rights in pairs])
+    scorer = RougeScorer(["rougeL"], use_stemmer=False, tokenizer=RougeTokens(accents))
     return _percent([scorer.score(rights[0], said)["rougeL"].fmeasure for said, rights in pairs])
 
 
 class RougeTokens:
     """Makes the tokens that `rouge-score` counts: its default ones, and those of scripts that the
     default drops.
+
+    Args:
+        accents: whether words in Latin letters keep letters beyond a-z, such as ä, é, ş; otherwise
+            they are cut there, as by the package.
     """
+
+    def __init__(self, accents: bool = False) -> None:
+        self._words = LATIN_WORD if accents else "[a-z0-9]+"
+        self._accents = accents
 
     def tokenize(self, text: str) -> list[str]:
         """Returns the tokens of a text, in lower case."""
         import regex  # comes with transformers; reading a recipe does not need it
 
-        return regex.findall(f"{SINGLE}|{WORD}|[a-z0-9]+", text.lower())
+        if self._accents:  # one letter may be written as two characters
+            text = normalize("NFC", text)
+        return regex.findall(f"{SINGLE}|{WORD}|{self._words}", text.lower())
+
+
+def keeps_accents(answers: Sequence[str]) -> bool:
+    """Return whether Rouge-L counts words with their accents: if the answers have enough of them.
+
+    A few names in an English text do not change its scores.
+    """
+    return share_of_accents(answers) >= ACCENTED_SHARE
+
+
+def share_of_accents(texts: Sequence[str]) -> float:
+    """Return which share of the texts' words in Latin letters has a letter beyond a-z."""
+    if all(map(str.isascii, texts)):
+        return 0.0
+    import regex
+
+    count = accented = 0
+    for text in texts:
+        words = regex.findall(rf"(?V1){LATIN_WORD}", normalize("NFC", text))
+        count += len(words)
+        accented += sum(not word.isascii() for word in words)
+    return accented / count if count else 0.0
 
 
 def f1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:

@@ -4,6 +4,7 @@
 dealt.
 """
 
+import unicodedata
 import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -12,10 +13,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, closest
 from fedseed.randomness import Domain, permutation
 from fedseed.randomness.stream import Seed
 from fedseed.tasks.base import Task
+from fedseed.tasks.chats import check_arguments
 from fedseed.tasks.data import ChatStyle, Choice, ClientData, OwnData, TaskData, who_holds
 from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, picked, share_of
 from fedseed.tasks.files import (
@@ -38,8 +40,10 @@ from fedseed.tasks.forms import (
     with_all_labels,
 )
 from fedseed.tasks.partition import IID, AnyPartition, ByField
+from fedseed.text import listed
 
 DEFAULT_CLIENTS = 5
+SHOWN_NAMES = 8  # of clients, in a message
 HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
 # .json is often something else's settings
 CLIENT_ENDINGS = tuple(ending for ending in ENDINGS if ending != ".json")
@@ -81,6 +85,8 @@ class FilesTask(Task):
         chat_template: how chats are written. None: by the tokenizer's own chat template, or plainly
             where it has none. "own": by the tokenizer's. "plain": "User: ...", "Assistant: ...".
             Else a file with a Jinja template.
+        chat_template_kwargs: what else a chat template is given, such as
+            { enable_thinking = false }; a row's own go before it.
         loss_on: which answers of a chat are learnt: "all" or the "last". None: all, but of the
             plain form the last.
         evaluation: share of the examples that the run reports on: of each client's, or of the one
@@ -109,6 +115,7 @@ class FilesTask(Task):
     fields: dict[str, str] = Field(default_factory=dict)
     template: Template = "alpaca"
     chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     loss_on: Literal["all", "last"] | None = None
     evaluation: Share = 0.1
     evaluation_file: str | None = None
@@ -211,6 +218,13 @@ class FilesTask(Task):
             ),
         ]
         return replace(data, notes=tuple(f"{name}: {note}" for note in notes))
+
+    def place_of_own(self, name: str, own: OwnData, alone: bool = True) -> str:
+        besides = own.evaluation_file or self.evaluation_file
+        place = _own_place(str(own.path or self.path), name, alone, besides)
+        return (
+            str(Path(place).expanduser().resolve()) if Path(place).expanduser().exists() else place
+        )
 
     def _place(self) -> Path:
         """Returns where the data lies."""
@@ -337,9 +351,10 @@ class FilesTask(Task):
                 "template"
             )
             template = read_text(Path(wanted).expanduser(), hint)
-        return Style(
-            self.template, ChatStyle(writing, template, self.loss_on), tuple(self.labels or ())
-        )
+        arguments = self.chat_template_kwargs
+        check_arguments(arguments, "task.chat_template_kwargs")
+        chat = ChatStyle(writing, template, self.loss_on, arguments)
+        return Style(self.template, chat, tuple(self.labels or ()))
 
     def _rows(self, place: Path, split: str) -> Iterable[Record | RecipeError]:
         named = not place.exists() and is_hub_name(str(place))
@@ -418,29 +433,63 @@ def _clients_in(
 
 
 def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) -> str:
-    """Returns what is a party's own: what is called like it in a folder of several, or all of it if
-    it is `alone`.
+    """Return where a party's own data lies: in a folder of several, what is called like it.
+
+    Args:
+        path: a file, a data set or a folder.
+        name: the party.
+        alone: whether it is the only one of this process, so that one file may be its data
+            whatever the file is called.
+        besides: a file of the folder that is nobody's.
+
+    Raises:
+        RecipeError: nothing there is called like the party.
     """
     if not path:
         raise RecipeError(
             f"{name}: where is its data? `fedseed join --data FILE` says it; in one process "
             "task.path, a folder with a file for each client"
         )
-    place, problem, clients = (
-        Path(path).expanduser(),
-        "a folder with a file for each client is expected",
-        {},
-    )
-    if place.is_dir() and not is_saved(place):
-        problem, clients = (
-            "the folder has no file or folder of this name",
-            _clients_in(place, besides)[0],
+    place = Path(path).expanduser()
+    is_folder = place.is_dir() and not is_saved(place)
+    if not is_folder:
+        if alone:
+            return path
+        raise RecipeError(
+            f'data of {name}: "{path}": a folder with a file for each client is expected'
         )
+    if alone and place.resolve().name == name and _sources(place):
+        return path
+    clients = _clients_in(place, besides)[0]
     if name in clients:
         return str(place / name if (place / name).is_dir() else clients[name][0])
-    if not alone:
-        raise RecipeError(f'data of {name}: "{path}": {problem}')
-    return path
+    if alone and not clients:
+        return path  # reading it says what is missing
+    raise RecipeError(
+        f'data of {name}: "{path}": the folder has no file or folder of this name'
+        f"{_near_names(name, list(clients))}. Nobody else's file is taken: name the client's own "
+        f'file, or a folder called "{name}" with its files'
+    )
+
+
+def _near_names(name: str, names: Sequence[str]) -> str:
+    """Return what a message says of the names that are there in place of one that is missing."""
+    for other in names:
+        if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name):
+            return (
+                f", but one that looks the same ({other}) and is written with other Unicode "
+                f"characters ({_unicode_form(other)} there, {_unicode_form(name)} here): rename it"
+            )
+    if (meant := closest(name, names)) is not None:
+        return f", but {meant}: is that the one? It has {listed(sorted(names), SHOWN_NAMES)}"
+    return f"; it has {listed(sorted(names), SHOWN_NAMES)}" if names else ""
+
+
+def _unicode_form(name: str) -> str:
+    """Return which of Unicode's normal forms a name has."""
+    if unicodedata.is_normalized("NFC", name):
+        return "NFC"
+    return "NFD" if unicodedata.is_normalized("NFD", name) else "neither form"
 
 
 def _twins(parties: Sequence[Party], lines: Sequence[Sequence[SourceLine]]) -> list[str]:

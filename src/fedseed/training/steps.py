@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from math import hypot, inf, isfinite
-from typing import Any
 
 import torch
 
-from fedseed.training.settings import OPTIMIZERS, LocalTraining
+from fedseed.training.optimizers import make_optimizer
+from fedseed.training.settings import LocalTraining
 from fedseed.training.streaming import gradients_taken
 from fedseed.weights import moving
 from fedseed.weights.layout import Layout, TensorEntry, cut
@@ -145,23 +145,8 @@ class Steps:
                 if w.grad is not None:
                     w.grad.mul_(factor)
         if self._optimizer is None:
-            self._optimizer = self.optimizer(self.weights)
+            self._optimizer = make_optimizer(self.training, self.weights)
         _advance(self._optimizer)
-
-    def optimizer(self, weights: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-        """Returns torch's optimiser of some weights."""
-        training = self.training
-        options: dict[str, Any] = {
-            "lr": training.learning_rate,
-            "weight_decay": training.weight_decay,
-        }
-        if training.optimizer in ("sgd", "rmsprop"):
-            options["momentum"] = training.momentum
-        with torch.device("cpu"):
-            made: torch.optim.Optimizer = getattr(torch.optim, OPTIMIZERS[training.optimizer])(
-                weights, **options
-            )
-        return made
 
     def plain(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """Returns a gradient, or a row of one, without the scale and with weight decay.
@@ -267,7 +252,7 @@ class StochasticSteps(Steps):
         not.
         """
         if (index, lo) not in self._optimizers:
-            self._optimizers[index, lo] = self.optimizer([torch.nn.Parameter(piece)])
+            self._optimizers[index, lo] = make_optimizer(self.training, [torch.nn.Parameter(piece)])
         (holder,) = self._optimizers[index, lo].param_groups[0]["params"]
         holder.data = piece
         holder.grad = self._copy(gradients[lo:hi], 1).mul_(factor)

@@ -9,6 +9,7 @@ twice, and no signs of life are needed.
 
 import asyncio
 import json
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -31,6 +32,25 @@ ANSWER_SECONDS = 5.0  # for the coordinator's answer to a node's question
 SPARE_SECONDS = 60.0
 MOST_TOLD = 1000  # most broadcasts that wait for a node
 MOST_CLIENTS = 100_000  # that all nodes speak for
+# Flower's codes of an app that could not be loaded, or raised an exception
+QUOTING_CODES = (1, 2)
+_EXCEPTION = re.compile(r"<class '([\w.]{1,80})'>", re.ASCII)
+
+
+def reported(error: Any) -> str:
+    """Return what the coordinator's log says of an error that Flower sends in a reply's place.
+
+    Of an exception in a node's ClientApp Flower sends the text, too, which may quote an example: no
+    more than its kind is kept.
+
+    Args:
+        error: Flower's `Error`.
+    """
+    if error.code not in QUOTING_CODES:
+        return str(error.reason)
+    kind = _EXCEPTION.search(str(error.reason))
+    raised = "an exception" if kind is None else kind[1]
+    return f"{raised} in its ClientApp: the node's own output has its text"
 
 
 @dataclass
@@ -231,7 +251,7 @@ class FlowerTransport(MemoryTransport, Working):
             if message is None:
                 raise MessageError(f"no answer within {self._patience:g} s")
             if message.has_error():
-                raise MessageError(f"Flower reports: {message.error.reason}")
+                raise MessageError(f"Flower reports: {reported(message.error)}")
             reply, said = wire.Reply.read(message)
             node.have = reply.have
             node.restless = node.restless + 1 if reply.waits or not reply.heard else 0

@@ -38,6 +38,7 @@ from fedseed.transport.nats_server import (
 from fedseed.transport.signatures import key_file
 from fedseed.transport.subjects import Subjects, name_problem
 
+MOST_DAYS = 36_500  # a certificate's dates have years of four digits
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
@@ -64,20 +65,22 @@ def make(
             and B.
         hosts: names and addresses of the server, for its certificate.
         port: the server's port.
-        days: for how many the certificates are valid.
+        days: for how many the certificates are valid, from 1 to 36,500.
         recipe: the recipe's file, for the commands.
         own_data: whether each client has data of its own, for the commands.
 
     Raises:
         FedseedError: the folder exists.
-        RecipeError: the run's or a client's name is not valid, or is used twice; a host or the port
-            is not valid.
+        RecipeError: the run's or a client's name is not valid, or is used twice; a host, the port
+            or the days are not valid.
     """
     check_run(run)
     hosted = _hosted(clients)
     hosts = [_checked_host(host) for host in hosts]
     if not 0 < port < 1 << 16:
         raise RecipeError(f"--port {port}: from 1 to 65535")
+    if not 1 <= days <= MOST_DAYS:
+        raise RecipeError(f"--days {days}: from 1 to {MOST_DAYS}, for which certificates are valid")
     check_quotable(out, "--out")  # it stands in the configuration
     if out.exists():
         raise FedseedError(f"{out} is there already: keys are not overwritten")

@@ -18,9 +18,11 @@ Tensors on a GPU are copied to host memory piece by piece, so that no whole tens
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
+from typing import Any
 
 import torch
 
+from fedseed.weights.codes import is_wrapper
 from fedseed.weights.dense_digest import LEAF_BYTES, digest_of, leaf_hashes
 from fedseed.weights.layout import DigestKind
 
@@ -94,10 +96,11 @@ def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
     """Yields a plain tensor as it is; of a wrapper the tensors inside, by the names they have
     there.
     """
-    if not hasattr(tensor, "__tensor_flatten__") or hasattr(tensor, "device_mesh"):
+    if not is_wrapper(tensor):
         yield name, tensor
         return
-    for inside in tensor.__tensor_flatten__()[0]:
+    wrapper: Any = tensor
+    for inside in wrapper.__tensor_flatten__()[0]:
         yield from _parts(f"{name}.{inside}", getattr(tensor, inside))
 
 

@@ -10,7 +10,7 @@ with a large matrix makes them in the cache, as it goes on (float32 on a CPU).
 """
 
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -43,7 +43,6 @@ _ASKS = {
     "is_inference",
     "is_signed",
     "is_pinned",
-    "type",
     "data_ptr",
     "__len__",
     "__hash__",
@@ -78,6 +77,16 @@ def way_of(func: Any) -> str:
         return "any" if owner.rpartition(".")[2] in _VIEWS else "ask"
     special = {functional.embedding: "embedding", functional.linear: "linear"}
     return special.get(func, "any")
+
+
+def asks_only(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call asks tensors about themselves and reads none of their values.
+
+    `tensor.type()` names a tensor's type; `tensor.type(dtype)` is a cast, which reads values.
+    """
+    if getattr(func, "__name__", "") == "type":
+        return len(args) + len(kwargs) == 1
+    return way_of(func) == "ask"
 
 
 def exchanged(
@@ -184,9 +193,9 @@ class Perturbation(TorchFunctionMode):
         Torch calls this in its place, and the mode is off inside.
         """
         kwargs = kwargs or {}
-        way = way_of(func)
-        if way == "ask":
+        if asks_only(func, args, kwargs):
             return func(*args, **kwargs)
+        way = way_of(func)
         if way != "any" and not torch.is_grad_enabled():  # a graph would hold on to the copies
             if way == "embedding":
                 rows = self._looked_up(*args, **kwargs)

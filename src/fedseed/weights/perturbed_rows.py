@@ -37,7 +37,7 @@ from fedseed.randomness.basis import MAX_DIRECTIONS
 from fedseed.randomness.kernels.reference import Spec
 from fedseed.randomness.stream import Domain
 from fedseed.weights import row_products
-from fedseed.weights.perturbation import can_exchange, exchanged, way_of
+from fedseed.weights.perturbation import asks_only, can_exchange, exchanged
 from fedseed.weights.row_products import Agreed, Everywhere, Factors, Row, UnmappedError
 from fedseed.weights.vector import Vector, check_scale
 
@@ -277,7 +277,8 @@ class PerturbedRows(TorchFunctionMode):
                 return bool(Agreed.apply((args[0] == args[1]).any()))  # type: ignore[no-untyped-call]
             if name in _READS:
                 return func(Agreed.apply(args[0]), *args[1:], **kwargs)  # type: ignore[no-untyped-call]
-        if way_of(func) == "ask" or not any(self._holds_ours(v) for v in (*args, *kwargs.values())):
+        given = (*args, *kwargs.values())
+        if asks_only(func, args, kwargs) or not any(self._holds_ours(v) for v in given):
             return func(*args, **kwargs)
         if self._row is None:
             raise RowsError(

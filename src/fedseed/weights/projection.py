@@ -54,7 +54,11 @@ class Projection:
                 vector.layout.block_sizes[block],
             )
             # on a GPU if they are there: nobody waits
-            self._sums[block] = self._sums[block] + scale * sums
+            scaled = sums if scale == 1.0 else scale * sums
+            if isinstance(self._sums[block], float):
+                self._sums[block] = self._sums[block] + scaled
+            else:  # in its own memory: with many directions a sum is megabytes
+                self._sums[block] += scaled
 
     def finish(self, sums: Mapping[int, NDArray[np.float64]] | None = None) -> list[Floats]:
         """Returns one float32 array per block.
@@ -145,12 +149,29 @@ def change_norms(
             [float(found[block][0]) if block in found else 0.0 for block in range(blocks)]
         )
         return np.sqrt(sum(vector.each(own)))
-    squares = np.zeros(blocks)
+    squares, sum_squares = np.zeros(blocks), Squares()
     for p, w, s in zip(vector.parameters, ends, saved, strict=True):
         for lo, hi, part in differences(s, w):
             for block, a, b in vector.overlaps(vector.start_of(p) + lo, hi - lo):
-                squares[block] += float(part[a:b].double().square().sum())
+                squares[block] += sum_squares(part[a:b])
     return np.sqrt(sum(vector.each(squares)))
+
+
+class Squares:
+    """Sums squares in double precision, in memory that is used again for each part.
+
+    New memory for the doubles of each part takes longer than the arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0, dtype=torch.float64)
+
+    def __call__(self, values: torch.Tensor) -> float:
+        """Return the sum of a vector's squares."""
+        if len(self._room) < len(values) or self._room.device != values.device:
+            self._room = torch.empty(len(values), dtype=torch.float64, device=values.device)
+        doubles = self._room[: len(values)].copy_(values)
+        return float(torch.mul(doubles, doubles, out=doubles).sum())
 
 
 def differences(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:

@@ -27,6 +27,7 @@ from fedseed.weights.change import (
     Replace,
     Term,
 )
+from fedseed.weights.codes import count_stray
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
 from fedseed.weights.perturbation import Perturbation, can_exchange, can_stand_in, in_place_of
@@ -45,8 +46,8 @@ class ParameterSpace:
         digest_kind: how `digest` hashes (see `fedseed.weights.digest`).
 
     Raises:
-        ValueError: nothing is trainable, a dtype is not float32, bfloat16 or float16, or the block
-            rule is wrong.
+        ValueError: nothing is trainable, a dtype is not float32, bfloat16 or float16, the block
+            rule is wrong, or the model is quantised and nobody chose what of it trains.
     """
 
     def __init__(
@@ -54,6 +55,12 @@ class ParameterSpace:
     ) -> None:
         self.model = model
         self.digest_kind = digest_kind
+        if stray := count_stray(model):
+            raise ValueError(
+                f"the model is quantised: only {stray:,} parameters that are not would move; "
+                "tune an adapter (fedseed.models.adapters.install), or freeze what is to stay "
+                '(fedseed.models.loading.choose_trainable(model, ["*.scales"]), say)'
+            )
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         for name, p in named:
             if dtype_name(p) not in ("float32", "bfloat16", "float16"):
@@ -206,14 +213,17 @@ class ParameterSpace:
     def _replace(self, data: bytes) -> None:
         if len(data) != self.layout.dense_bytes:
             raise ValueError(f"{len(data)} bytes for a space of {self.layout.dense_bytes}")
+        source = np.frombuffer(data, dtype=np.uint8)
         position = first = 0  # of a tensor, in the bytes and in the vector
         for p, e in zip(self.parameters, self.layout.tensors, strict=True):
             width = ITEM_BYTES[e.dtype]
             at = position + (self.vector.start_of(p) - first) * width
-            if p.numel():
+            part = source[at : at + p.numel() * width]
+            if p.is_cpu and p.is_contiguous():
+                flat(p).view(torch.uint8).numpy()[:] = part
+            elif p.numel():
                 # torch wants memory it could write to
-                part = bytearray(memoryview(data)[at : at + p.numel() * width])
-                p.copy_(torch.frombuffer(part, dtype=p.dtype).view(p.shape))
+                p.copy_(torch.from_numpy(part.copy()).view(p.dtype).view(p.shape))
             position, first = position + e.size * width, first + e.size
 
     def keep_base(self) -> None:
@@ -401,7 +411,8 @@ class ParameterSpace:
         """Returns the Euclidean norm of w."""
         # doubles take room
         parts = (part for p in self.parameters for part in torch.split(flat(p), moving.PIECE))
-        return float(np.sqrt(sum(float(part.double().square().sum()) for part in parts)))
+        sum_squares = projection.Squares()
+        return float(np.sqrt(sum(sum_squares(part) for part in parts)))
 
     def dense(self) -> bytes:
         """Returns the trainable tensors in order, in their dtypes, as little-endian bytes: what

@@ -46,9 +46,9 @@ class SecureSums(BaseModel):
 
     Args:
         threshold: clients that must be there to open a sum: more than half of a round's. With fewer
-            nothing is opened, and the round is begun again. The more, the more clients may work
-            together with the coordinator in vain. The sum itself is of 3 or more, whatever the
-            threshold.
+            nothing is opened, and the round is begun again. Where c clients may work together with
+            the coordinator, take more than (clients of a round + c) / 2, and at least c + 2. The
+            sum itself is of 3 or more, whatever the threshold.
         fraction_bits: numbers are rounded to multiples of 2^-fraction_bits before they are added
             up.
         most_clients: the largest number of clients in a round that whole numbers of 64 bits have

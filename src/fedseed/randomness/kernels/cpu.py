@@ -53,6 +53,9 @@ _RUN = 16 * entries.CHUNK  # elements that a thread takes at a time
 # directions that `project` takes at a time, so that their sums do not wait for each other
 _GROUP = 16
 _CHUNK, _LANES, _SPAN = entries.CHUNK, entries.LANES, entries.SPAN
+# columns of a Hadamard matrix from which a fold goes through the vector chunk of columns by chunk
+# of columns: as many tasks as machines have threads
+_WIDE = 16 * _CHUNK
 
 _LOG0, _LOG1, _LOG2, _LOG3, _LOG4, _LOG5 = entries.LOG
 _SIN0, _SIN1, _SIN2, _SIN3 = entries.SIN
@@ -837,6 +840,70 @@ def _project(sums, tasks, units, x, start, from_span):  # type: ignore[no-untype
         _project_run(sums, 1, units, x, start, from_span, task)
 
 
+@njit(cache=True)
+def _fold_columns(folded, tasks, units, x, start, first):  # type: ignore[no-untyped-def]
+    """folded[j] += the sums over spans that `_fold_span` makes of column j, span after span.
+
+    A task is a chunk of columns: its sums stay in the cache, however many columns there are.
+    """
+    unit, across = units[0], folded.size // _CHUNK
+    words, chunk = np.empty((4, _CHUNK // 4), np.uint32), np.empty(_CHUNK, np.float32)
+    sums = np.empty(_CHUNK, np.float32)
+    begin, end = start // _CHUNK, (start + x.size + _CHUNK - 1) // _CHUNK
+    for task in range(first, first + tasks):
+        columns = folded[(begin + task) % across * _CHUNK :]
+        number = begin + task
+        while number < end:
+            span = number * _CHUNK // _SPAN
+            sums[:] = _ZERO
+            while number < end and number * _CHUNK // _SPAN == span:
+                base = number * _CHUNK
+                lo, hi = max(start - base, 0), min(start + x.size - base, _CHUNK)
+                fill_words(
+                    words, _CHUNK // 128, base >> 7, unit.domain, unit.first, unit.key0, unit.key1
+                )
+                if hi - lo == _CHUNK:
+                    _add_signed(sums, words, _CHUNK // 128, x[base - start :])
+                else:
+                    _load(chunk, x, base, lo, hi, start)
+                    _add_signed(sums, words, _CHUNK // 128, chunk)
+                number += across
+            for i in range(_CHUNK):
+                columns[i] += sums[i]
+
+
+@njit(cache=True, parallel=True)
+def _fold_columns_by_threads(folded, tasks, units, x, start, first):  # type: ignore[no-untyped-def]
+    for task in prange(tasks):
+        _fold_columns(folded, 1, units, x, start, first + task)
+
+
+@njit(cache=True)
+def _transform(x):  # type: ignore[no-untyped-def]
+    """x = H x, in the reference's order: first all widths that fit into a chunk, chunk by chunk."""
+    for lo in range(0, x.size, _CHUNK):
+        _butterflies(x[lo : lo + _CHUNK], 1)
+    if x.size > _CHUNK:
+        _butterflies(x, _CHUNK)
+
+
+@njit(cache=True)
+def _butterflies(x, width):  # type: ignore[no-untyped-def]
+    while width < x.size:
+        for begin in range(0, x.size, 2 * width):
+            for i in range(begin, begin + width):
+                left, right = x[i], x[i + width]
+                x[i], x[i + width] = left + right, left - right
+        width *= 2
+
+
+def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns what the reference's transform does, to the bit."""
+    x = np.array(values, dtype=np.float64)
+    _transform(x)
+    return x
+
+
 # -- words for the host
 # ----------------------------------------------------------------------------------------------
 
@@ -968,7 +1035,9 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
             kind, domain, keys, mass, bound = _constants(spec, length)
             named = [(first, np.ascontiguousarray(coefficients, dtype=np.float32))]
             if kind == TABLE:  # small tables side by side, so that a chunk's columns are one run
-                tables = reference.hadamard_tables(spec.tile, first, coefficients)
+                tables = reference.hadamard_tables(
+                    spec.tile, first, coefficients, hadamard_transform
+                )
                 named = [
                     (number, np.tile(table, max(1, _CHUNK // spec.tile)))
                     for number, table in tables
@@ -1039,6 +1108,21 @@ def _multiply(
     return out[:count, :total]
 
 
+def _fold_wide(
+    spec: Spec, first: int, count: int, units: NDArray[Any], x: Floats, start: int
+) -> NDArray[np.float64]:
+    """Returns a fold's sums where there are more columns than a cache has room for."""
+    chunks = -(-(start + x.size) // _CHUNK) - start // _CHUNK if x.size else 0
+    tasks = min(chunks, spec.tile // _CHUNK)
+    act = _fold_columns if x.size <= _RUN else _fold_columns_by_threads
+    columns = []
+    for number in range(first // spec.tile, -(-(first + count) // spec.tile)):
+        units["first"] = number
+        columns.append(np.zeros(spec.tile))
+        act(columns[-1], tasks, units, x, start, 0)
+    return columns[0] if len(columns) == 1 else np.concatenate(columns or [np.zeros(0)])
+
+
 product = _multiply if _REGISTER else None
 
 
@@ -1056,6 +1140,8 @@ def project_sums(
         sums = np.zeros((max(1, spans), count))
         act(sums, spans * -(-count // _GROUP), units, x, start, start // _SPAN)
         return reference.sum_in_order(sums, axis=0)
+    if spec.tile >= _WIDE:
+        return _fold_wide(spec, first, count, units, x, start)
     width = max(spec.tile, _CHUNK)
     columns = []
     for number in range(first // spec.tile, -(-(first + count) // spec.tile)):

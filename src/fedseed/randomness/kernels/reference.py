@@ -9,7 +9,7 @@ Sums of directions are given as `Part`s and prepared once (`prepare_steps`), the
 of runs of a block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -180,6 +180,9 @@ def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDAr
     ]
 
 
+Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
 def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width
     1, 2, 4, ...
@@ -195,11 +198,19 @@ def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return x
 
 
-def hadamard_tables(tile: int, first: int, coefficients: Floats) -> list[tuple[int, Floats]]:
+def hadamard_tables(
+    tile: int, first: int, coefficients: Floats, transform: Transform = hadamard_transform
+) -> list[tuple[int, Floats]]:
     """Returns (number, H^T c) for each basis number that the directions first, first + 1, ...
     touch.
 
     Direction k is row k mod B of the basis with number k div B (B = `tile`).
+
+    Args:
+        tile: B.
+        first: index of the first direction.
+        coefficients: one for each direction.
+        transform: `hadamard_transform`, or what has its bits.
     """
     stop = first + len(coefficients)
     tables = []
@@ -208,7 +219,7 @@ def hadamard_tables(tile: int, first: int, coefficients: Floats) -> list[tuple[i
         padded = np.zeros(tile)
         padded[lo - number * tile : hi - number * tile] = coefficients[lo - first : hi - first]
         if padded.any():
-            tables.append((number, hadamard_transform(padded).astype(np.float32)))
+            tables.append((number, transform(padded).astype(np.float32)))
     return tables
 
 
@@ -379,12 +390,19 @@ def project_sums(
     return result
 
 
-def project_finish(spec: Spec, first: int, count: int, sums: NDArray[np.float64]) -> Floats:
-    """Returns the products, from what `project_sums` returned (or the sum of several such)."""
+def project_finish(
+    spec: Spec,
+    first: int,
+    count: int,
+    sums: NDArray[np.float64],
+    transform: Transform = hadamard_transform,
+) -> Floats:
+    """Returns the products, from what `project_sums` returned (or the sum of several such).
+
+    `transform`: `hadamard_transform`, or what has its bits.
+    """
     if spec.name != "hadamard":
         return sums.astype(np.float32)
-    products = np.concatenate(
-        [hadamard_transform(c) for c in sums.reshape(-1, spec.tile)] or [np.zeros(0)]
-    )
+    products = np.concatenate([transform(c) for c in sums.reshape(-1, spec.tile)] or [np.zeros(0)])
     at = first % spec.tile
     return products[at : at + count].astype(np.float32)

@@ -273,5 +273,5 @@ class Kernels:
         """Returns the products, from what `project_sums` returned (or the sum of several such)."""
         sums = sums if isinstance(sums, np.ndarray) else sums.cpu().numpy()
         if spec.name != "lowrank":
-            return project_finish(spec, first, count, sums)
+            return project_finish(spec, first, count, sums, self._flat.hadamard_transform)
         return np.asarray(sums, dtype=np.float64).astype(np.float32)

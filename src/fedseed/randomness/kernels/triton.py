@@ -54,6 +54,8 @@ except ImportError as error:
     raise ImportError(f"weights on a GPU need triton: {to_install('gpu')}") from error
 
 TENSORS = True  # tensors in, tensors out
+# on the host, where the sums of a projection come to, too
+hadamard_transform = reference.hadamard_transform
 product = None  # a GPU multiplies fastest by a copy
 # what every launch asks of the compiler: a rounding after each operation
 OPTIONS = {"enable_fp_fusion": False}

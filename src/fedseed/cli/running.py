@@ -1,0 +1,181 @@
+"""`fedseed run`, `tune-rate` and `compare`: what trains on this machine."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedseed.cli.common import (
+    ReadingForDevice,
+    RecipeArgument,
+    Running,
+    Telling,
+    answer,
+    grouped,
+    interruptible,
+    say,
+)
+from fedseed.cli.network import by_client
+from fedseed.cli.waiting import waiting
+from fedseed.errors import FedseedError, RecipeError, plural
+from fedseed.experiments import sweeps
+from fedseed.processes import alone, warm
+from fedseed.reports.comparison import Compared, results_sheet
+from fedseed.reports.progress import Shown
+
+
+@grouped
+def run(
+    recipe: RecipeArgument,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")
+    ] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            min=1,
+            help="How many rounds. With --resume, a finished run goes on to so many.",
+        ),
+    ] = None,
+    *,
+    reading: ReadingForDevice,
+    running: Running,
+    telling: Telling,
+) -> None:
+    """Run a federation on this machine: in this process, or with --workers in several."""
+    shown = telling.screen()
+    folder = out or Path("runs") / Path(recipe).stem
+    _check_no_sweep(recipe)
+    checked = reading.read(recipe, *([] if rounds is None else [f"rounds={rounds}"]), here=True)
+    if running.ray is not None and running.workers is None:
+        raise RecipeError("--ray: say by --workers how many processes the cluster is to have")
+    with interruptible("--resume"):
+        if running.workers is not None:
+            alone("--workers")
+            if running.ray is None:
+                warm()
+        with waiting("loading torch"):
+            from fedseed.runs.assembly import build
+
+        how = running.workers, running.threads
+        federation = build(checked, folder, Shown(shown), *how, resume=resume, ray=running.ray)
+        summary = federation.run(resume, extend=resume and rounds is not None).summary
+    results_sheet("", [Compared(summary["method"], [summary])], brief=True).show(shown)
+    for line in by_client(summary):
+        say(line, shown)
+    shown.print(f"Files: {folder}")
+    if telling.as_json:
+        answer({**summary, "folder": str(folder)})
+
+
+@grouped
+def tune_rate(
+    recipe: RecipeArgument,
+    *,
+    reading: ReadingForDevice,
+    telling: Telling,
+    share: Annotated[
+        float, typer.Option(min=0.1, max=20, help="Passes, in runs; from 1 on: whole runs, too.")
+    ] = 0.1,
+) -> None:
+    """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's
+    passes.
+    """
+    checked, shown = reading.read(recipe, here=True), telling.screen()
+    with waiting("loading torch"):
+        from fedseed.runs.rates import find_rate
+
+    found = find_rate(checked, say=lambda text: say(text, shown), share=share)
+    say(f"{found.passes:,} passes, {found.passes / found.whole:.1%} of the run's", shown)
+    say(f"--set {found.key}={found.rate:g}", shown)
+    if telling.as_json:
+        answer(asdict(found))
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What `compare` takes beside recipes: seeds, grids, ablations, runs at a time."""
+
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, such as 1,2,3: means and deviations.")
+    ] = None
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(help="Values to choose from on validation data: key=value,value, repeatable."),
+    ] = None
+    each: Annotated[
+        list[str] | None,
+        typer.Option(help="Values to show side by side, a line each: key=value,value, repeatable."),
+    ] = None
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")
+    ] = 1
+
+
+@grouped
+def compare(
+    recipes: Annotated[
+        list[str], typer.Argument(help="Recipes, each a line of the tables, or one sweep.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there."),
+    ],
+    *,
+    swept: Swept,
+    reading: ReadingForDevice,
+    running: Running,
+    telling: Telling,
+) -> None:
+    """Run several recipes and lay the results side by side.
+
+    Over seeds and grids of settings, too.
+    """
+    shown = telling.screen()
+    file = sweeps.find_sweep(recipes[0]) if len(recipes) == 1 else None
+    for recipe in recipes if file is None else ():
+        _check_no_sweep(recipe)
+    seeds = None if swept.seeds is None else sweeps.parse_seeds(swept.seeds)
+    grid, each = dict(map(sweeps.parse_grid, swept.grid or [])), {}
+    for text in swept.each or []:
+        key, each[key] = sweeps.parse_grid(text, "--each")
+    how = sweeps.How(
+        swept.jobs,
+        reading.plugins,
+        reading.trust_plugins,
+        running.workers,
+        running.threads,
+        running.ray,
+    )
+    with interruptible():
+        sweep = sweeps.made_sweep(file, recipes, reading.changes, seeds, grid, each)
+        done = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how).run()
+        said = sweeps.write_results(sweep, done, out)
+        first, *others = sweeps.sheets(sweep, done, brief=True)
+        first.show(shown)
+        for line in said:
+            say(line, shown)
+        for sheet in others:
+            shown.print()
+            sheet.show(shown)
+        say(f"Tables, page and picture: {out}/compare.txt, .md, .json, .html, .png", shown)
+        if failed := sum(len(line.failed) for line in done):
+            raise FedseedError(
+                f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why"
+            )
+    if telling.as_json:
+        answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
+
+
+def _check_no_sweep(recipe: str) -> None:
+    """Raises RecipeError for a sweep where one recipe is wanted."""
+    if sweeps.find_sweep(recipe) is not None:
+        raise RecipeError(
+            f"{recipe} is a sweep of several runs: fedseed compare {recipe} --out FOLDER"
+        )

@@ -1,0 +1,218 @@
+"""Say what a base's folder or hub name holds, before anything of it is loaded."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig
+from transformers.utils import logging
+
+from fedseed.errors import RecipeError, closest
+from fedseed.models import PACKAGED
+from fedseed.models.foreign import check_regular
+from fedseed.processes import COMMAND
+from fedseed.text import first_line
+
+WEIGHT_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
+)
+ADAPTER_CONFIG = "adapter_config.json"
+PATIENCE_SECONDS = 10.0  # for the hub's one answer: its client would try for most of a minute
+MOST_LAYERS = 4096  # of a configuration: a model of more would be made until the memory is full
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a base's name stands for."""
+
+    name: str  # as the recipe gives it
+    place: str  # a folder, or a hub name, that holds the weights and config.json
+    config: Mapping[str, Any]  # what config.json says
+    adapter: Path | None = None  # the folder of a LoRA that lies on top of the weights
+
+    @property
+    def classes(self) -> list[str]:
+        """Return the names of the model classes that config.json gives."""
+        return [str(name) for name in self.config.get("architectures") or ()]
+
+    @property
+    def about(self) -> str:
+        """Return what the model is, for messages."""
+        return ", ".join(self.classes) or f"of type {self.config.get('model_type')}"
+
+
+def find_checkpoint(base: str) -> Checkpoint:
+    """Return what a base's name stands for; nothing is run or loaded.
+
+    Args:
+        base: "small", "words" or "digits" (the project's own), a local folder, or a hub name. A
+            folder with an adapter_config.json is an adapter on top of the base that it names, or of
+            the weights in the same folder.
+
+    Raises:
+        RecipeError: it is not found, or the adapter's base is not.
+    """
+    place = reach(base)
+    adapter = Path(place, ADAPTER_CONFIG)
+    if not adapter.is_file():
+        return Checkpoint(base, place, _read_config(base, place))
+    if Path(place, "config.json").is_file() and whole_weights(Path(place)):
+        return Checkpoint(base, place, _read_config(base, place), Path(place))
+    under = _base_of_adapter(base, adapter)
+    return Checkpoint(base, under, _read_config(base, under), Path(place))
+
+
+def _base_of_adapter(base: str, path: Path) -> str:
+    """Return the place of the base that an adapter_config.json names."""
+    try:
+        named = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise problem(base, f"{ADAPTER_CONFIG} can't be read ({first_line(error)})") from error
+    remedy = (
+        f'say where it is in {ADAPTER_CONFIG} ("base_model_name_or_path"), or merge the adapter '
+        "into it (merge_and_unload of peft) and name the merged folder"
+    )
+    if not named:
+        raise problem(base, f"it is an adapter that does not name its base: {remedy}")
+    beside = path.parent / str(named)
+    if not Path(str(named)).is_absolute() and beside.is_dir():
+        return str(beside)
+    try:
+        return reach(str(named))
+    except RecipeError as error:
+        raise problem(
+            base, f"it is an adapter of {named}, which is not found here ({error}): {remedy}"
+        ) from error
+
+
+def whole_weights(folder: Path) -> list[Path]:
+    """Return the files in a folder that hold a whole model's weights, without an adapter's."""
+    paths = [path for pattern in WEIGHT_FILES for path in folder.glob(pattern)]
+    return [path for path in paths if not path.name.startswith("adapter_model")]
+
+
+def problem(base: str, what: str) -> RecipeError:
+    """Return the error that says what is wrong with a base."""
+    return RecipeError(f'model.base = "{base}": {what}')
+
+
+def locate(base: str) -> str:
+    """Returns the folder of a packaged base, an existing folder as it is, or the name for the hub.
+
+    Raises RecipeError if it looks like a path and nothing is there, or something in it is no
+    regular file.
+    """
+    if base in PACKAGED:
+        return str(files("fedseed") / "base" / base)
+    path = Path(base).expanduser()
+    if path.is_dir():
+        check_regular(base, path)
+        return str(path)
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:
+        raise _not_there(base)
+    # asking the hub for it could take a minute
+    if "/" not in base and (meant := closest(base, PACKAGED, 0.8)):
+        raise problem(
+            base, f"did you mean {meant}? It is no folder, and models on the hub are OWNER/NAME"
+        )
+    return base
+
+
+def reach(base: str) -> str:
+    """Returns a place from which `transformers` can load a base without waiting for what will not
+    come.
+
+    That is a folder; a name that the hub knows, as it is; without the hub, the folder in its cache.
+    Raises RecipeError if there is no such folder, and the hub can't be reached or has no such
+    model.
+    """
+    if COMMAND in os.environ:
+        quiet()
+    place = locate(base)
+    return place if Path(place).is_dir() else _ask(place)
+
+
+@lru_cache
+def _ask(place: str) -> str:
+    """Returns what the hub says; it is asked once for a name."""
+    # what the hub's client is built on has changed before: its errors are told apart by what all of
+    # them are
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        HfApi(endpoint=os.environ.get("HF_ENDPOINT")).model_info(place, timeout=PATIENCE_SECONDS)
+        return place
+    except HFValidationError as error:
+        raise _not_there(place, ", and this is no name of the hub") from error
+    except RepositoryNotFoundError as error:
+        raise _not_there(
+            place, ", and the hub has no model of this name that is open to you"
+        ) from error
+    except HfHubHTTPError:
+        return place  # it answers: what is wrong, loading will say
+    except Exception as error:
+        config = try_to_load_from_cache(place, "config.json")
+        if isinstance(config, str):
+            return str(Path(config).parent)
+        raise _not_there(place, f", and the hub can't be reached ({first_line(error)})") from error
+
+
+def _not_there(place: str, why: str = "") -> RecipeError:
+    known = 'give "small", "words", "digits", an existing folder or a hub name'
+    return problem(place, f"there is no such folder{why}; {known}")
+
+
+def has_weights(base: str) -> bool:
+    """Returns whether a base has weights to load; a folder may hold none.
+
+    Raises RecipeError if there is no folder.
+    """
+    folder = Path(locate(base))
+    return not folder.is_dir() or bool(whole_weights(folder)) or (folder / ADAPTER_CONFIG).is_file()
+
+
+def base_config(base: str) -> dict[str, Any]:
+    """Returns a base's config.json, an adapter's base's; nothing is run or loaded.
+
+    Raises RecipeError if it can't be had.
+    """
+    return dict(find_checkpoint(base).config)
+
+
+def _read_config(base: str, place: str) -> dict[str, Any]:
+    """Return the config.json of a folder or hub name."""
+    try:
+        config: dict[str, Any] = PretrainedConfig.get_config_dict(place)[0]
+    except (OSError, ValueError, RecursionError) as error:
+        raise not_loadable(base, place, error) from error
+    for key, value in config.items():
+        if "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
+            most = f"at most {MOST_LAYERS:,} layers are made; get the file anew"
+            raise problem(base, f"{key} = {value:,} in config.json: {most}")
+    return config
+
+
+def not_loadable(base: str, place: str, error: Exception) -> RecipeError:
+    """Return the error that says that no model can be loaded from a place."""
+    there = "the folder holds no model that can be loaded"
+    what = (
+        there
+        if Path(place).is_dir()
+        else "neither a local folder with a model nor to be had from the hub"
+    )
+    return problem(base, f"{what} ({first_line(error)})")
+
+
+def quiet() -> None:
+    """Keeps transformers' own progress bars off the screen, and its advice."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

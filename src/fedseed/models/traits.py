@@ -1,0 +1,353 @@
+"""What a loaded base is beyond its weights: the one place that decides it.
+
+    settings      what config.json asks for that neither a loss nor an answer may depend on is
+                  switched off (`settle`)
+    at rest       parameters that are not tuned: those that the architecture freezes, those that it
+                  never saves, and those that no text reaches (a vision tower)
+    padding       whether an example's loss, or its answer, depends on what it shares a batch with
+
+`load_model` begins a model's traits; `examine` completes them by forward passes of a few tokens.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from re import search
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers import PretrainedConfig
+
+from fedseed.errors import RecipeError
+from fedseed.models.quantization import splits_outliers
+from fedseed.text import first_line, listed
+from fedseed.weights.codes import TRAITS, is_movable
+from fedseed.weights.perturbation import asks_only
+
+# what neither a loss nor an answer may inherit from config.json, and what it is set to
+SETTINGS = {
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "output_router_logits": False,
+    "return_dict": True,
+}
+# logits of a text alone and in a padded batch are further apart than this only where padding counts
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+# texts of different length, such as every tokenizer takes
+PROBES = ("One, two", "Three, four, five, six, seven")
+COARSE = 0.1  # in 16 bit, where sums round otherwise in a batch; and in LLM.int8()
+SHOWN = 3  # names in a message
+
+
+@dataclass
+class Traits:
+    """What is known of a loaded model."""
+
+    base: str  # as the recipe names it
+    notes: list[str] = field(default_factory=list)  # lines for a person
+    # parameters that are not tuned, by their identity; peft gives them other names
+    at_rest: list[torch.nn.Parameter] = field(default_factory=list)
+    equal_lengths: bool = False  # texts that share a forward pass must be of one length
+    equal_prompts: bool = False  # prompts that are continued together must be of one length
+    settled: bool = False
+    examined: bool = False
+
+
+def traits_of(model: Any) -> Traits:
+    """Return what is known of a model, with an adapter or without; a model that is new has none."""
+    found = getattr(model, TRAITS, None)
+    if isinstance(found, Traits):
+        return found
+    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+    traits = Traits(str(getattr(model, "name_or_path", "") or ""))
+    setattr(whole, TRAITS, traits)
+    return traits
+
+
+def settle(model: Any, base: str) -> Traits:
+    """Return a new model's traits, with its settings and frozen parameters decided."""
+    traits = traits_of(model)
+    if traits.settled:
+        return traits
+    traits.settled, traits.base = True, base
+    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if changed := sorted(set(_switch_off(whole.config))):
+        traits.notes.append(
+            f"config.json has {listed(changed, SHOWN)}: switched off, here and in an export"
+        )
+    by_name = dict(whole.named_parameters())
+    frozen, unsaved = _frozen_at_birth(whole), _never_saved(whole)
+    for name in by_name:
+        if name in frozen or name in unsaved:
+            by_name[name].requires_grad_(False)
+            traits.at_rest.append(by_name[name])
+    for names, why in (
+        (sorted(unsaved & by_name.keys()), "are never saved with the model"),
+        (sorted((frozen - unsaved) & by_name.keys()), "are frozen by the architecture"),
+    ):
+        if names:
+            traits.notes.append(f"not tuned, for they {why}: {listed(names, SHOWN)}")
+    return traits
+
+
+def _configs(config: Any) -> Iterator[Any]:
+    """Yield a configuration and those inside it (a text model's, a vision tower's)."""
+    yield config
+    for value in list(vars(config).values()):
+        if isinstance(value, PretrainedConfig):
+            yield from _configs(value)
+
+
+def _switch_off(config: Any) -> Iterator[str]:
+    """Set what must not be inherited, and yield each change as "key = value"."""
+    for part in _configs(config):
+        for name, wanted in SETTINGS.items():
+            value = getattr(part, name, None)
+            if isinstance(value, bool) and value != wanted:
+                setattr(part, name, wanted)
+                yield f"{name} = {str(value).lower()}"
+
+
+def _frozen_at_birth(model: Any) -> set[str]:
+    """Return the names of the parameters that the architecture itself freezes.
+
+    Loading gives some of them a gradient again, by the version of transformers; the class knows.
+    """
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            made = type(model)(model.config)
+    except Exception:  # a class whose making reads values: what the loaded model says must do
+        made = model
+    return {name for name, parameter in made.named_parameters() if not parameter.requires_grad}
+
+
+def _never_saved(model: Any) -> set[str]:
+    """Return the names of the parameters that `save_pretrained` leaves out of the file."""
+    patterns = getattr(model, "_keys_to_ignore_on_save", None) or ()
+    return {
+        name
+        for name, _ in model.named_parameters()
+        if any(search(pattern, name) for pattern in patterns)
+    }
+
+
+class _Reached(TorchFunctionMode):
+    """Collects the parameters whose values some torch function is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not asks_only(func, args, kwargs):
+            self._note((*args, *kwargs.values()))
+        return func(*args, **kwargs)
+
+    def _note(self, values: Any) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self.tensors.add(id(value))
+            elif isinstance(value, list | tuple):
+                self._note(value)
+            elif isinstance(value, dict):
+                self._note(value.values())
+
+
+def unreached(model: torch.nn.Module, run: Callable[[], Any]) -> list[str]:
+    """Return the names of the parameters that take no part in what `run` computes.
+
+    An expert that these few tokens were not sent to takes part: others of its kind did.
+
+    Args:
+        model: any torch module.
+        run: calls the model.
+    """
+    with torch.no_grad(), _Reached() as reached:
+        run()
+    named = list(model.named_parameters())
+    met = {name for name, parameter in named if id(parameter) in reached.tensors}
+    idle = [name for name, _ in named if name not in met]
+    return [name for name in idle if not _is_one_of_several(model, name, met)]
+
+
+def _is_one_of_several(model: torch.nn.Module, name: str, met: set[str]) -> bool:
+    """Return whether a parameter lies in a member of a list, of which another member of the same
+    class was reached: an expert, say.
+    """
+    parts = name.split(".")
+    for depth in range(1, len(parts)):
+        if not parts[depth].isdecimal():
+            continue
+        place, whole = ".".join(parts[:depth]), ".".join(parts[: depth + 1])
+        members = model.get_submodule(place)
+        if not isinstance(members, torch.nn.ModuleList) or _any_under(met, whole):
+            continue
+        kind = type(members[int(parts[depth])])
+        for number, other in enumerate(members):
+            if type(other) is kind and _any_under(met, f"{place}.{number}"):
+                return True
+    return False
+
+
+def _any_under(names: set[str], place: str) -> bool:
+    return any(name.startswith(f"{place}.") for name in names)
+
+
+def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
+    """Find out what no configuration says, by forward passes of a few tokens; once for a model.
+
+    Parameters that no text reaches are frozen. Where padding changes an example's logits, or the
+    answers that are generated in a batch, batches are made of texts of one length from then on.
+
+    Args:
+        model: a language model or a classifier of texts, in evaluation mode.
+        texts: tokens of two texts of different length, as examples would have them.
+
+    Returns:
+        The model's traits, with a line for each thing found.
+
+    Raises:
+        RecipeError: the model's logits differ between two equal passes; or a causal model's later
+            tokens change earlier ones' logits.
+    """
+    traits = traits_of(model)
+    if traits.examined or next(model.parameters()).device.type == "meta":
+        return traits
+    traits.examined = True
+    if splits_outliers(model):
+        traits.notes.append(
+            "LLM.int8() rounds a token by the tokens beside it: losses and answers depend a little "
+            "on what shares a batch"
+        )
+    try:
+        _ask(model, traits, _Probe(model, texts))
+    except RecipeError:
+        raise
+    except Exception as error:  # whatever a class of others raises, the run will meet it, too
+        traits.notes.append(
+            f"what padding does to a {type(model).__name__} was not found out: {first_line(error)}"
+        )
+    return traits
+
+
+def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
+    """Complete a model's traits by what a probe finds."""
+    _rest_unreached(model, traits, unreached(model, lambda: probe.logits([probe.longer])))
+    probe.refuse_chance(traits.base)
+    if probe.is_causal:
+        probe.refuse_looking_ahead(traits.base)
+    if probe.padding_counts():
+        traits.equal_lengths = True
+        traits.notes.append(
+            f"padding changes what a {type(model).__name__} computes: texts of one length go "
+            "through it together"
+        )
+    elif probe.writes and probe.padding_counts_in_answers():
+        traits.equal_prompts = True
+        traits.notes.append(
+            f"padding changes what a {type(model).__name__} writes: prompts of one length are "
+            "answered together"
+        )
+
+
+def _rest_unreached(model: Any, traits: Traits, names: Sequence[str]) -> None:
+    """Freeze the parameters that no text reaches, and say so."""
+    resting = {id(parameter) for parameter in traits.at_rest}
+    # codes of quantised weights are not tuned anyway, and libraries hide that they are read
+    idle = [
+        name
+        for name in names
+        if id(model.get_parameter(name)) not in resting and is_movable(model.get_parameter(name))
+    ]
+    for name in idle:
+        parameter = model.get_parameter(name)
+        parameter.requires_grad_(False)
+        traits.at_rest.append(parameter)
+    if idle:
+        count = sum(model.get_parameter(name).numel() for name in idle)
+        traits.notes.append(
+            f"{len(idle):,} tensors ({count:,} parameters) take no part in the loss of a text, and "
+            f"are not tuned: {listed(idle, SHOWN)}"
+        )
+
+
+class _Probe:
+    """Two texts of different length, and a model to ask about them."""
+
+    def __init__(self, model: Any, texts: Sequence[Sequence[int]]) -> None:
+        self.model = model
+        shorter, longer = sorted((list(text) for text in texts), key=len)
+        self.shorter, self.longer = shorter, longer
+        config = model.config
+        self.encodes = bool(getattr(config, "is_encoder_decoder", False))
+        self.writes = bool(getattr(model, "can_generate", lambda: False)())
+        self.is_causal = self.writes and not self.encodes
+        self.splits_outliers = splits_outliers(model)
+        pad = getattr(config.get_text_config(), "pad_token_id", None)
+        self.pad = pad if isinstance(pad, int) and pad >= 0 else longer[-1]
+
+    def logits(self, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Return each row's logits, without those of padding; in float32 on the CPU."""
+        width = max(map(len, rows))
+        device = next(self.model.parameters()).device
+        ids = [[*row, *[self.pad] * (width - len(row))] for row in rows]
+        mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+        inputs = {
+            "input_ids": torch.tensor(ids, device=device),
+            "attention_mask": torch.tensor(mask, device=device),
+        }
+        if self.encodes:
+            # the decoder answers with the same tokens
+            inputs["decoder_input_ids"] = inputs["input_ids"]
+        if self.writes:
+            inputs["use_cache"] = False  # type: ignore[assignment]
+        with torch.no_grad():
+            found = self.model(**inputs).logits.float().cpu()
+        if found.ndim < 3:  # a classifier's
+            return list(found)
+        return [logits[: len(row)] for logits, row in zip(found, rows, strict=True)]
+
+    def differ(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Return whether logits are further apart than rounding brings them."""
+        dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+        scale = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 1.0
+        tolerance = COARSE if self.splits_outliers else TOLERANCE.get(dtype, COARSE)
+        most = tolerance * max(1.0, scale)
+        apart = (one - other).nan_to_num(0.0, 0.0, 0.0).abs().max()
+        return bool(apart > most)
+
+    def refuse_chance(self, base: str) -> None:
+        """Raise RecipeError if two equal passes give two results."""
+        first, second = (self.logits([self.longer])[0] for _ in range(2))
+        if self.differ(first, second):
+            raise RecipeError(
+                f'model.base = "{base}": a {type(self.model).__name__} computes two losses for one '
+                "text, since it draws at random in evaluation, too; give it a seed in config.json "
+                '(Reformer: "hash_seed": 0)'
+            )
+
+    def refuse_looking_ahead(self, base: str) -> None:
+        """Raise RecipeError if a later token changes an earlier one's logits."""
+        whole = self.logits([self.longer])[0]
+        changed = self.logits([[*self.longer[:-1], self.longer[0]]])[0]
+        if whole.ndim == 2 and self.differ(whole[:-1], changed[:-1]):
+            raise RecipeError(
+                f'model.base = "{base}": in a {type(self.model).__name__} later tokens change what '
+                'earlier ones predict, so it would see its answers: set "is_decoder": true (XLM: '
+                '"causal": true) in its config.json, or take it for what it is '
+                '(model.architecture = "masked" or "classification")'
+            )
+
+    def padding_counts(self) -> bool:
+        """Return whether a text's logits depend on the longer text beside it."""
+        alone = self.logits([self.shorter])[0]
+        return self.differ(alone, self.logits([self.shorter, self.longer])[0])
+
+    def padding_counts_in_answers(self) -> bool:
+        """Return whether an answer's logits depend on the longer prompt beside it."""
+        from fedseed.models.writing import first_scores
+
+        alone = first_scores(self.model, [self.shorter], self.pad, self.encodes)
+        beside = first_scores(self.model, [self.shorter, self.longer], self.pad, self.encodes)
+        return any(self.differ(one[0], both[0]) for one, both in zip(alone, beside, strict=True))

@@ -1,0 +1,110 @@
+"""How a model's own `generate` is called: what it may inherit from generation_config.json.
+
+An answer that is scored is greedy, and depends on its prompt alone. So it inherits which tokens
+begin, end and fill up a text, and nothing of a base's taste: no minimum length, penalty, stop
+string or number of texts. A person who asks gets the base's taste, as one text.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+# tokens that begin, end or fill up a text, or never stand in one
+TOKENS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+)
+# these count a decoder's own tokens alone, so no padding of a prompt
+OF_DECODERS = (
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "repetition_penalty",
+    "bad_words_ids",
+    "forced_decoder_ids",
+)
+# what `generate` returns is one text for each prompt, as tokens
+ONE_TEXT: dict[str, Any] = {
+    "num_return_sequences": 1,
+    "return_dict_in_generate": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "output_scores": False,
+    "output_logits": False,
+}
+
+
+def for_scoring(model: Any) -> GenerationConfig:
+    """Return the generation settings that a scored answer inherits from a model."""
+    given = model.generation_config
+    kept = TOKENS + (OF_DECODERS if model.config.is_encoder_decoder else ())
+    values = {name: getattr(given, name, None) for name in kept}
+    return GenerationConfig(**{name: value for name, value in values.items() if value is not None})
+
+
+def for_people(model: Any) -> GenerationConfig:
+    """Return a model's own generation settings, for one text."""
+    own = copy.deepcopy(model.generation_config)
+    for name, value in ONE_TEXT.items():
+        setattr(own, name, value)
+    return own
+
+
+@contextmanager
+def generating(model: Any, settings: GenerationConfig) -> Iterator[None]:
+    """Let a model generate by these settings, and by its own again afterwards."""
+    own = model.generation_config
+    model.generation_config = settings
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def first_scores(
+    model: Any, prompts: Sequence[Sequence[int]], pad: int, encodes: bool, count: int = 2
+) -> list[torch.Tensor]:
+    """Return the scores of the first tokens that a model writes after some prompts together.
+
+    Args:
+        model: a model that generates.
+        prompts: tokens.
+        pad: fills up the shorter prompts, at their beginning or, for an encoder, at their end.
+        encodes: whether an encoder reads the prompts.
+        count: how many tokens are written.
+
+    Returns:
+        For each of them float32 scores on the CPU, of shape (prompts, vocabulary).
+    """
+    width = max(map(len, prompts))
+    rows, masks = [], []
+    for prompt in prompts:
+        filling = width - len(prompt)
+        tokens, ones = list(prompt), [1] * len(prompt)
+        rows.append(tokens + [pad] * filling if encodes else [pad] * filling + tokens)
+        masks.append(ones + [0] * filling if encodes else [0] * filling + ones)
+    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+    settings = for_scoring(whole)
+    settings.eos_token_id = None  # as many tokens, whatever they are
+    settings.pad_token_id = pad
+    device = next(model.parameters()).device
+    with torch.no_grad(), generating(whole, settings):
+        found = model.generate(
+            input_ids=torch.tensor(rows, device=device),
+            attention_mask=torch.tensor(masks, device=device),
+            max_new_tokens=count,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    return [logits.float().cpu() for logits in found.logits]

@@ -1,0 +1,144 @@
+"""Reads the values of Arrow tables as the data set's author wrote them.
+
+Arrow stores the objects of a column with one set of fields for all rows. An object that lacks a
+field gets null there. Such filler nulls are taken out again, because a chat would learn them as
+arguments of a call. A null that the author wrote can't be told from a filler, and goes too. Text
+columns of the type JSON hold what was written, nulls included, and are parsed.
+
+Parquet files, folders of `save_to_disk`, data sets of the hub and `datasets.Dataset` all come
+through here.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedseed.errors import RecipeError
+
+NO_CLASS = -1  # how data sets on the hub number a row without a class
+Convert = Callable[[Any], Any]
+
+
+class ArrowColumns:
+    """Turns rows of an Arrow table into the objects that were written.
+
+    Args:
+        schema: the table's `pyarrow.Schema`; None: it is not known.
+        is_decoded: whether columns of JSON text are objects already, as `datasets` returns them.
+    """
+
+    def __init__(self, schema: Any, is_decoded: bool = False) -> None:
+        self._is_decoded = is_decoded
+        self._converters: dict[str, Convert] | None = None
+        # the names of each column of class numbers
+        self.class_names: Mapping[str, tuple[str, ...]] = {}
+        if schema is not None:
+            found = {field.name: self._converter(field.type) for field in schema}
+            self._converters = {name: one for name, one in found.items() if one is not None}
+            self.class_names = read_class_names(schema.metadata)
+
+    def values_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a row's values by column.
+
+        Raises:
+            RecipeError: a JSON text is not valid, or a number is that of no class.
+        """
+        if self._converters is None:
+            return {name: _without_nulls(value) for name, value in row.items()}
+        values = dict(row)
+        for name, convert in self._converters.items():
+            if values.get(name) is not None:
+                values[name] = convert(values[name])
+        for name, classes in self.class_names.items():
+            if isinstance(values.get(name), int):
+                values[name] = _class_name(values[name], name, classes)
+        return values
+
+    def _converter(self, kind: Any) -> Convert | None:
+        """Return what converts values of an Arrow type; None: they stay as they are."""
+        from pyarrow import types
+
+        if getattr(kind, "extension_name", "") == "arrow.json":
+            return None if self._is_decoded else _parse_json
+        if types.is_struct(kind):
+            return _object_converter(
+                {
+                    field.name: self._converter(field.type)
+                    for field in map(kind.field, range(kind.num_fields))
+                }
+            )
+        if types.is_map(kind):
+            return _map_converter(self._converter(kind.item_type))
+        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            return _list_converter(self._converter(kind.value_type))
+        return None
+
+
+def read_class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
+    """Return the class names that `datasets` keeps in a schema's metadata, by column."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        return {
+            name: tuple(map(str, feature["names"]))
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (KeyError, TypeError, ValueError, AttributeError):  # another program's metadata
+        return {}
+
+
+def _class_name(number: int, column: str, classes: Sequence[str]) -> str:
+    if number == NO_CLASS:
+        return ""
+    if not 0 <= number < len(classes):
+        raise RecipeError(
+            f'"{column}" = {number}: the data set has {len(classes)} classes, numbered from 0, and '
+            f"{NO_CLASS} for none"
+        )
+    return classes[number]
+
+
+def _parse_json(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecipeError(f"a column of JSON text holds no valid JSON: {error}") from error
+
+
+def _object_converter(fields: Mapping[str, Convert | None]) -> Convert:
+    converters = {name: convert for name, convert in fields.items() if convert is not None}
+
+    def convert_object(value: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: converters[name](part) if name in converters else part
+            for name, part in value.items()
+            if part is not None
+        }
+
+    return convert_object
+
+
+def _list_converter(convert: Convert | None) -> Convert | None:
+    if convert is None:
+        return None
+    return lambda values: [None if value is None else convert(value) for value in values]
+
+
+def _map_converter(convert: Convert | None) -> Convert:
+    def convert_map(value: Any) -> dict[str, Any]:
+        pairs = value.items() if isinstance(value, Mapping) else value
+        return {
+            str(name): part if convert is None or part is None else convert(part)
+            for name, part in pairs
+        }
+
+    return convert_map
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the null fields of objects in it."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    if isinstance(value, list):
+        return [_without_nulls(part) for part in value]
+    return value

@@ -1,0 +1,107 @@
+"""Suggests what to write into `task.fields` for rows of no known form."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedseed.text import shown
+
+# names that published data sets have for what is asked and what is answered, the likeliest first
+ASKED = (
+    *("question", "query", "instruction", "input", "problem", "prompt", "article", "document"),
+    *("source", "context", "human", "user"),
+)
+ANSWERED = (
+    *("answer", "response", "output", "completion", "target", "solution", "reply", "summary"),
+    *("highlights", "assistant", "gpt"),
+)
+TEXTS = ("sentence", "content", "review", "tweet", "comment", "body", "premise")
+LABELS = ("label", "labels", "class", "category", "sentiment", "intent", "target", "score")
+PREFERRED, REJECTED = "chosen", "rejected"
+# names of what identifies or places a row
+IDENTIFIER = re.compile(
+    r"(^|[_-])(id|idx|index|uuid|guid|key|url|split|date|timestamp)$|^(id|idx)_"
+)
+
+
+def suggest_fields(values: Mapping[str, Any]) -> str:
+    """Return the end of a message that says what to do with a row of no known form.
+
+    Args:
+        values: the row's values by field.
+
+    Returns:
+        Text that begins with "; ", or nothing where nothing can be suggested.
+    """
+    if are_preferences(values):
+        return _preferences(values)
+    if fields := likely_fields(values):
+        pairs = ", ".join(
+            f"{name} = {json.dumps(shown(theirs))}" for name, theirs in fields.items()
+        )
+        return f"; say which field is what, such as task.fields = {{{pairs}}}"
+    return ""
+
+
+def are_preferences(values: Mapping[str, Any]) -> bool:
+    """Return whether a row has an answer that was preferred to another, and nothing to learn."""
+    return PREFERRED in values and REJECTED in values
+
+
+def likely_fields(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return which fields of a row may be those of a form, by the form's names."""
+    usable = [name for name, value in values.items() if not _identifies(name, value)]
+    chats = [name for name in usable if _is_chat(values[name])]
+    if chats:
+        return {"messages": chats[0]}
+    texts = [name for name in usable if isinstance(values[name], str)]
+    answered = _first_of(ANSWERED, [name for name in texts if len(texts) > 1])
+    asked = _first_of(ASKED, [name for name in texts if name != answered])
+    if asked and answered:
+        return {"prompt": asked, "completion": answered}
+    labels = [name for name in usable if isinstance(values[name], str | int)]
+    label = _first_of(LABELS, labels)
+    rest = [name for name in texts if name != label]
+    text = _first_of(TEXTS, rest) or (rest[0] if rest else None)
+    if label and text:
+        named = {"text": text, "label": label}
+        return {name: theirs for name, theirs in named.items() if name != theirs}
+    if len(texts) > 1:
+        first = asked or next(name for name in texts if name != answered)
+        second = answered or next(name for name in texts if name != first)
+        return {"prompt": first, "completion": second}
+    return {"text": text} if text else {}
+
+
+def _preferences(values: Mapping[str, Any]) -> str:
+    """Return what can be done with an answer that was preferred to another."""
+    if isinstance(values[PREFERRED], list):
+        form = "messages"
+    elif isinstance(values.get("prompt"), str | list):
+        form = "completion"
+    else:
+        form = "text"
+    return (
+        f'; "{PREFERRED}" and "{REJECTED}" are preferences: task.fields = {{{form} = '
+        f'"{PREFERRED}"}} learns the chosen answers as they are'
+    )
+
+
+def _identifies(name: str, value: Any) -> bool:
+    """Return whether a field says which row it is, or holds nothing."""
+    return value is None or IDENTIFIER.search(name.lower()) is not None
+
+
+def _is_chat(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(turn, Mapping) and "role" in turn for turn in value)
+    )
+
+
+def _first_of(known: Sequence[str], names: Sequence[str]) -> str | None:
+    """Return the name that comes first among the known ones, whatever its case."""
+    lower = {name.lower(): name for name in reversed(names)}
+    return next((lower[name] for name in known if name in lower), None)

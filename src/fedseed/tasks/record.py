@@ -1,0 +1,147 @@
+"""Records which data a run has, so that a run that goes on can tell when they have changed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from fedseed.tasks.data import ClientData, TaskData
+
+DIGEST_BYTES = 16
+# fields of examples that say where they were read and what was noticed, not what they are
+ASIDE = frozenset(("where", "remarks"))
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """The examples that one client, or one evaluation set, has."""
+
+    examples: int  # how many
+    digest: str  # of their content and order, in hex; "": they are of a kind that can't be hashed
+
+    @classmethod
+    def of(cls, examples: Sequence[Any]) -> "DataPart":
+        """Return the record of some examples."""
+        return cls(len(examples), digest_of(examples))
+
+
+DataRecord = Mapping[str, DataPart]  # by what a person calls the part
+
+
+def record_of(data: TaskData) -> DataRecord:
+    """Return the record of clients' examples, held-out sets and validation examples."""
+    return {**clients_record(data.clients), **held_out_record(data.evaluation, data.validation)}
+
+
+def clients_record(clients: Iterable[ClientData]) -> DataRecord:
+    """Return the record of clients' examples."""
+    return {f"client {client.name}": DataPart.of(client.examples) for client in clients}
+
+
+def held_out_record(
+    sets: Mapping[str, Sequence[Any]], validation: Sequence[Any] = (), whose: str = ""
+) -> DataRecord:
+    """Return the record of what is not trained on.
+
+    Args:
+        sets: evaluation sets, by prefix of the metrics' names.
+        validation: examples to choose settings on.
+        whose: the client that holds them; "": all clients share them.
+    """
+    of_client = f" of {whose}" if whose else ""
+    record = {}
+    for prefix, examples in sets.items():
+        name = f' "{prefix.rstrip("_")}"' if prefix else ""
+        record[f"the held-out examples{name}{of_client}"] = DataPart.of(examples)
+    if validation:
+        record[f"the validation examples{of_client}"] = DataPart.of(validation)
+    return record
+
+
+def record_to_json(record: DataRecord) -> dict[str, Any]:
+    """Return a record as JSON holds it."""
+    return {name: [part.examples, part.digest] for name, part in record.items()}
+
+
+def record_from_json(said: Any) -> DataRecord:
+    """Return the inverse of `record_to_json`.
+
+    Raises:
+        ValueError: it is no record.
+    """
+    try:
+        return {
+            str(name): DataPart(int(examples), str(digest))
+            for name, (examples, digest) in said.items()
+        }
+    except (AttributeError, TypeError) as error:
+        raise ValueError("no record of data") from error
+
+
+def describe_changes(before: DataRecord, now: DataRecord) -> list[str]:
+    """Return what differs between two records, a text for each part.
+
+    Parts that can't be hashed are compared by their number of examples.
+    """
+    changes = []
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        if old is None or new is None:
+            changes.append(f"{name} ({'not there' if old is None else 'there'} then)")
+        elif old.examples != new.examples:
+            changes.append(f"{name} ({old.examples:,} examples then, {new.examples:,} now)")
+        elif old.digest and new.digest and old.digest != new.digest:
+            changes.append(f"{name} (as many examples, {new.examples:,}, with another content)")
+    return changes
+
+
+def digest_of(examples: Sequence[Any]) -> str:
+    """Return a hash of examples' content in their order, in hex.
+
+    Returns:
+        "" if they are of a kind whose content is not known.
+    """
+    hashed = blake2b(digest_size=DIGEST_BYTES)
+    try:
+        for example in examples:
+            _feed(hashed, example)
+    except TypeError:
+        return ""
+    return hashed.hexdigest()
+
+
+def _feed(hashed: Any, value: Any) -> None:
+    """Hash a value with its type and length, so that no two values run into each other."""
+    if value is None or isinstance(value, bool | int | float | str):
+        text = f"{type(value).__name__} {value!r}".encode()
+        hashed.update(len(text).to_bytes(8, "little") + text)
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = [(one.name, getattr(value, one.name)) for one in fields(value)]
+        _feed(hashed, type(value).__name__)
+        _feed(hashed, {name: part for name, part in parts if name not in ASIDE})
+    elif isinstance(value, Mapping):
+        _feed(hashed, f"object of {len(value)}")
+        for name, part in value.items():
+            _feed(hashed, str(name))
+            _feed(hashed, part)
+    elif isinstance(value, list | tuple):
+        _feed(hashed, f"list of {len(value)}")
+        for part in value:
+            _feed(hashed, part)
+    else:
+        array = value if isinstance(value, np.ndarray) else _as_array(value)
+        _feed(hashed, f"array {array.dtype} {array.shape}")
+        hashed.update(np.ascontiguousarray(array).tobytes())
+
+
+def _as_array(value: Any) -> Any:
+    """Return a torch tensor as an array, without importing torch here.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not hasattr(value, "detach"):
+        raise TypeError(f"a {type(value).__name__} can't be hashed")
+    return value.detach().cpu().numpy()

@@ -1,0 +1,59 @@
+"""Model types of transformers through everything: a few always, a sample of 25 in the slow tier."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import architectures
+import tiny_bases
+
+ALWAYS = [("causal", "gpt2"), ("seq2seq", "m2m_100"), ("classification", "mobilebert")]
+SAMPLE = 25
+
+
+def drawn():
+    """Return the types of the sample, of each kind by its share."""
+    kinds = list(tiny_bases.KINDS)
+    return architectures.sample(SAMPLE / sum(len(tiny_bases.types_of(k)) for k in kinds), kinds, [])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "name"), ALWAYS)
+def test_a_type_works(kind, name):
+    found = architectures.examine_apart(kind, name, 600)
+    assert found["verdict"] == "works", found["why"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), drawn())
+def test_a_drawn_type_works_or_is_refused(kind, name):
+    found = architectures.examine_apart(kind, name, 600)
+    assert found["verdict"] != "fails", found["why"]
+    if found["verdict"] == "not built":
+        pytest.skip(found["why"])
+    if found["verdict"] == "refused":
+        assert found["why"].startswith(("model.base", "task.name", "exports:")), found["why"]
+
+
+def test_the_table_counts_what_was_tried():
+    rows = [
+        {"kind": "causal", "type": "a", "verdict": "works", "why": "", "versions": "v"},
+        {
+            "kind": "causal",
+            "type": "b",
+            "verdict": "refused",
+            "why": "for | reasons",
+            "versions": "v",
+        },
+        {"kind": "masked", "type": "c", "verdict": "fails", "why": "loads: x", "versions": "v"},
+    ]
+    page = architectures.table(rows, {"causal": 5, "masked": 2})
+    assert "| causal | 5 | 2 | 1 | 1 | 0 | 0 |" in page
+    assert "| masked | 2 | 1 | 0 | 0 | 1 | 0 |" in page
+    assert "| b (causal) | for \\| reasons |" in page and "| c (masked) | loads: x |" in page
+
+
+def test_the_sample_is_drawn_once():
+    assert len(drawn()) == SAMPLE and drawn() == drawn() and len(set(drawn())) == SAMPLE
