@@ -228,13 +228,13 @@ def test_a_conversation(place, exported, tmp_path, monkeypatch):
     (tmp_path / "chat" / "tokenizer_config.json").write_text(
         json.dumps({**config, "chat_template": TEMPLATE})
     )
-    seen, write = [], Writer._write
+    seen, write = [], Writer.write
 
-    def heard(self, ids):
+    def heard(self, ids, *more, **options):
         seen.append(self.tokenizer.decode(ids))
-        return write(self, ids)
+        return write(self, ids, *more, **options)
 
-    monkeypatch.setattr(Writer, "_write", heard)
+    monkeypatch.setattr(Writer, "write", heard)
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nAgain\n\n"))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     words = ["generate", tmp_path / "chat", "--chat", "--max-tokens", 3]

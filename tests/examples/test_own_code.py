@@ -25,7 +25,7 @@ PRINTED = {
 @pytest.mark.parametrize("name", mark(PRINTED, lambda name: name != "own_loop.py"))
 def test_an_example_runs_as_it_stands(name, tmp_path):
     path = ROOT / "examples" / name
-    assert len(path.read_text().splitlines()) <= 30
+    assert len(path.read_text().splitlines()) <= 40
     assert f"examples/{name}" in (ROOT / "docs" / "own-code.md").read_text()
     done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def test_an_example_runs_as_it_stands(name, tmp_path):
 @pytest.mark.long
 def test_three_trainers_end_with_the_same_weights(shared_server, tmp_path):
     path = ROOT / "examples" / "own_trainer.py"
-    assert len(path.read_text().splitlines()) <= 30
+    assert len(path.read_text().splitlines()) <= 40
     assert "examples/own_trainer.py" in (ROOT / "docs" / "own-code.md").read_text()
     command = [
         sys.executable,

@@ -32,6 +32,7 @@ METHODS = {  # nobody has tuned these for the base below
     "fedsgd": ROUNDS,
     "topk": ROUNDS,
     "sign": ROUNDS,
+    "subspace": ROUNDS,
     "fedit": ROUNDS,
     "fedptuning": LONGER,
     "fedprompt": LONGER,

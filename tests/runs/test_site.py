@@ -169,7 +169,7 @@ def test_a_local_file_stands_for_options(tmp_path, monkeypatch):
     )
     given = {}
 
-    def loading(recipe, clients, progress, own, identity):
+    def loading(recipe, clients, progress, own, identity, *more, **options):
         given.update(device=recipe.model.device, clients=clients, own=own)
         raise RecipeError("as far as this goes")
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import PretrainedConfig
 
 from fedseed.errors import RecipeError
 from fedseed.models.quantization import splits_outliers
@@ -92,6 +91,9 @@ def settle(model: Any, base: str) -> Traits:
 
 def _configs(config: Any) -> Iterator[Any]:
     """Yield a configuration and those inside it (a text model's, a vision tower's)."""
+    # brings transformers: whoever only names this module does without
+    from transformers import PretrainedConfig
+
     yield config
     for value in list(vars(config).values()):
         if isinstance(value, PretrainedConfig):
@@ -201,7 +203,7 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
     answers that are generated in a batch, batches are made of texts of one length from then on.
 
     Args:
-        model: a language model or a classifier of texts, in evaluation mode.
+        model: a language model or a classifier of texts; it is asked in evaluation mode.
         texts: tokens of two texts of different length, as examples would have them.
 
     Returns:
@@ -220,6 +222,8 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
             "LLM.int8() rounds a token by the tokens beside it: losses and answers depend a little "
             "on what shares a batch"
         )
+    was_training = model.training
+    model.eval()  # dropout would make two passes differ
     try:
         _ask(model, traits, _Probe(model, texts))
     except RecipeError:
@@ -228,6 +232,8 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
         traits.notes.append(
             f"what padding does to a {type(model).__name__} was not found out: {first_line(error)}"
         )
+    finally:
+        model.train(was_training)
     return traits
 
 

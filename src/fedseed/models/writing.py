@@ -8,10 +8,12 @@ string or number of texts. A person who asks gets the base's taste, as one text.
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import GenerationConfig
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 # tokens that begin, end or fill up a text, or never stand in one
 TOKENS = (
@@ -44,15 +46,18 @@ ONE_TEXT: dict[str, Any] = {
 }
 
 
-def for_scoring(model: Any) -> GenerationConfig:
+def for_scoring(model: Any) -> "GenerationConfig":
     """Return the generation settings that a scored answer inherits from a model."""
+    # brings transformers: whoever only names this module does without
+    from transformers import GenerationConfig
+
     given = model.generation_config
     kept = TOKENS + (OF_DECODERS if model.config.is_encoder_decoder else ())
     values = {name: getattr(given, name, None) for name in kept}
     return GenerationConfig(**{name: value for name, value in values.items() if value is not None})
 
 
-def for_people(model: Any) -> GenerationConfig:
+def for_people(model: Any) -> "GenerationConfig":
     """Return a model's own generation settings, for one text."""
     own = copy.deepcopy(model.generation_config)
     for name, value in ONE_TEXT.items():
@@ -61,7 +66,7 @@ def for_people(model: Any) -> GenerationConfig:
 
 
 @contextmanager
-def generating(model: Any, settings: GenerationConfig) -> Iterator[None]:
+def generating(model: Any, settings: "GenerationConfig") -> Iterator[None]:
     """Let a model generate by these settings, and by its own again afterwards."""
     own = model.generation_config
     model.generation_config = settings

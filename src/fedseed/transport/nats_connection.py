@@ -278,9 +278,11 @@ def _explained(error: Exception, place: str, access: Access) -> tuple[NetworkErr
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ or chain[-1].__context__:
         chain.append(chain[-1].__cause__ or chain[-1].__context__)  # type: ignore[arg-type]
+    # a refusal may lie below what looks like an absence: aiohttp wraps the errors of certificates
     for cause in chain:
         if (why := _refusal(cause, access)) is not None:
             return NetworkError(f"{place}: {why}"), True
+    for cause in chain:
         if (why := _absence(cause)) is not None:
             return NetworkError(f"{place}: {why}"), False
     if isinstance(error, TimeoutError):
