@@ -198,6 +198,7 @@ SETS = {
     "zeroth-order.md": {
         "words-feedsign": ["rounds=2", "evaluation.every=2"],
         "words-fedmezo": ["rounds=1", "method.steps=2"],
+        "words-qzo": ["rounds=2", "evaluation.every=2"],
     },
 }
 TO_DO = {

@@ -613,7 +613,6 @@ def test_added_tokens_without_rows_are_refused_before_the_run(tmp_path):
 
 
 QUANTISED = {
-    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
     "compressed-tensors": {"quant_method": "compressed-tensors", "config_groups": {}},
@@ -626,6 +625,15 @@ def test_quantised_weights_are_refused(method, tmp_path):
     made(tmp_path / "base", "LlamaForCausalLM", "LlamaConfig", **LLAMA)
     edit(tmp_path / "base" / "config.json", quantization_config=QUANTISED[method])
     with pytest.raises(RecipeError, match=rf"quantised \({method}.*original weights"):
+        load_model(str(tmp_path / "base"))
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "torchao"])
+def test_weights_of_a_quantisers_library_that_is_missing_are_refused(method, tmp_path, monkeypatch):
+    made(tmp_path / "base", "LlamaForCausalLM", "LlamaConfig", **LLAMA)
+    edit(tmp_path / "base" / "config.json", quantization_config={"quant_method": method})
+    monkeypatch.setattr("fedseed.models.quantized_loading.find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=rf"quantised \({method}\), which needs {method}: "):
         load_model(str(tmp_path / "base"))
 
 

@@ -19,7 +19,8 @@ import fedseed
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.objectives.losses import CausalLM
-from fedseed.own.trainer import TrainerLoss
+from fedseed.own.trainer import TrainerLoss, _TrainersPart
+from fedseed.reports.progress import shown_by
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading
 from fedseed.runs.recipe import Recipe
@@ -260,3 +261,22 @@ def test_what_does_not_fit_is_refused(base, folder, tmp_path):
     dealt = recipe(base, folder, "feedsign", federation={}, task={"name": "words"})
     with pytest.raises(RecipeError, match=r"name the clients in federation\.clients"):
         fedseed.patch(trainer, dealt, "north", **where)
+
+
+def test_a_quantised_model_is_tuned_by_an_adapter_and_never_in_part(base, folder, tmp_path):
+    """Its codes are frozen, which is no choice of what trains."""
+
+    def part(**settings):
+        model, tokenizer = load_model(base, quantization="int4")
+        rows = tokenised(tokenizer, [Example("the film was", " good")])
+        checked = recipe(base, folder, "feedsign", model={"base": base, **settings})
+        trainer = trainer_of(model, tokenizer, rows, tmp_path)
+        load = _TrainersPart(trainer, checked, "north", None, shown_by(None))
+        load.opened = None
+        return load
+
+    with pytest.raises(RecipeError, match=r"the base is quantised: .* adapter"):
+        part()()
+    header = part(adapter={"kind": "lora", "rank": 2})().header
+    assert header.quantization == "int4" and header.trainable is None
+    assert all(".lora_" in entry.name for entry in header.layout.tensors)

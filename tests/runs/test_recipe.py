@@ -314,7 +314,7 @@ def test_one_recipe_serves_a_family_of_tasks(
 @pytest.mark.parametrize("name", [name for name in packaged_recipes() if name.startswith("words-")])
 def test_recipes_of_the_words_base_measure_accuracy_before_and_after(name, without_pictures):
     trained = ["method.training.steps=2"]
-    few = {"fedavg": trained, "ferret": trained, "feedsign": [], "zo-fedsgd": []}
+    few = {"fedavg": trained, "ferret": trained, "feedsign": [], "qzo": [], "zo-fedsgd": []}
     overrides = ["rounds=1", "task.examples=60", "task.evaluation=40", "task.validation=10"]
     overrides += few.get(name.removeprefix("words-"), ["method.steps=2"])
     summary = Federation.from_file(name, overrides).run().summary

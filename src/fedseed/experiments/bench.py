@@ -19,8 +19,7 @@ from fedseed.federation.messages import FRAME_BYTES
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.models.architectures import architecture_of
-from fedseed.models.heads import head_parameters
-from fedseed.models.loading import base_config, choose_trainable, outline
+from fedseed.models.loading import base_config, choose_trainable, outline, trainable_names
 from fedseed.models.targets import chosen_targets
 from fedseed.objectives.tokens import longest_input
 from fedseed.reports.machine import available_memory, resident_memory
@@ -146,12 +145,9 @@ def _outline(recipe: Recipe) -> Any:
         architecture,
         head,
         settings.attention,
+        settings.quantization,
     )
-    trainable = (
-        head_parameters(model, settings.base)
-        if settings.trainable == "head"
-        else settings.trainable
-    )
+    trainable = trainable_names(model, settings.base, settings.trainable)
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapter is not None:
         with torch.device("meta"):

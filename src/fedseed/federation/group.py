@@ -17,6 +17,7 @@ import torch
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.processes import GROUP, alone
+from fedseed.weights.codes import is_quantized
 from fedseed.weights.space import ParameterSpace
 
 # what needs every process, as a path from `Hosted`
@@ -54,6 +55,8 @@ def space_of(model: Any) -> type[ParameterSpace]:
         )
     if hasattr(model, "peft_config"):
         alone("an adapter")
+    if is_quantized(model):
+        alone("a quantised base")
     shard(model, int(os.environ["LOCAL_RANK"]))
     return ShardedSpace
 

@@ -70,6 +70,10 @@ class FeedSign(Population, Stepwise):
             raise ValueError(
                 f'divide_by = "{self.divide_by}": votes have no size to divide by; leave it out'
             )
+        if self.clip_projection is not None:
+            raise ValueError(
+                f"clip_projection = {self.clip_projection}: votes have no size to cut; leave it out"
+            )
         if self.per_step > MOST:
             raise ValueError(
                 f"votes_per_round = {self.votes_per_round}, population = {self.population}: "

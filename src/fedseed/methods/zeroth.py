@@ -4,6 +4,8 @@ of local steps.
 two-point   rho = [l(w + eps z; x) - l(w - eps z; x)] / (2 eps)      SPSA; MeZO, FedKSeed Eq. 3,
 FeedSign Eq. 2
 one-point   rho = [l(w + eps z; x) - l(w; x)] / eps                  forward difference; FedZO
+clipped     min(max(rho, -C), C)                                     QZO: "Fine-tuning Quantized
+Neural Networks with Zeroth-order Optimization", ICLR 2026
 
 Losses may be made comparable (`normalize`): what a client measured in one step, without its scale.
 
@@ -101,6 +103,9 @@ class ZerothOrder(Method):
         scale: eps, how far the weights are perturbed (FeedSign calls it mu).
         batch: examples an estimate is made on.
         clip: loss guard: a step whose two losses differ by more is skipped.
+        clip_projection: a projection is cut to at most this in size, and the step goes on: the
+            clipped directional derivative of QZO, which tunes the scales of a quantised base. None:
+            it is not cut.
         normalize: what becomes of the losses that a client measures in one step, before they are
             compared: "none", "z-score" or "ranks" (`fedseed.methods.zeroth`), so that clients'
             scales do not matter. It wants a learning rate of its own; with one direction a step
@@ -124,6 +129,7 @@ class ZerothOrder(Method):
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 1
     clip: PositiveFloat | None = None
+    clip_projection: PositiveFloat | None = None
     normalize: Normalisation = "none"
     small_steps: Literal["nearest", "stochastic", "from-base"] = "nearest"
     autocast: Autocast | None = None
@@ -244,10 +250,12 @@ class ZerothOrder(Method):
             gaps = np.array(plus) - np.array(there)
             compared = [*gaps, *-gaps]
         scaled = normalised(compared, self.normalize)
-        differences = scaled[: len(plus)] - scaled[len(plus) :]
+        projections = (scaled[: len(plus)] - scaled[len(plus) :]) / width
+        if self.clip_projection is not None:
+            projections = np.clip(projections, -self.clip_projection, self.clip_projection)
         return [
-            Projection(float(np.float32(difference / width)), (here + other) / 2)
-            for difference, here, other in zip(differences.tolist(), plus, there, strict=True)
+            Projection(float(np.float32(projection)), (here + other) / 2)
+            for projection, here, other in zip(projections.tolist(), plus, there, strict=True)
         ]
 
     def problem(self, plus: float, minus: float) -> str | None:

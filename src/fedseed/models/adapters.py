@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.text import first_line
+from fedseed.weights.codes import is_quantized
 from fedseed.weights.layout import DigestKind
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class LoRA(_Adapter):
         targets: names of the layers (their last parts); None: peft's choice for the architecture,
             for most the attention's query and value projections.
         dropout: on the adapter's input, in first-order training.
+        train: "both" factors, or "b" alone: A stays as the shared stream has drawn it, signs over
+            sqrt(rank), and only B is trained and sent. The mean of clients' changes is exact then
+            (FFA-LoRA: Sun, Li, Li, Ding, "Improving LoRA in Privacy-preserving Federated Learning",
+            ICLR 2024).
     """
 
     kind: Literal["lora"] = "lora"
@@ -56,6 +61,7 @@ class LoRA(_Adapter):
     alpha: PositiveInt = 16
     targets: list[str] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    train: Literal["both", "b"] = "both"
 
 
 class PTuning(_Adapter):
@@ -180,27 +186,69 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
     if not isinstance(settings, LoRA):
         wrapped.prompt_encoder.to(model.get_input_embeddings().weight.device)
     wrapped.peft_config["default"].base_model_name_or_path = base or None
+    if isinstance(settings, LoRA) and settings.train == "b":
+        _fix_first_factors(wrapped, settings)
     return wrapped
+
+
+def _fix_first_factors(model: Any, settings: LoRA) -> None:
+    """Let B alone train, and note the names of the factors A in `model.fixed_parameters`."""
+    others = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and "lora_A." not in name and "lora_B." not in name
+    ]
+    if others:
+        raise RecipeError(
+            f'model.adapter.train = "b" with targets = {settings.targets}: {others[0]} is no '
+            "factor of a linear layer; name linear layers alone, or leave model.adapter.train out"
+        )
+    fixed = {name: p for name, p in model.named_parameters() if "lora_A." in name}
+    for parameter in fixed.values():
+        parameter.requires_grad_(False)
+    model.fixed_parameters = frozenset(fixed)
+
+
+def start_digest(model: Any, space: Any) -> str:
+    """Return the digest of an adapter's first weights: those that train, and those it has fixed.
+
+    Args:
+        model: the `peft` model.
+        space: the parameter space of what trains.
+    """
+    from fedseed.weights.digest import hash_tensors
+
+    names: frozenset[str] = getattr(model, "fixed_parameters", frozenset())
+    if not names:
+        return str(space.digest())
+    entries = zip(space.layout.tensors, space.parameters, strict=True)
+    fixed = [(name, p) for name, p in model.named_parameters() if name in names]
+    return hash_tensors([*((entry.name, p) for entry, p in entries), *fixed], space.digest_kind)
 
 
 def _draw(model: Any, settings: Adapter, seed: int) -> None:
     """Draws the adapter's first weights, parameter by parameter in their order, in float32.
 
-    LoRA's B, or of an embedding A: zeros, so that the model starts as the base. LoRA's A and an
-    MLP's layers: uniform on +-1 / sqrt(fan-in). An embedding's B: N(0, 1). Virtual tokens: rows of
-    the model's embedding, or N(0, 1).
+    LoRA's B, or of an embedding A: zeros, so that the model starts as the base. A fixed A: signs
+    over sqrt(rank). LoRA's A and an MLP's layers: uniform on +-1 / sqrt(fan-in). An embedding's B:
+    N(0, 1). Virtual tokens: rows of the model's embedding, or N(0, 1).
     """
     import torch
 
-    from fedseed.randomness import Domain
+    from fedseed.randomness import Basis, Domain, derive
     from fedseed.randomness.stream import uniform_integers, words
 
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    fixed: frozenset[str] = getattr(model, "fixed_parameters", frozenset())
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad or n in fixed]
     with torch.no_grad():
         for number, (name, p) in enumerate(trained):
             layer, count = model.get_submodule(name.rpartition(".")[0]), p.numel()
             if "lora_B" in name or "lora_embedding_A" in name:
                 p.zero_()
+            elif name in fixed:
+                basis = Basis("rademacher", derive(seed, Domain.ADAPTER, 0, number))
+                signs = basis.direction(0, 0, count)
+                p.copy_(torch.from_numpy(signs).reshape(p.shape) / sqrt(len(p)))
             elif "lora_embedding_B" in name:
                 p.copy_(_normal(seed, number, count).reshape(p.shape))
             elif not isinstance(layer, torch.nn.Embedding):
@@ -317,12 +365,18 @@ def merged(model: Any) -> Any:
     Changes `model`. A layer that shares its matrix with another, such as a tied `lm_head`, gets one
     of its own first: the adapter has changed the layer alone.
 
-    Raises RecipeError if there is no adapter, or one whose virtual tokens no weights of the base
-    can stand for.
+    Raises RecipeError if there is no adapter, one whose virtual tokens no weights of the base can
+    stand for, or a base whose weights are quantised.
     """
     if not is_installed(model) or has_virtual_tokens(model):
         raise RecipeError(
             "--merge: only a LoRA adapter can be added to the base's weights; leave it out"
+        )
+    if is_quantized(model):
+        raise RecipeError(
+            "--merge: the base's weights are quantised, and with the adapter added they would be "
+            "rounded to a few bits once more: another model. Leave --merge out, and load the "
+            "adapter beside the quantised base with peft"
         )
     _untie_adapted(model)
     with hushed():

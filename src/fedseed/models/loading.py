@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig
 
 from fedseed.errors import RecipeError, to_install
-from fedseed.models import adapters, quantised
+from fedseed.models import adapters
 from fedseed.models.architectures import (
     LOADERS,
     Architecture,
@@ -38,10 +38,20 @@ from fedseed.models.checkpoint import (
     whole_weights,
 )
 from fedseed.models.foreign import check_files, own_code
-from fedseed.models.heads import Head
+from fedseed.models.heads import Head, head_parameters
 from fedseed.models.placement import deal_out, find_device, spread
+from fedseed.models.quantization import (
+    STAND_INS,
+    Quantization,
+    check_tunable,
+    prepare_loaded,
+    recorded_quantization,
+    scale_parameters,
+)
+from fedseed.models.quantized_loading import loading_options
 from fedseed.models.traits import settle, traits_of
 from fedseed.text import first_line, listed
+from fedseed.weights.codes import is_movable
 
 __all__ = [
     "base_config",
@@ -65,6 +75,7 @@ def load_model(
     head: Head | None = None,
     device: str = "cpu",
     attention: str | None = None,
+    quantization: Quantization | None = None,
 ) -> tuple[Any, Any]:
     """Returns a model and its tokenizer (or what stands in its place).
 
@@ -81,6 +92,8 @@ def load_model(
         device: where the model is to lie (`fedseed.models.placement`).
         attention: how attention is computed, as transformers calls it (`attn_implementation`);
             None: what it chooses.
+        quantization: how its linear layers are quantised (`fedseed.models.quantization`); None: as
+            its files are, or as the folder of a LoRA says.
 
     Raises:
         RecipeError: this machine has no such device; or the base is not found, not loadable, of
@@ -88,6 +101,7 @@ def load_model(
     """
     where = find_device(device)
     checkpoint = find_checkpoint(base)
+    quantization = recorded_quantization(checkpoint.adapter, quantization)
     _check_code(checkpoint, trust_remote_code)
     wanted = architecture or architecture_of(checkpoint.config, head is not None)
     loader = LOADERS[wanted]
@@ -96,7 +110,7 @@ def load_model(
         "dtype": getattr(torch, dtype),
         "trust_remote_code": trust_remote_code,
         **_configured(checkpoint, wanted, head),
-        **quantised.loading_options(checkpoint),
+        **loading_options(checkpoint, quantization, getattr(torch, dtype), where),
     }
     if where is not None and where.type != "cpu":
         options["device_map"] = {"": where}  # shard by shard, in their dtype
@@ -106,6 +120,7 @@ def load_model(
     _complete(checkpoint, loader, model, report, head)
     processor = read_processor(checkpoint, loader, trust_remote_code)
     _fit(base, model, processor)
+    prepare_loaded(model, quantization, base)
     if wanted == "classification":
         # a decoder with a head looks for a text's last token by what texts are filled up with
         for pad in (processor.eos_token_id, processor.pad_token_id):
@@ -317,6 +332,7 @@ def outline(
     architecture: Architecture | None = None,
     head: Head | None = None,
     attention: str | None = None,
+    quantization: Quantization | None = None,
 ) -> Any:
     """Returns the model that `load_model` would load, on the device "meta": it has no weights and
     takes no memory.
@@ -325,6 +341,7 @@ def outline(
     RecipeError if the configuration can't be had, or no model can be made from it.
     """
     checkpoint = find_checkpoint(base)
+    quantization = recorded_quantization(checkpoint.adapter, quantization)
     wanted = architecture or architecture_of(checkpoint.config, head is not None)
     options = _configured(checkpoint, wanted, head)
     attended = {} if attention is None else {"attn_implementation": attention}
@@ -347,6 +364,9 @@ def outline(
         raise problem(
             base, f"no model can be made from its configuration ({first_line(error)})"
         ) from error
+    if quantization is not None:
+        # a library's layers are as large as the project's own of as many bits
+        prepare_loaded(model, STAND_INS[quantization], base)
     settle(model, base)
     if checkpoint.adapter is not None:
         model = adapters.load(model, checkpoint.adapter, trains=True)
@@ -386,14 +406,18 @@ def _fit(base: str, model: Any, processor: Any) -> None:
 def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:
     """Lets only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
 
-    Raises RecipeError if nothing matches.
+    What an adapter has fixed does not train either way.
+
+    Raises RecipeError if nothing matches, or something that is quantised.
     """
     if patterns is None:
+        check_tunable(model)
         return
+    fixed: frozenset[str] = getattr(model, "fixed_parameters", frozenset())
     matched = {
         name
         for name, _ in model.named_parameters()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
+        if name not in fixed and any(fnmatchcase(name, pattern) for pattern in patterns)
     }
     if not matched:
         raise RecipeError(f"model.trainable = {list(patterns)}: no parameter has a name like this")
@@ -404,12 +428,39 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
         if name in matched and id(parameter) not in resting
     }
     for name, parameter in model.named_parameters():
+        if name in chosen and not is_movable(parameter):
+            raise RecipeError(
+                f"model.trainable = {list(patterns)}: {name} is quantised, and can't be tuned; "
+                'name other parameters, such as "*norm*", or with model.quantization = "int4" or '
+                '"int8" "*.scales"'
+            )
+    for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
     if not chosen:
         raise RecipeError(
             f"model.trainable = {list(patterns)}: {listed(sorted(matched), 3)} can't be tuned: "
             "the architecture freezes it, or no text reaches it"
         )
+
+
+def trainable_names(
+    model: Any, base: str, trainable: Sequence[str] | Literal["head", "scales"] | None
+) -> Sequence[str] | None:
+    """Return the name patterns of the parameters that a recipe's `model.trainable` means.
+
+    Args:
+        model: the base.
+        base: its name, for errors.
+        trainable: patterns, "head", "scales"; None: all.
+
+    Raises:
+        RecipeError: the model has no head, or no scales.
+    """
+    if trainable == "head":
+        return head_parameters(model, base)
+    if trainable == "scales":
+        return scale_parameters(model, base)
+    return trainable
 
 
 def checkpoint_activations(model: torch.nn.Module, base: str = "") -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 from fedseed.errors import FedseedError
 from fedseed.models import adapters
+from fedseed.models.quantization import save_whole, write_quantization
 from fedseed.orbit.card import Facts, Form, card
 from fedseed.orbit.header import Header
 from fedseed.text import first_line, listed
+from fedseed.weights.digest import untied
 
 HOLDS = ("config.json", "adapter_config.json")  # a folder with a model has one of these
 SHOWN = 3  # tensors that an error names
@@ -80,7 +82,8 @@ def check_weights(folder: Path, model: Any) -> None:
                 f"the exported model can't be loaded again ({first_line(error)}); nothing is "
                 "written"
             ) from error
-        tuned, theirs = model.state_dict(), written.state_dict()
+        # tensors of quantisers' libraries by what they are made of
+        tuned, theirs = (dict(untied(one.state_dict().items())) for one in (model, written))
         wrong = [
             name
             for name in dict.fromkeys([*tuned, *theirs])
@@ -111,12 +114,13 @@ def export_model(
     What was written is loaded again and compared before it takes its place.
 
     With an adapter the folder holds the adapter alone (`peft` loads it onto the base), unless it is
-    merged.
+    merged. Beside an adapter of a quantised base stands how that is quantised. Tuned scales are
+    written as a model of plain layers, which computes the same.
 
     Args:
         folder: made if missing; must not hold a model.
         model: the tuned `transformers` model; for an adapter the `peft` model around the base.
-            `merge` changes it.
+            `merge` changes it, and so do scales that are tuned.
         processor: its tokenizer or image processor; None: none is written.
         header: the run's header.
         facts: what came of the run, for the card.
@@ -129,6 +133,7 @@ def export_model(
     """
     check_free(folder)
     form: Form = "adapter" if adapters.is_installed(model) else "whole"
+    quantization = header.quantization if form == "adapter" else ""
     if merge:
         model, form = adapters.merged(model), "merged"
     kind = type(model.get_base_model() if form == "adapter" else model).__name__
@@ -137,13 +142,15 @@ def export_model(
         with TemporaryDirectory(prefix=".export-", dir=folder) as made:
             part = Path(made)
             if form != "adapter":
-                model.save_pretrained(part)
+                save_whole(model, part)
             else:
                 adapters.save(model, part)
             check_weights(part, model)
             if processor is not None:
                 processor.save_pretrained(part)
                 check_tokens(part, processor)
+            if quantization:
+                write_quantization(part, quantization)
             # peft's is empty
             (part / "README.md").write_text(card(header, facts, form, kind), encoding="utf-8")
             # by the umask; weights come readable by their owner alone

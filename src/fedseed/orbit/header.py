@@ -13,6 +13,7 @@ from fedseed.errors import OrbitError
 from fedseed.methods import REGISTRY, Method
 from fedseed.methods.payload import State
 from fedseed.models.adapters import Adapter, AnyAdapter
+from fedseed.models.quantization import check_known
 from fedseed.privacy.protection import read_method
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.text import flat, shown
@@ -46,6 +47,7 @@ _READ: dict[str, Callable[[Any], Any]] = {  # what becomes of a header's values,
     "base_folder": str,
     "libraries": str,
     "digest_kind": str,
+    "quantization": str,
     **dict.fromkeys(("classes", "trainable"), lambda texts: tuple(map(str, texts))),
 }
 
@@ -82,6 +84,8 @@ class Header:
         libraries: the version of transformers that named the base's tensors, such as "transformers
             5.0.0", for messages; "" (not known, or one of the project's own bases) is not written
             down.
+        quantization: how the base was quantised as it was loaded (`models.quantization`); "", not
+            at all, is not written down.
     """
 
     base: str
@@ -97,6 +101,7 @@ class Header:
     digest_kind: DigestKind = "blake2b"
     base_folder: str = ""
     libraries: str = ""
+    quantization: str = ""
 
     def encode(self) -> bytes:
         """Returns the header's bytes, without the link.
@@ -193,6 +198,7 @@ class Header:
             raise ValueError(
                 f"a base of dtype {shown(self.dtype)}: one of {', '.join(ITEM_BYTES)} is expected"
             )
+        check_known(self.quantization)
         unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
         if unknown:
             raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")

@@ -15,6 +15,7 @@ from fedseed.orbit.header import Header
 from fedseed.orbit.record import NO_DIGEST, Record
 from fedseed.text import listed
 from fedseed.weights.change import Add, AddFactors, Change, Rebuild, Replace, Term
+from fedseed.weights.codes import is_movable
 from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
 
@@ -49,7 +50,7 @@ def replay(
         check_base(header, model, adapters.base_digest)
     method = header.method
     space = space_of(header, model)
-    if header.adapter is not None and space.digest() != header.adapter.digest:
+    if header.adapter is not None and adapters.start_digest(model, space) != header.adapter.digest:
         raise OrbitError(
             "the adapter's first weights are not those of the run: take what orbit.equip(base) "
             "returns"
@@ -71,7 +72,8 @@ def space_of(header: Header, model: torch.nn.Module) -> ParameterSpace:
     """
     names = {tensor.name for tensor in header.layout.tensors}
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in names)
+        # what is quantised can't train: the layout then differs from the header's
+        parameter.requires_grad_(name in names and is_movable(parameter))
     try:
         space = ParameterSpace(model, header.method.blocks, header.digest_kind)
     except ValueError as error:
@@ -129,7 +131,7 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
 
 def check_first_weights(header: Header, model: torch.nn.Module) -> None:
     """Raises OrbitError if an adapter starts from other weights than the run's did."""
-    found = space_of(header, model).digest()
+    found = adapters.start_digest(model, space_of(header, model))
     if header.adapter is not None and found != header.adapter.digest:
         raise OrbitError(
             f"the adapter starts with digest {found}, the run's started with "

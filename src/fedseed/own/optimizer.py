@@ -15,6 +15,7 @@ from fedseed.errors import NonFiniteError, OrbitError, RecipeError
 from fedseed.methods import Method, MeZO
 from fedseed.methods.base import Answer, Answers
 from fedseed.methods.payload import Nothing
+from fedseed.models.quantization import check_tunable, quantization_of
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import NO_DIGEST, Header, Record
 from fedseed.orbit.file import write_orbit
@@ -61,8 +62,8 @@ class ZOOptimizer:
             ...).
 
     Raises:
-        RecipeError: the method's rounds are more than a step, it needs examples one by one, or
-            nothing is trainable.
+        RecipeError: the method's rounds are more than a step, it needs examples one by one,
+            nothing is trainable, or all of a quantised base is.
         OrbitError: there is an orbit already; with `resume` it is damaged, of another base or of
             other settings.
     """
@@ -89,6 +90,7 @@ class ZOOptimizer:
             )
         # a closure is one example, measured once
         self.method = self.method.model_copy(update={"batch": 1})
+        check_tunable(model)
         try:
             self.space = ParameterSpace(model, self.method.blocks)
             self.method.check(self.space.layout)
@@ -124,6 +126,7 @@ class ZOOptimizer:
             self.state.seed,
             chosen,
             base_folder=folder,
+            quantization=quantization_of(self.space.model),
         )
         self._writer = OrbitWriter(path, header, resume and path.exists())
         if self._writer.orbit is not None:

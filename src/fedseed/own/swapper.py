@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fedseed.errors import OrbitError
+from fedseed.models.quantization import Quantization
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.replay import catch_up, check_base, space_of
 from fedseed.runs.ending import read_ending
@@ -47,6 +48,7 @@ class Swapper:
         keep: weights of so many orbits, those used last, stay in memory, to be copied in place of
             made anew.
         dtype: what a base is loaded in.
+        quantization: how it is quantised as it is loaded (`model.quantization`); None: not at all.
         device: where it is to lie.
 
     Raises:
@@ -60,12 +62,13 @@ class Swapper:
         keep: int = 0,
         dtype: str = "float32",
         device: str = "cpu",
+        quantization: Quantization | None = None,
     ) -> None:
         from fedseed.models.loading import load_model
 
         self.tokenizer: Any = None
         if isinstance(base, str):
-            base, self.tokenizer = load_model(base, dtype, device=device)
+            base, self.tokenizer = load_model(base, dtype, device=device, quantization=quantization)
         self.model: Any = base
         self.keep = keep
         self.active: str | None = None  # the orbit that the model is of; None: it is the base

@@ -17,8 +17,7 @@ from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT
 from fedseed.federation.hosted import Hosted
 from fedseed.models.architectures import architecture_of
-from fedseed.models.heads import head_parameters
-from fedseed.models.loading import choose_trainable
+from fedseed.models.loading import choose_trainable, trainable_names
 from fedseed.models.traits import PROBES, examine, settle
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective, losses_of_rows
@@ -31,6 +30,7 @@ from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import ClientData
 from fedseed.transport import transport
 from fedseed.transport.base import check_run
+from fedseed.weights.codes import plain_parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,14 +141,12 @@ class _TrainersPart(Loading):
             self._base = copy.deepcopy(trainer.model)
         else:
             trainer.model = trainer.model_wrapped = copy.deepcopy(self._base)
-        model, patterns = trainer.model, recipe.model.trainable
+        model = trainer.model
+        patterns = trainable_names(model, recipe.model.base, recipe.model.trainable)
         if patterns is not None:
-            patterns = head_parameters(model, recipe.model.base) if patterns == "head" else patterns
             choose_trainable(model, patterns)
-        elif frozen := [
-            name for name, parameter in model.named_parameters() if not parameter.requires_grad
-        ]:
-            patterns = [escape(name) for name, _ in model.named_parameters() if name not in frozen]
+        elif not all(parameter.requires_grad for _, parameter in plain_parameters(model)):
+            patterns = [escape(name) for name, p in model.named_parameters() if p.requires_grad]
         if hasattr(model, "config"):
             settle(model, recipe.model.base)
             tokenizer = trainer.processing_class

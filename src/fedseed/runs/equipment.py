@@ -16,7 +16,8 @@ from fedseed.federation.group import gathered, space_of
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.models import PACKAGED, adapters
-from fedseed.models.heads import Head, head_parameters
+from fedseed.models.heads import Head
+from fedseed.models.quantization import BITS, check_tunable, describe_quantized, quantization_of
 from fedseed.models.targets import chosen_targets, freeze_others
 from fedseed.objectives.evaluation import mean_loss, measure, score_notes
 from fedseed.objectives.losses import Choices, Objective, Scoring, TextObjective
@@ -63,7 +64,12 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     Raises:
         RecipeError: it can't be had, or does not fit the data or the method.
     """
-    from fedseed.models.loading import checkpoint_activations, choose_trainable, load_model
+    from fedseed.models.loading import (
+        checkpoint_activations,
+        choose_trainable,
+        load_model,
+        trainable_names,
+    )
     from fedseed.models.traits import traits_of
 
     settings = recipe.model
@@ -76,14 +82,11 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         head,
         settings.device if GROUP == 1 else "cpu",
         settings.attention,  # sharded from there
+        settings.quantization,
     )
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
-    trainable = (
-        head_parameters(model, settings.base)
-        if settings.trainable == "head"
-        else settings.trainable
-    )
+    trainable = trainable_names(model, settings.base, settings.trainable)
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapters.is_installed(model):
         if settings.adapter is not None:
@@ -96,6 +99,8 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     made = equipped(recipe, data, kind, model, processor, room_left(recipe, model), trainable)
     if adapter is None:  # with an adapter, once that is there
         if trainable is None:
+            # before a method's own choice, which would be of what is not quantised
+            check_tunable(model)
             trainable = chosen_targets(recipe.method, model)
         choose_trainable(model, trainable)
     elif settings.trainable == "head":
@@ -404,7 +409,14 @@ def hosted_of(
     if len(items) < len(prepared):
         raise RecipeError("two clients have the same name")
     method, seed = spec.method, spec.seed
+    quantization = spec.quantization or quantization_of(model)
+    if quantization in BITS and quantization_of(model) != quantization:
+        raise RecipeError(
+            f'model.quantization = "{quantization}": the model is not quantised so; load it with '
+            f'load_model(base, quantization="{quantization}")'
+        )
     base_dtype = dtype_name(next(p for p in model.parameters() if p.is_floating_point()))
+    quantised = describe_quantized(model)
     has_adapter = adapters.is_installed(model)  # the base's own, which is tuned on
     hashed = adapters.base_digest if has_adapter else base_digest
     digest = spec.base_digest or hashed(model, spec.digest)
@@ -418,6 +430,7 @@ def hosted_of(
         from fedseed.models.loading import choose_trainable
 
         choose_trainable(model, spec.trainable)
+    check_tunable(model)
     trainable = spec.trainable
     if trainable is None and chosen is None:
         trainable = chosen_targets(method, model)
@@ -429,7 +442,9 @@ def hosted_of(
         raise RecipeError(str(error)) from error
     worker.private = spec.private
     patterns = None if trainable is None else tuple(trainable)
-    start = None if chosen is None else AdapterStart(chosen, worker.space.digest())
+    start = None
+    if chosen is not None:
+        start = AdapterStart(chosen, adapters.start_digest(model, worker.space))
     header = Header(
         spec.base,
         digest,
@@ -442,8 +457,14 @@ def hosted_of(
         classes=tuple(spec.classes),
         digest_kind=spec.digest,
         libraries=libraries_of(spec.base, model),
+        quantization=quantization,
     )
-    notes = (*spec.notes, *idle(prepared), *(about(prepared, spec.limit) if spec.limit else ()))
+    notes = (
+        *spec.notes,
+        *filter(None, [quantised]),
+        *idle(prepared),
+        *(about(prepared, spec.limit) if spec.limit else ()),
+    )
     attack = spec.attack if spec.attack in SINGLE else None
     return gathered(
         Hosted(

@@ -27,6 +27,7 @@ from fedseed.federation.bounds import Bounds
 from fedseed.methods import Method, without_gradients
 from fedseed.models import PACKAGED
 from fedseed.models.adapters import AnyAdapter
+from fedseed.models.quantization import Quantization, is_adapter_folder, settings_problem
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings, mechanism_of, misfit, protected
@@ -219,9 +220,12 @@ class ModelSettings(Table):
             and replays have the same bits on every device; losses and gradients are the device's
             own, and differ in the last ones.
         dtype: what the base is loaded in.
+        quantization: how its linear layers are quantised when it is loaded: "int4" or "int8", on
+            any machine; "nf4", "fp4" or "llm-int8", with bitsandbytes; "torchao-int8", with
+            torchao. Then an adapter is tuned, or the scales (docs/models.md).
         trainable: name patterns of the parameters that train; with an adapter, of its own or the
             base's. "head": what stands outside of the model's backbone, such as a classifier's last
-            layer.
+            layer. "scales": the scales of a base quantised as "int4" or "int8".
         adapter: train an adapter in place of the base (`fedseed.models.adapters`).
         activation_checkpointing: first-order training keeps the inputs of the model's layers alone
             and makes the rest of their activations anew in the backward pass: less memory, more
@@ -239,7 +243,8 @@ class ModelSettings(Table):
     prefix: str = ""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|map|cuda(:\d+)?)$"), INCIDENTAL] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    trainable: list[str] | Literal["head"] | None = None
+    quantization: Quantization | None = None
+    trainable: list[str] | Literal["head", "scales"] | None = None
     adapter: AnyAdapter | None = None
     activation_checkpointing: Annotated[bool, INCIDENTAL] = False
     attention: (
@@ -484,6 +489,14 @@ class Recipe(Table):
         )
         known = per_round or (None if clients is None else self.federation.count(len(clients)))
         problems = (
+            settings_problem(
+                self.model.quantization,
+                self.model.trainable,
+                (self.model.adapter or self.method.adapter) is not None
+                or is_adapter_folder(self.model.base),
+                self.model.device,
+                self.method.name,
+            ),
             misfit(self.method, self.aggregation, known),
             None if self.attack is None else attack_problem(self.method, self.attack.kind),
             None

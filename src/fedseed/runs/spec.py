@@ -59,6 +59,7 @@ class RunSpec:
     base: str = ""  # the base's name, for the orbit's header
     # where the base is, if `base` is a path that means another place from elsewhere
     base_folder: str = ""
+    quantization: str = ""  # how the base is quantised as it is loaded (`model.quantization`)
     base_digest: str | None = None  # the base's digest, if it is known; None: it is hashed
     # name patterns of the trainable parameters, for the orbit's header; None: all
     trainable: Sequence[str] | None = None
@@ -124,6 +125,7 @@ class RunSpec:
             attack_strength=None if attack is None else attack.strength,
             joint=recipe.federation.joint,
             base=recipe.model.base,
+            quantization=recipe.model.quantization or "",
             adapter=recipe.model.adapter,
             digest=recipe.model.digest,
             out=out,

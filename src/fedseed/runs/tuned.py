@@ -214,8 +214,9 @@ def base_of(
     from fedseed.models.loading import load_model
 
     head = Head(header.classes, header.seed) if header.classes else None
+    how: Any = header.quantization or None
     if base is not None:
-        return load_model(base, header.dtype, head=head, device=device)
+        return load_model(base, header.dtype, head=head, device=device, quantization=how)
     # as the recipe gave it, where it was then, or as the recipe gave it from where the file is
     place, given = header.base, Path(header.base).expanduser()
     if place and place not in PACKAGED:
@@ -223,7 +224,7 @@ def base_of(
         places = (given, *filter(None, [header.base_folder]), *above)
         place = next((str(one) for one in places if (Path(one) / "config.json").is_file()), place)
     try:
-        return load_model(place, header.dtype, head=head, device=device)
+        return load_model(place, header.dtype, head=head, device=device, quantization=how)
     except RecipeError as error:
         raise RecipeError(f"{path}: its base: {error}; or say where it is with --base") from error
 

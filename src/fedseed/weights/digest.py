@@ -18,9 +18,11 @@ Tensors on a GPU are copied to host memory piece by piece, so that no whole tens
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
+from typing import Any
 
 import torch
 
+from fedseed.weights.codes import is_wrapper
 from fedseed.weights.dense_digest import LEAF_BYTES, digest_of, leaf_hashes
 from fedseed.weights.layout import DigestKind
 
@@ -80,11 +82,26 @@ def base_digest(model: torch.nn.Module, kind: DigestKind = "blake2b") -> str:
 
 
 def untied(named: Iterable[tuple[str, torch.Tensor]]) -> Named:
-    """Returns each tensor once, by the first of its names."""
+    """Returns each tensor once, by the first of its names.
+
+    A tensor that is made of others, as quantisers' libraries have them, is taken as these.
+    """
     once: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in named:
         once.setdefault(id(tensor), (name, tensor))
-    return list(once.values())
+    return [part for name, tensor in once.values() for part in _parts(name, tensor)]
+
+
+def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields a plain tensor as it is; of a wrapper the tensors inside, by the names they have
+    there.
+    """
+    if not is_wrapper(tensor):
+        yield name, tensor
+        return
+    wrapper: Any = tensor
+    for inside in wrapper.__tensor_flatten__()[0]:
+        yield from _parts(f"{name}.{inside}", getattr(tensor, inside))
 
 
 def _on_host(piece: torch.Tensor) -> memoryview:

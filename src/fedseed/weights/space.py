@@ -27,6 +27,7 @@ from fedseed.weights.change import (
     Replace,
     Term,
 )
+from fedseed.weights.codes import count_stray
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
 from fedseed.weights.perturbation import Perturbation, can_exchange, can_stand_in, in_place_of
@@ -45,8 +46,8 @@ class ParameterSpace:
         digest_kind: how `digest` hashes (see `fedseed.weights.digest`).
 
     Raises:
-        ValueError: nothing is trainable, a dtype is not float32, bfloat16 or float16, or the block
-            rule is wrong.
+        ValueError: nothing is trainable, a dtype is not float32, bfloat16 or float16, the block
+            rule is wrong, or the model is quantised and nobody chose what of it trains.
     """
 
     def __init__(
@@ -54,6 +55,12 @@ class ParameterSpace:
     ) -> None:
         self.model = model
         self.digest_kind = digest_kind
+        if stray := count_stray(model):
+            raise ValueError(
+                f"the model is quantised: only {stray:,} parameters that are not would move; "
+                "tune an adapter (fedseed.models.adapters.install), or freeze what is to stay "
+                '(fedseed.models.loading.choose_trainable(model, ["*.scales"]), say)'
+            )
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         for name, p in named:
             if dtype_name(p) not in ("float32", "bfloat16", "float16"):

@@ -1,0 +1,312 @@
+"""Quantised bases: linear layers in 4 or 8 bits, whose codes stay as they are. Free of torch.
+
+    int4, int8         the project's own layers (`fedseed.models.quantized_layers`), on any machine
+    nf4, fp4           bitsandbytes: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized
+                       LLMs", NeurIPS 2023; a scale for every 64 weights
+    llm-int8           bitsandbytes: Dettmers et al., "LLM.int8()", NeurIPS 2022
+    torchao-int8       torchao: 8-bit weights, a scale for every row
+
+A base whose files are quantised already needs no setting (`fedseed.models.quantized_loading`). An
+adapter is tuned beside the frozen codes, or, of int4 and int8, the scales are tuned.
+
+The digest of a quantised base is that of the tensors that the model computes with: codes, scales,
+and what is not quantised, by their names in `state_dict`. It is the same wherever the same files
+are quantised in the same way; the digest of the original is another one.
+
+Output layers and classification heads are not quantised, nor embeddings, norms and fused experts.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.weights.codes import count_stray, holds_codes, is_of_library, is_quantized
+
+if TYPE_CHECKING:
+    import torch
+
+Quantization = Literal["int4", "int8", "nf4", "fp4", "llm-int8", "torchao-int8"]
+BITS: Mapping[str, int] = {"int4": 4, "int8": 8}  # of the project's own layers
+LIBRARIES: Mapping[str, str] = {
+    "nf4": "bitsandbytes",
+    "fp4": "bitsandbytes",
+    "llm-int8": "bitsandbytes",
+    "torchao-int8": "torchao",
+}
+# how the layers of a quantiser's library take memory, where the model is only outlined
+STAND_INS: Mapping[str, Quantization] = {
+    "nf4": "int4",
+    "fp4": "int4",
+    "llm-int8": "int8",
+    "torchao-int8": "int8",
+    "int4": "int4",
+    "int8": "int8",
+}
+# what models of transformers call their heads; poolers may be as new as a head
+HEADS = (
+    "classifier",
+    "pre_classifier",
+    "classification_head",
+    "score",
+    "pooler",
+    "head",
+    "lm_head",
+    "logits_proj",
+    "sequence_summary",
+)
+QUANTIZATION_FILE = "quantization.json"  # beside an exported adapter
+REMEDY = (
+    'tune an adapter (model.adapter = {kind = "lora"}, or method.name = "fedit"), or take '
+    'model.quantization = "int4" and tune its scales (model.trainable = "scales")'
+)
+
+
+def settings_problem(
+    quantization: Quantization | None,
+    trainable: object,
+    has_adapter: bool,
+    device: str,
+    method: str,
+) -> str | None:
+    """Return why a recipe's settings can't work with a quantised base; None if they can.
+
+    Args:
+        quantization: `model.quantization`.
+        trainable: `model.trainable`.
+        has_adapter: whether the recipe or its method tunes an adapter.
+        device: `model.device`.
+        method: the method's name.
+    """
+    if trainable == "scales":
+        if quantization not in BITS:
+            given = "is not set" if quantization is None else f'is "{quantization}"'
+            return (
+                f'model.trainable = "scales": model.quantization {given}; set it to "int4" or '
+                '"int8", whose scales can train'
+            )
+        if has_adapter:
+            return (
+                'model.trainable = "scales": with an adapter give name patterns for both, such as '
+                '["*lora_*", "*.scales"]'
+            )
+    if quantization is None:
+        return None
+    if not has_adapter and trainable is None:
+        return (
+            f'model.quantization = "{quantization}": {method} would tune all parameters, and '
+            f"integer codes can't move; {REMEDY}"
+        )
+    if device == "map" and quantization in LIBRARIES:
+        return (
+            f'model.device = "map" with model.quantization = "{quantization}": name one device, '
+            'or take "int4" or "int8"'
+        )
+    return None
+
+
+def is_adapter_folder(base: str) -> bool:
+    """Return whether a base's name is the folder of an adapter, which is tuned on."""
+    return Path(base, "adapter_config.json").expanduser().is_file()
+
+
+def prepare_loaded(model: "torch.nn.Module", quantization: Quantization | None, base: str) -> None:
+    """Quantise a loaded model's layers, or make a library's layers compute alike everywhere.
+
+    On processors with AVX512-BF16, bitsandbytes repacks a 4-bit layer's weights at the first pass
+    of an evaluation and computes in bfloat16 from then on: losses would depend on the processor
+    and on what was computed before.
+
+    Args:
+        model: as transformers has loaded it; changed in place.
+        quantization: "int4" or "int8" quantise it here; else a library has done so, or nothing.
+        base: the base's name, for errors.
+
+    Raises:
+        RecipeError: nothing of the model could be quantised.
+    """
+    if quantization is not None and quantization in BITS:
+        from fedseed.models.quantized_layers import quantize_layers
+
+        quantize_layers(model, BITS[quantization], HEADS)
+    if quantization is not None and not is_quantized(model):
+        raise RecipeError(
+            f'model.quantization = "{quantization}": model.base = "{base}" is a '
+            f"{type(model).__name__} without linear layers to quantise; leave it out"
+        )
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+def quantization_of(model: "torch.nn.Module") -> str:
+    """Return "int4" or "int8" if a model has the project's own quantised layers, "" if not."""
+    from fedseed.models.quantized_layers import QuantizedLayer
+
+    for module in model.modules():
+        if isinstance(module, QuantizedLayer):
+            return f"int{module.bits}"
+    return ""
+
+
+def splits_outliers(model: "torch.nn.Module") -> bool:
+    """Return whether layers round a row of activations by the rows beside it, as LLM.int8() does.
+
+    A column with an outlier in any row of the batch is kept apart in all of them.
+    """
+    layers = (module for module in model.modules() if type(module).__name__ == "Linear8bitLt")
+    return any(float(getattr(layer.state, "threshold", 0.0)) > 0 for layer in layers)
+
+
+def describe_quantized(model: "torch.nn.Module") -> str:
+    """Return a line that says how many of a base's weights are quantised; "" if none are.
+
+    Fused experts are the most that may not be. Biases of quantised layers are not counted.
+    """
+    packed, plain = 0, dict[int, int]()  # counts; what is not quantised by identity
+    for name, module in model.named_modules():
+        if ".lora_" in name:  # of an adapter that is tuned on
+            continue
+        parameters = list(module.parameters(recurse=False))
+        if any(map(holds_codes, parameters)):
+            packed += _count_weights(module)
+        else:
+            plain |= {id(parameter): parameter.numel() for parameter in parameters}
+    if not packed:
+        return ""
+    whole = packed + sum(plain.values())
+    return f"the base is quantised: {packed:,} of {whole:,} weights ({packed / whole:.0%})"
+
+
+def _count_weights(layer: Any) -> int:
+    """Return how many weights a quantised layer stands for."""
+    if hasattr(layer, "in_features"):
+        return int(layer.in_features * layer.out_features)
+    return int(layer.nx * layer.nf)  # GPT-2's layers call their sides so
+
+
+def check_tunable(model: "torch.nn.Module") -> None:
+    """Refuse to tune all of a quantised model: only what is not quantised would move.
+
+    A model with an adapter, and one of which somebody chose what trains, passes.
+
+    Raises:
+        RecipeError: nobody chose what trains; names what would work.
+    """
+    if count := count_stray(model):
+        raise RecipeError(
+            f"the base is quantised: of its parameters only {count:,} that are not could train. "
+            'Tune an adapter (model.adapter = {kind = "lora"}, or method.name = "fedit"); or take '
+            'the original base with model.quantization = "int4" and model.trainable = "scales"'
+        )
+
+
+def scale_parameters(model: "torch.nn.Module", base: str) -> list[str]:
+    """Return the names of a model's scales, which `model.trainable = "scales"` trains.
+
+    Raises:
+        RecipeError: the model has no layers of "int4" or "int8".
+    """
+    names = _scale_names(model)
+    if not names:
+        raise RecipeError(
+            f'model.trainable = "scales": model.base = "{base}" has no layers of '
+            'model.quantization = "int4" or "int8"'
+        )
+    return names
+
+
+def _scale_names(model: "torch.nn.Module") -> list[str]:
+    """Return the names of the scales of a model's "int4" or "int8" layers."""
+    from fedseed.models.quantized_layers import QuantizedLayer
+
+    return [
+        f"{name}.scales"
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedLayer)
+    ]
+
+
+def dequantized(model: "torch.nn.Module") -> "torch.nn.Module":
+    """Return a model of plain layers that computes the same as one of "int4" or "int8" layers.
+
+    Its weights are codes times scales, rounded to the model's dtype as the layers round them, so
+    that transformers can write and load it.
+
+    Args:
+        model: its quantised layers are exchanged in place; a model without such layers stays.
+    """
+    from fedseed.models.quantized_layers import dequantize_layers
+
+    dequantize_layers(model)
+    return model
+
+
+def check_known(quantization: str) -> None:
+    """Raise ValueError if "" or a known name is expected and something else is given."""
+    if quantization not in ("", *get_args(Quantization)):
+        raise ValueError(
+            f"a base quantised as {quantization!r}: this version of fedseed knows "
+            f"{', '.join(get_args(Quantization))}"
+        )
+
+
+def save_whole(model: Any, folder: Path) -> None:
+    """Write a tuned model that has no adapter, so that transformers loads it.
+
+    Args:
+        model: quantised layers of the project's own are exchanged in place for plain ones.
+        folder: where.
+    """
+    dequantized(model)
+    if is_of_library(model):
+        # in the format of its files transformers can't write what it has loaded quantised
+        model.save_pretrained(folder, save_original_format=False)
+    else:
+        model.save_pretrained(folder)
+
+
+def write_quantization(folder: Path, quantization: str) -> None:
+    """Write into an adapter's folder how its base is quantised."""
+    text = json.dumps({"quantization": quantization}) + "\n"
+    (folder / QUANTIZATION_FILE).write_text(text, encoding="utf-8")
+
+
+def read_quantization(folder: Path) -> Quantization | None:
+    """Return how the base of an adapter's folder is quantised; None: it is not, by this project.
+
+    Raises:
+        FedseedError: the file that says so is not valid.
+    """
+    path = folder / QUANTIZATION_FILE
+    if not path.is_file():
+        return None
+    try:
+        quantization = json.loads(path.read_text(encoding="utf-8"))["quantization"]
+        check_known(quantization)
+    except (ValueError, LookupError, TypeError) as error:
+        raise FedseedError(f"{path}: not valid: {error}") from error
+    return quantization or None
+
+
+def recorded_quantization(
+    adapter: Path | None, quantization: Quantization | None
+) -> Quantization | None:
+    """Return how a base is to be quantised, as its user or the folder of its adapter says.
+
+    Args:
+        adapter: the folder of an adapter that lies on top of the base; None: there is none.
+        quantization: what the user gives; None: nothing.
+
+    Raises:
+        FedseedError: the file that says so is not valid.
+        RecipeError: the two differ.
+    """
+    recorded = None if adapter is None else read_quantization(adapter)
+    if None not in (recorded, quantization) and recorded != quantization:
+        raise RecipeError(
+            f'model.quantization = "{quantization}": the adapter in {adapter} was tuned on a base '
+            f'quantised as "{recorded}"; leave model.quantization out'
+        )
+    return quantization or recorded

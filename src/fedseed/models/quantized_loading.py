@@ -1,0 +1,144 @@
+"""What transformers is told, so that it loads a base quantised, or a quantised base at all.
+
+Files that hold quantised weights become the same model on every machine. transformers keeps FP8 and
+MXFP4 weights where it finds a GPU that can multiply them, and makes ordinary weights of them
+elsewhere: two models, with two digests. So ordinary weights are asked for everywhere. bitsandbytes'
+and torchao's files are loaded as they are: an adapter is tuned beside them. Others are refused.
+"""
+
+import logging
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import transformers
+
+from fedseed.errors import RecipeError, to_install
+from fedseed.models.checkpoint import Checkpoint, problem
+from fedseed.models.quantization import BITS, HEADS, LIBRARIES, Quantization
+
+# the class whose option makes ordinary weights, by the name of the method in config.json
+TO_FLOATS = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
+# methods whose files are loaded as they are; the library has the same name
+LOADED_AS_THEY_ARE = ("bitsandbytes", "torchao")
+
+
+def method_of(config: Mapping[str, Any]) -> str | None:
+    """Return how a base's weights are quantised, as its config.json says it; None: they are not."""
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping):
+        return None
+    if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
+        return "bitsandbytes"
+    return str(settings.get("quant_method") or "") or None
+
+
+def loading_options(
+    checkpoint: Checkpoint,
+    quantization: Quantization | None,
+    dtype: torch.dtype,
+    where: torch.device | None,
+) -> dict[str, Any]:
+    """Return what `from_pretrained` is told of a base's quantisation.
+
+    Args:
+        checkpoint: the base.
+        quantization: how it is to be quantised; "int4" and "int8" need no options. None: as its
+            files are.
+        dtype: what the layers compute in.
+        where: where the model is to lie; None: on all devices.
+
+    Raises:
+        RecipeError: its weights are quantised in a way that can't be tuned, or already; or a
+            library is missing.
+    """
+    method = method_of(checkpoint.config)
+    if method is not None and (method in TO_FLOATS or _is_known(method)):
+        if quantization is not None:
+            raise RecipeError(
+                f'model.quantization = "{quantization}": the files of model.base = '
+                f'"{checkpoint.name}" are quantised already ({method}); leave model.quantization '
+                "out"
+            )
+        return _options_for_files(checkpoint, method, where)
+    if quantization is None or quantization in BITS:
+        return {}
+    library = LIBRARIES[quantization]
+    if find_spec(library) is None:
+        raise RecipeError(
+            f'model.quantization = "{quantization}" needs {library}: {to_install("quantized")}; '
+            '"int4" and "int8" need nothing'
+        )
+    return {
+        "quantization_config": _library_config(quantization, dtype),
+        "device_map": {"": where or "cpu"},
+    }
+
+
+def _is_known(method: str) -> bool:
+    """Return whether transformers has a method's quantiser.
+
+    It passes over another name: the files hold ordinary weights.
+    """
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    names = map(str, AUTO_QUANTIZATION_CONFIG_MAPPING)
+    return method in {name.removesuffix("_4bit").removesuffix("_8bit") for name in names}
+
+
+def _options_for_files(
+    checkpoint: Checkpoint, method: str, where: torch.device | None
+) -> dict[str, Any]:
+    """Return what `from_pretrained` is told of files whose weights are quantised."""
+    if method in TO_FLOATS:
+        try:
+            made = getattr(transformers, TO_FLOATS[method])(dequantize=True)
+        except (AttributeError, TypeError) as error:
+            raise problem(
+                checkpoint.name,
+                f"its weights are {method}, of which transformers {transformers.__version__} makes "
+                "no ordinary weights on every machine: take a newer one",
+            ) from error
+        return {"quantization_config": made}
+    settings = checkpoint.config["quantization_config"]
+    bits = settings.get("bits") or (4 if settings.get("load_in_4bit") else None)
+    width = f", {bits} bit" if bits else ""
+    said = f"its weights are quantised ({method}{width})"
+    if method not in LOADED_AS_THEY_ARE:
+        raise problem(
+            checkpoint.name,
+            f"{said}, and steps would move the others alone: tune the original weights it was made "
+            'of, with model.quantization = "int4" if memory is short, and quantise what comes out',
+        )
+    if find_spec(method) is None:
+        raise problem(
+            checkpoint.name,
+            f"{said}, which needs {method}: {to_install('quantized')}; or tune the original "
+            "weights it was made of",
+        )
+    if where is None:
+        raise problem(
+            checkpoint.name, f'{said}: model.device = "map" can\'t deal them out; name one device'
+        )
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of every cast
+    # else bitsandbytes takes a GPU wherever there is one
+    return {"device_map": {"": where}}
+
+
+def _library_config(quantization: Quantization, dtype: torch.dtype) -> Any:
+    """Return what transformers is told of a library's quantiser."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of every cast
+    spared = list(HEADS)
+    if quantization == "torchao-int8":
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=spared)
+    if quantization == "llm-int8":
+        return transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=spared)
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization,
+        bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=spared,
+    )
