@@ -73,6 +73,8 @@ def projections() -> None:
         for name in ("rademacher", "hadamard"):
             for start in (0, entries.SPAN - 4):  # within a span, and in two
                 CPU.project(Basis(name, 1).spec, 0, 2, x, start, start + count)
+        wide = Basis("hadamard", 1, size=1 << 17).spec  # more columns than a cache has room for
+        CPU.project(wide, 0, 1 << 17, x, 0, count)
         for many in (2, 64):
             spec = Basis("lowrank", 1).spec_on(matrices)
             CPU.project(spec, 0, many, x, 0, count)

@@ -15,7 +15,7 @@ from support.tiers import mark
 
 EXTENSION = ROOT / "examples" / "extension"
 PRINTED = {
-    "own_federation.py": "loss 11.802 -> ",
+    "own_federation.py": "loss 11.792 -> ",
     "own_loop.py": "step 200: loss 5.",
     "many_models.py": "'Count: 3 times one",
 }

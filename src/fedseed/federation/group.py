@@ -29,6 +29,7 @@ TOLD = (
             "train_all",
             "look",
             "apply",
+            "apply_payload",
             "catch_up",
             "space.digest",
             "space.dense",
