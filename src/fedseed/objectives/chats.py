@@ -225,7 +225,11 @@ class ChatTemplate:
                 ids, places = self._encode_whole(guard + text)
                 if ids[: len(known)] == known:
                     length = len(guard)
-                    rest = [(begin - length, end - length) for begin, end in places[len(known) :]]
+                    # the first token may claim a part of the guard, as its blank stands for it
+                    rest = [
+                        (max(0, begin - length), end - length)
+                        for begin, end in places[len(known) :]
+                    ]
                     return ids[len(known) :], rest
         return self._encode_whole(text)
 
