@@ -39,6 +39,7 @@ from fedseed.models.loading import load_model
 from fedseed.objectives.generation import generate
 from fedseed.objectives.masked import MaskedLM
 from fedseed.orbit.export import export_model
+from fedseed.processes import IMPORTED
 from fedseed.runs.equipment import examine_base
 from fedseed.runs.tuned import find_source, open_tuned
 from fedseed.tasks.data import Cloze
@@ -318,8 +319,13 @@ def report(kind: str, model_type: str, channel: Any) -> None:
 
 
 def examine_apart(kind: str, model_type: str, seconds: float) -> Row:
-    """Return what becomes of a model type, whatever happens to the process that tries it."""
-    context = multiprocessing.get_context("fork")
+    """Return what becomes of a model type, whatever happens to the process that tries it.
+
+    The process comes from a server that has computed nothing: numba ends a process that is forked
+    from one where its threads have run, as those of a test's process may have.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=report, args=(kind, model_type, there))
     process.start()
