@@ -85,7 +85,7 @@ def rows_and_alone(space, objective, items, basis, directions, scales):
     """
     losses, together = (partial(act, space.model) for act in (objective.losses, objective.together))
     found = row_losses(
-        space, losses, items, basis, directions, scales, together=partial(together, items)
+        space, losses, items, basis, directions, scales, evaluate_batches=partial(together, items)
     )
     said = []
     for item, k, scale in zip(items, directions, scales, strict=True):

@@ -10,7 +10,7 @@ import torch
 
 from fedseed import Basis, ParameterSpace
 from fedseed.weights import projection as module
-from fedseed.weights.projection import Projection, change_norms, count_moved, project_change
+from fedseed.weights.projection import Projection, change_norms, count_changed, project_change
 
 
 def moved(dtype, blocks):
@@ -87,9 +87,9 @@ def test_how_many_16_bit_weights_have_moved(piece, monkeypatch):
         torch.ones(3, dtype=torch.float16),
     ]
     saved = [w.clone() for w in weights]
-    assert count_moved(weights, saved) == (0, 13)
+    assert count_changed(weights, saved) == (0, 13)
     weights[0] += 1  # float32: no part of it
     for at in (0, 3, 4, 9):
         weights[1].view(-1)[at] += 1
     weights[2] += 1
-    assert count_moved(weights, saved) == (4 + 3, 13)
+    assert count_changed(weights, saved) == (4 + 3, 13)

@@ -27,7 +27,7 @@ class Parts(Iterable[Part]):
 
 
 def padded(part: Part) -> Part:
-    """Returns vectors filled up with zeros to the length of the longest."""
+    """Return vectors filled up with zeros to the length of the longest."""
     longest = max(map(len, part))
     return [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in part]
 
@@ -50,7 +50,7 @@ class Noise:
 
 @dataclass
 class Past:
-    """Says what a rule may know besides a round's vectors."""
+    """Say what a rule may know besides a round's vectors."""
 
     seed: int = 0  # the run's seed, which with the round's number decides what a rule draws
     round: int = 0
@@ -83,7 +83,7 @@ class AggregationRule(BaseModel, ABC):
         return 1
 
     def shortage(self, answers: int) -> str | None:
-        """Returns why so many answers are too few; None: they are enough."""
+        """Return why so many answers are too few; None: they are enough."""
         if answers >= self.least:
             return None
         said = "".join(
@@ -96,7 +96,7 @@ class AggregationRule(BaseModel, ABC):
 
     @property
     def geometric(self) -> bool:
-        """Returns whether it looks at vectors' lengths and distances.
+        """Return whether it looks at vectors' lengths and distances.
 
         Whole weights then count by their moves.
         """
@@ -104,7 +104,7 @@ class AggregationRule(BaseModel, ABC):
 
     @property
     def needs_past(self) -> str | None:
-        """Returns the setting that needs entries to mean the same in every round.
+        """Return the setting that needs entries to mean the same in every round.
 
         None: there is none.
         """
@@ -112,7 +112,7 @@ class AggregationRule(BaseModel, ABC):
 
     @abstractmethod
     def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:
-        """Returns one vector made of the clients'.
+        """Return one vector made of the clients'.
 
         Args:
             vectors: one of each client, 1-D and equally long, in ascending order of clients; at
@@ -126,7 +126,7 @@ class AggregationRule(BaseModel, ABC):
     def combine_parts(
         self, parts: Iterable[Part], weights: Sequence[float], past: Past
     ) -> Iterator[Vector]:
-        """Yields what `combine` returns, part by part, for long vectors.
+        """Yield what `combine` returns, part by part, for long vectors.
 
         By default each part is combined by itself.
 
@@ -146,7 +146,7 @@ class AggregationRule(BaseModel, ABC):
 
 
 def check_vectors(vectors: Part, weights: Sequence[float]) -> None:
-    """Raises ValueError if there is no vector, if lengths differ, or if there is not one weight for
+    """Raise ValueError if there is no vector, if lengths differ, or if there is not one weight for
     each vector.
     """
     if not vectors:
@@ -161,7 +161,7 @@ def check_vectors(vectors: Part, weights: Sequence[float]) -> None:
 
 
 def shares(counts: Sequence[int]) -> list[float]:
-    """Returns weights in proportion to what clients claim, which add up to 1.
+    """Return weights in proportion to what clients claim, which add up to 1.
 
     Equal ones where all claims are 0.
     """
@@ -172,7 +172,7 @@ def shares(counts: Sequence[int]) -> list[float]:
 def claims(
     weighting: Literal["equal", "examples", "terms"], examples: Sequence[int], terms: Sequence[int]
 ) -> Sequence[int]:
-    """Returns the numbers that clients' weights are in proportion to, as the clients say them.
+    """Return the numbers that clients' weights are in proportion to, as the clients say them.
 
     1 for equal weights.
 

@@ -51,7 +51,7 @@ def columns(part: Part) -> Iterator[Matrix]:
 
 
 def gram_of(parts: Iterable[Part], n: int) -> Matrix:
-    """Returns all products of two of n vectors, (n, n)."""
+    """Return all products of two of n vectors, (n, n)."""
     total = np.zeros((n, n))
     for part in parts:
         for points in columns(part):
@@ -60,7 +60,7 @@ def gram_of(parts: Iterable[Part], n: int) -> Matrix:
 
 
 def with_rounding(gram: Matrix, seed: int) -> Matrix:
-    """Returns products as another processor may find them; those of whole numbers as they are.
+    """Return products as another processor may find them; those of whole numbers as they are.
 
     Args:
         gram: all products of two vectors, (n, n).
@@ -75,7 +75,7 @@ def with_rounding(gram: Matrix, seed: int) -> Matrix:
 
 
 def applied(mixing: Matrix, points: Matrix) -> Matrix:
-    """Returns M X; where M does nothing but scale, without a product of matrices."""
+    """Return M X; where M does nothing but scale, without a product of matrices."""
     scales = np.diagonal(mixing)
     if len(scales) == len(points) == len(mixing) and np.count_nonzero(mixing) == np.count_nonzero(
         scales
@@ -85,17 +85,17 @@ def applied(mixing: Matrix, points: Matrix) -> Matrix:
 
 
 def mixed(mixing: Matrix, gram: Matrix) -> Matrix:
-    """Returns the products of M X from those of X."""
+    """Return the products of M X from those of X."""
     return applied(mixing, applied(mixing, gram).T)
 
 
 def lengths(gram: Matrix) -> NDArray[np.float64]:
-    """Returns |x_i|, (n,)."""
+    """Return |x_i|, (n,)."""
     return np.sqrt(np.maximum(np.diagonal(gram), 0.0))
 
 
 def squared_distances(gram: Matrix) -> Matrix:
-    """Returns |x_i - x_j|^2, (n, n)."""
+    """Return |x_i - x_j|^2, (n, n)."""
     squares = np.diagonal(gram)
     sums = squares[:, None] + squares[None]
     found = sums - 2 * gram
@@ -104,7 +104,7 @@ def squared_distances(gram: Matrix) -> Matrix:
 
 
 def distances_to(gram: Matrix, point: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """Returns |x_i - z| for z = sum_j a_j x_j, (n,).
+    """Return |x_i - z| for z = sum_j a_j x_j, (n,).
 
     Args:
         gram: the products.
@@ -118,7 +118,7 @@ def distances_to(gram: Matrix, point: NDArray[np.floating[Any]]) -> NDArray[np.f
 
 
 def nearest_neighbours(gram: Matrix, liars: int) -> Matrix:
-    """Returns nearest-neighbour mixing, (n, n), from products of two.
+    """Return nearest-neighbour mixing, (n, n), from products of two.
 
     Of vectors that are as near the first count.
     """
@@ -131,7 +131,7 @@ def nearest_neighbours(gram: Matrix, liars: int) -> Matrix:
 
 
 def buckets(n: int, size: int, seed: int, round: int) -> Matrix:
-    """Returns bucketing, (n / s rounded up, n).
+    """Return bucketing, (n / s rounded up, n).
 
     Args:
         n: how many vectors.
@@ -148,7 +148,7 @@ def buckets(n: int, size: int, seed: int, round: int) -> Matrix:
 
 
 def adaptive_clipping(gram: Matrix, liars: int) -> Matrix:
-    """Returns ARC, (n, n), from the products of two vectors, where f of them are liars'."""
+    """Return ARC, (n, n), from the products of two vectors, where f of them are liars'."""
     n, found = len(gram), lengths(gram)
     clipped = int(2 * liars / n * (n - liars))
     bound = np.sort(found)[n - clipped - 1]
@@ -156,6 +156,6 @@ def adaptive_clipping(gram: Matrix, liars: int) -> Matrix:
 
 
 def clipping(found: Vector, bound: float | Literal["median"]) -> Vector:
-    """Returns min(1, bound / length) for each length; the bound may be their median."""
+    """Return min(1, bound / length) for each length; the bound may be their median."""
     bound = float(np.median(found)) if bound == "median" else bound
     return np.minimum(1.0, bound / np.maximum(found, np.finfo(float).tiny))

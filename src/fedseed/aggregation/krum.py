@@ -45,12 +45,12 @@ class Krum(Geometric):
         return made
 
     def wanted(self, n: int) -> int:
-        """Returns how many of n vectors are chosen, of which the outcome is the mean."""
+        """Return how many of n vectors are chosen, of which the outcome is the mean."""
         return 1
 
 
 class MultiKrum(Krum):
-    """Takes the mean of the m vectors with the least scores.
+    """Take the mean of the m vectors with the least scores.
 
     Args (besides those of `Krum`):
         chosen: m, how many vectors the outcome is the mean of; by default n - f.

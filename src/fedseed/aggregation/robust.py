@@ -82,14 +82,14 @@ class Robust(AggregationRule):
 
     @property
     def fewest(self) -> int:
-        """Returns how many vectors the rule itself needs: more than twice as many as there may be
+        """Return how many vectors the rule itself needs: more than twice as many as there may be
         liars.
         """
         return 2 * self.liars + 1
 
     @property
     def least(self) -> int:
-        """Returns how many answers a round needs: "bucketing" leaves n / s vectors, and a liar may
+        """Return how many answers a round needs: "bucketing" leaves n / s vectors, and a liar may
         spoil a bucket.
         """
         least = self.fewest
@@ -107,7 +107,7 @@ class Robust(AggregationRule):
 
     @abstractmethod
     def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Outcome:
-        """Returns how the outcome's entries follow from those of all vectors.
+        """Return how the outcome's entries follow from those of all vectors.
 
         With `past` the last vector is the last round's outcome. The products are None if the rule
         needs none.
@@ -121,7 +121,7 @@ class Robust(AggregationRule):
     def combine_parts(
         self, parts: Iterable[Part], weights: Sequence[float], past: Past
     ) -> Iterator[Vector]:
-        """Yields the outcome.
+        """Yield the outcome.
 
         Goes through the vectors once for lengths and distances, and once for the outcome.
         """
@@ -153,7 +153,7 @@ class Robust(AggregationRule):
             yield outcome
 
     def _mixing(self, gram: Matrix | None, n: int, past: Past) -> Matrix:
-        """Returns M, (n', n), the product of all that is done before the rule."""
+        """Return M, (n', n), the product of all that is done before the rule."""
         total = np.eye(n)
         for step in self.before:
             if step == "bucketing":
@@ -171,7 +171,7 @@ class Entrywise(Robust):
 
     @abstractmethod
     def entries(self, points: Matrix) -> Vector:
-        """Returns the outcome's entries from the vectors', (n, m)."""
+        """Return the outcome's entries from the vectors', (n, m)."""
 
     def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Outcome:
         def magnitudes(points: Matrix) -> Vector:
@@ -194,7 +194,7 @@ class Geometric(Robust):
 
     @abstractmethod
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        """Returns by how much each vector is multiplied in the outcome.
+        """Return by how much each vector is multiplied in the outcome.
 
         Args:
             gram: all products of two vectors, (n, n); with `past` the last vector is the last

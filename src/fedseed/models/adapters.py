@@ -113,7 +113,7 @@ def chosen(given: Adapter | None, wanted: Adapter | None, method: str) -> Adapte
 
 
 def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
-    """Returns the model with an adapter, a `peft` model; only the adapter's parameters train.
+    """Return the model with an adapter, a `peft` model; only the adapter's parameters train.
 
     Args:
         model: the base; LoRA's layers are put into it in place.
@@ -130,7 +130,7 @@ def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
 
 
 def library() -> Any:
-    """Returns PEFT, which takes seconds to import and brings bitsandbytes, where that is
+    """Return PEFT, which takes seconds to import and brings bitsandbytes, where that is
     installed.
     """
     # on import it warns of kernels that could come from the hub
@@ -141,7 +141,7 @@ def library() -> Any:
 
 
 def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
-    """Returns the model with an adapter whose first weights are peft's own: enough to know its
+    """Return the model with an adapter whose first weights are peft's own: enough to know its
     size.
     """
     peft = library()
@@ -227,7 +227,7 @@ def start_digest(model: Any, space: Any) -> str:
 
 
 def _draw(model: Any, settings: Adapter, seed: int) -> None:
-    """Draws the adapter's first weights, parameter by parameter in their order, in float32.
+    """Draw the adapter's first weights, parameter by parameter in their order, in float32.
 
     LoRA's B, or of an embedding A: zeros, so that the model starts as the base. A fixed A: signs
     over sqrt(rank). LoRA's A and an MLP's layers: uniform on +-1 / sqrt(fan-in). An embedding's B:
@@ -270,7 +270,7 @@ def _draw(model: Any, settings: Adapter, seed: int) -> None:
 
 
 def _normal(seed: int, number: int, count: int) -> "torch.Tensor":
-    """Returns first weights of an adapter's parameter: N(0, 1), shape (count,), float32."""
+    """Return first weights of an adapter's parameter: N(0, 1), shape (count,), float32."""
     import torch
 
     from fedseed.randomness import Basis, Domain, derive
@@ -280,7 +280,7 @@ def _normal(seed: int, number: int, count: int) -> "torch.Tensor":
 
 
 def save(model: Any, folder: Path) -> None:
-    """Writes the adapter as `peft` has it: `PeftModel.from_pretrained(base, folder)` loads it.
+    """Write the adapter as `peft` has it: `PeftModel.from_pretrained(base, folder)` loads it.
 
     Of P-tuning `peft` keeps the virtual tokens as its MLP makes them, which is what the model uses,
     not the MLP.
@@ -291,7 +291,7 @@ def save(model: Any, folder: Path) -> None:
 
 
 def differences(model: Any, folder: Path) -> list[str]:
-    """Returns the names of the tensors that a saved adapter has otherwise than the model."""
+    """Return the names of the tensors that a saved adapter has otherwise than the model."""
     import torch
 
     peft = library()
@@ -306,7 +306,7 @@ def differences(model: Any, folder: Path) -> list[str]:
 
 
 def load(model: Any, folder: Path, trains: bool = False) -> Any:
-    """Returns the base with an adapter that `save`, or peft, has written.
+    """Return the base with an adapter that `save`, or peft, has written.
 
     Args:
         model: the base; LoRA's layers are put into it in place.
@@ -331,7 +331,7 @@ def load(model: Any, folder: Path, trains: bool = False) -> Any:
 
 @contextmanager
 def torch_draws_apart() -> Iterator[None]:
-    """Leaves torch's generator as it is; peft draws first weights by it, on the CPU."""
+    """Leave torch's generator as it is; peft draws first weights by it, on the CPU."""
     import torch
 
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -339,7 +339,7 @@ def torch_draws_apart() -> Iterator[None]:
 
 
 def settings_of(model: Any, folder: Path | str = "") -> LoRA:
-    """Returns the settings of the LoRA inside a model of peft.
+    """Return the settings of the LoRA inside a model of peft.
 
     Raises RecipeError if it is another kind of adapter.
     """
@@ -360,7 +360,7 @@ def settings_of(model: Any, folder: Path | str = "") -> LoRA:
 
 
 def merged(model: Any) -> Any:
-    """Returns the base with an adapter's changes added to its weights: a model without an adapter.
+    """Return the base with an adapter's changes added to its weights: a model without an adapter.
 
     Changes `model`. A layer that shares its matrix with another, such as a tied `lm_head`, gets one
     of its own first: the adapter has changed the layer alone.
@@ -384,7 +384,7 @@ def merged(model: Any) -> Any:
 
 
 def _untie_adapted(model: Any) -> None:
-    """Gives each layer that has an adapter a matrix of its own; its configuration says so."""
+    """Give each layer that has an adapter a matrix of its own; its configuration says so."""
     import torch
 
     whole = model.get_base_model()
@@ -404,7 +404,7 @@ def _untie_adapted(model: Any) -> None:
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Keeps peft's advice about the base and deprecations inside other libraries off the screen."""
+    """Keep peft's advice about the base and deprecations inside other libraries off the screen."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=UserWarning)
         warnings.simplefilter("ignore", category=FutureWarning)
@@ -414,7 +414,7 @@ def hushed() -> Iterator[None]:
 
 
 def base_digest(model: Any, kind: DigestKind = "blake2b") -> str:
-    """Returns the digest of the base inside a `peft` model, as `fedseed.weights.digest` gave it
+    """Return the digest of the base inside a `peft` model, as `fedseed.weights.digest` gave it
     before `install`.
     """
     from fedseed.weights.digest import hash_tensors, untied
@@ -428,24 +428,24 @@ def base_digest(model: Any, kind: DigestKind = "blake2b") -> str:
 
 
 def virtual_tokens(settings: Adapter | None) -> int:
-    """Returns how many of a model's positions an adapter takes."""
+    """Return how many of a model's positions an adapter takes."""
     return 0 if settings is None or isinstance(settings, LoRA) else settings.virtual_tokens
 
 
 def is_installed(model: "torch.nn.Module") -> bool:
-    """Returns whether a model has an adapter."""
+    """Return whether a model has an adapter."""
     return hasattr(model, "peft_config")
 
 
 def has_virtual_tokens(model: "torch.nn.Module") -> bool:
-    """Returns whether a model has an adapter that puts virtual tokens before the prompt."""
+    """Return whether a model has an adapter that puts virtual tokens before the prompt."""
     # a model that transformers has put an adapter into has no active_peft_config
     config = getattr(model, "active_peft_config", None) if is_installed(model) else None
     return bool(getattr(config, "is_prompt_learning", False))
 
 
 def at_home(model: "torch.nn.Module", device: "torch.device") -> AbstractContextManager[Any]:
-    """Makes new tensors on the model's device in a forward pass with virtual tokens.
+    """Make new tensors on the model's device in a forward pass with virtual tokens.
 
     Peft names no device for them.
     """

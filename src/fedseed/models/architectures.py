@@ -38,12 +38,12 @@ class Loader:
 
     @property
     def names(self) -> Mapping[str, Any]:
-        """Returns the classes of such models, by model type."""
+        """Return the classes of such models, by model type."""
         found: Mapping[str, Any] = getattr(modeling_auto, f"MODEL_FOR_{self.mapping}_MAPPING_NAMES")
         return found
 
     def classes(self) -> set[str]:
-        """Returns the names of all classes of such models."""
+        """Return the names of all classes of such models."""
         return {
             name
             for names in self.names.values()
@@ -51,7 +51,7 @@ class Loader:
         }
 
     def processor(self, place: str, trust_remote_code: bool) -> Any:
-        """Returns a folder's or hub name's tokenizer or image processor.
+        """Return a folder's or hub name's tokenizer or image processor.
 
         Raises OSError or ValueError if incomplete.
         """
@@ -143,7 +143,7 @@ ENCODES = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
 
 
 def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Architecture:
-    """Returns what a model's configuration says it is; "causal" where it says nothing known.
+    """Return what a model's configuration says it is; "causal" where it says nothing known.
 
     Args:
         config: the base's config.json.

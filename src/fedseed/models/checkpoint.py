@@ -105,7 +105,7 @@ def problem(base: str, what: str) -> RecipeError:
 
 
 def locate(base: str) -> str:
-    """Returns the folder of a packaged base, an existing folder as it is, or the name for the hub.
+    """Return the folder of a packaged base, an existing folder as it is, or the name for the hub.
 
     Raises RecipeError if it looks like a path and nothing is there, or something in it is no
     regular file.
@@ -127,7 +127,7 @@ def locate(base: str) -> str:
 
 
 def reach(base: str) -> str:
-    """Returns a place from which `transformers` can load a base without waiting for what will not
+    """Return a place from which `transformers` can load a base without waiting for what will not
     come.
 
     That is a folder; a name that the hub knows, as it is; without the hub, the folder in its cache.
@@ -142,7 +142,7 @@ def reach(base: str) -> str:
 
 @lru_cache
 def _ask(place: str) -> str:
-    """Returns what the hub says; it is asked once for a name."""
+    """Return what the hub says; it is asked once for a name."""
     # what the hub's client is built on has changed before: its errors are told apart by what all of
     # them are
     from huggingface_hub import HfApi, try_to_load_from_cache
@@ -172,7 +172,7 @@ def _not_there(place: str, why: str = "") -> RecipeError:
 
 
 def has_weights(base: str) -> bool:
-    """Returns whether a base has weights to load; a folder may hold none.
+    """Return whether a base has weights to load; a folder may hold none.
 
     Raises RecipeError if there is no folder.
     """
@@ -181,7 +181,7 @@ def has_weights(base: str) -> bool:
 
 
 def base_config(base: str) -> dict[str, Any]:
-    """Returns a base's config.json, an adapter's base's; nothing is run or loaded.
+    """Return a base's config.json, an adapter's base's; nothing is run or loaded.
 
     Raises RecipeError if it can't be had.
     """
@@ -213,6 +213,6 @@ def not_loadable(base: str, place: str, error: Exception) -> RecipeError:
 
 
 def quiet() -> None:
-    """Keeps transformers' own progress bars off the screen, and its advice."""
+    """Keep transformers' own progress bars off the screen, and its advice."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()

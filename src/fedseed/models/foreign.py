@@ -23,7 +23,7 @@ _IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 
 
 def own_code(place: str, config: Mapping[str, Any]) -> str:
-    """Returns the names of code that comes in a model's folder or is named by its config.json.
+    """Return the names of code that comes in a model's folder or is named by its config.json.
 
     "" if there is none.
     """
@@ -74,7 +74,7 @@ def check_regular(base: str, folder: Path) -> None:
 
 
 def check_files(base: str, place: str) -> None:
-    """Checks the files that weights come from, in a base's folder.
+    """Check the files that weights come from, in a base's folder.
 
     On the hub, the hub's own client looks at them.
 

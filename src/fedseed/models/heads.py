@@ -37,7 +37,7 @@ class Head:
         return match_classes(self.classes, output_names(config)) is not None
 
     def options(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what transformers' configuration is given, so that the model has an output for
+        """Return what transformers' configuration is given, so that the model has an output for
         each class.
 
         A base that tells these classes apart keeps its names for them, if it has some.
@@ -57,7 +57,7 @@ class Head:
         }
 
     def account(self, config: Mapping[str, Any], with_head: Collection[str]) -> str:
-        """Returns a line about what became of a base's head; "" where there is nothing to say.
+        """Return a line about what became of a base's head; "" where there is nothing to say.
 
         Args:
             config: the base's config.json.
@@ -87,7 +87,7 @@ class Head:
     def renew(
         self, model: Any, base: str, known: bool, lacking: Collection[str], keeps: bool = False
     ) -> list[str]:
-        """Draws the head's weights if the base has none for these classes.
+        """Draw the head's weights if the base has none for these classes.
 
         Args:
             model: a classifier with the right number of outputs.
@@ -129,7 +129,7 @@ class Head:
 
 
 def output_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of a base's outputs in their order, as its config.json has them."""
+    """Return the names of a base's outputs in their order, as its config.json has them."""
     named = config.get("id2label")
     if named is None:
         return tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
@@ -139,12 +139,12 @@ def output_names(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def has_placeholders(names: Sequence[str]) -> bool:
-    """Returns whether a base's outputs have no names but transformers' own."""
+    """Return whether a base's outputs have no names but transformers' own."""
     return tuple(names) == tuple(f"LABEL_{i}" for i in range(len(names)))
 
 
 def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ...] | None:
-    """Returns which output of a base stands for each class of the data.
+    """Return which output of a base stands for each class of the data.
 
     Args:
         classes: the data's labels, each once.
@@ -180,13 +180,13 @@ def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ..
 def _find(
     classes: Sequence[str], names: Sequence[str], key: Callable[[str], str]
 ) -> list[int | None]:
-    """Returns the output whose name has the same key as each class; None where there is none."""
+    """Return the output whose name has the same key as each class; None where there is none."""
     places = _unique(map(key, names))
     return [places.get(key(label)) for label in classes]
 
 
 def _plain(name: str) -> str:
-    """Returns a class' name without what people write in several ways."""
+    """Return a class' name without what people write in several ways."""
     return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
@@ -195,13 +195,13 @@ def _is_number(label: str) -> bool:
 
 
 def _only_number(name: str) -> int | None:
-    """Returns the only whole number in a name; None if there is none, or several."""
+    """Return the only whole number in a name; None if there is none, or several."""
     numbers = re.findall(r"\d+", name)
     return int(numbers[0]) if len(numbers) == 1 else None
 
 
 def _unique(keys: Iterable[Any]) -> dict[Any, int]:
-    """Returns the place of each key; none at all if two are the same or one is None."""
+    """Return the place of each key; none at all if two are the same or one is None."""
     places: dict[Any, int] = {}
     for place, key in enumerate(keys):
         if key is None or key in places:
@@ -211,7 +211,7 @@ def _unique(keys: Iterable[Any]) -> dict[Any, int]:
 
 
 def head_parameters(model: Any, base: str) -> list[str]:
-    """Returns the names of the parameters outside of a model's backbone, which `model.trainable =
+    """Return the names of the parameters outside of a model's backbone, which `model.trainable =
     "head"` trains.
 
     Raises RecipeError if the model, one of `transformers` made from `base`, has no such parameters.

@@ -77,7 +77,7 @@ def load_model(
     attention: str | None = None,
     quantization: Quantization | None = None,
 ) -> tuple[Any, Any]:
-    """Returns a model and its tokenizer (or what stands in its place).
+    """Return a model and its tokenizer (or what stands in its place).
 
     Args:
         base: "small", "words" or "digits" (the project's own), a local folder, or a hub name. The
@@ -334,7 +334,7 @@ def outline(
     attention: str | None = None,
     quantization: Quantization | None = None,
 ) -> Any:
-    """Returns the model that `load_model` would load, on the device "meta": it has no weights and
+    """Return the model that `load_model` would load, on the device "meta": it has no weights and
     takes no memory.
 
     The arguments are `load_model`'s; a folder needs a config.json and nothing else. Raises
@@ -384,7 +384,7 @@ def embedding_rows(model: Any) -> int | None:
 
 
 def _fit(base: str, model: Any, processor: Any) -> None:
-    """Raises RecipeError if a model has not a row for every token.
+    """Raise RecipeError if a model has not a row for every token.
 
     An image processor has no tokens.
     """

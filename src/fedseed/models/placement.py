@@ -15,7 +15,7 @@ from fedseed.weights.devices import devices_of
 
 
 def find_device(name: str) -> torch.device | None:
-    """Returns the device of a name; None for "map".
+    """Return the device of a name; None for "map".
 
     Raises RecipeError if this machine has no such device.
     """
@@ -45,7 +45,7 @@ def find_device(name: str) -> torch.device | None:
 
 
 def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
-    """Returns a device for each module: layers, each in one piece, are dealt out to the free memory
+    """Return a device for each module: layers, each in one piece, are dealt out to the free memory
     of GPUs and CPU.
 
     Raises RecipeError if the model does not fit.

@@ -19,7 +19,7 @@ from fedseed.objectives.losses import TextObjective
 from fedseed.objectives.template_variables import template_variables
 from fedseed.objectives.tokens import TextTokens, longest_input, padded
 from fedseed.tasks.data import Example
-from fedseed.weights.row_losses import Around
+from fedseed.weights.row_losses import EnterRows
 
 Turns = Sequence[Mapping[str, Any]]  # {"role": ..., "content": ..., "tool_calls": ...} each
 OnText = Callable[[str], None]
@@ -79,7 +79,7 @@ def generate(
     batch: int = 64,
     stop: str = "",
     ends: Sequence[int] = (),
-    around: Around | None = None,
+    around: EnterRows | None = None,
 ) -> list[str]:
     """Returns greedy responses, in the order of the prompts, which are batched by length.
 
@@ -145,7 +145,7 @@ def responses_to(
     examples: Sequence[Example],
     items: Sequence[Any],
     max_new_tokens: int,
-    around: Around | None = None,
+    around: EnterRows | None = None,
 ) -> list[str]:
     """Returns greedy responses to examples, each ended as the example's are.
 

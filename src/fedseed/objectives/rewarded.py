@@ -16,7 +16,7 @@ from fedseed.objectives.losses import Objective, TextObjective
 from fedseed.objectives.tokens import Tokens
 from fedseed.tasks.data import Example
 from fedseed.tasks.rewards import Judge
-from fedseed.weights.row_losses import Around
+from fedseed.weights.row_losses import EnterRows
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Rewarded(Objective):
         ]
 
     def answers(
-        self, model: Any, items: Sequence[Asked], around: Around | None = None
+        self, model: Any, items: Sequence[Asked], around: EnterRows | None = None
     ) -> list[str]:
         """Returns what the model says, greedily; `around` as in `responses_to`."""
         examples = [item.example for item in items]
@@ -70,7 +70,7 @@ class Rewarded(Objective):
 
     @torch.no_grad()
     def losses(
-        self, model: Any, items: Sequence[Asked], around: Around | None = None
+        self, model: Any, items: Sequence[Asked], around: EnterRows | None = None
     ) -> torch.Tensor:
         """Returns minus each answer's reward (of a `Judge`, which says what is raised): float32, no
         gradient.
@@ -78,7 +78,9 @@ class Rewarded(Objective):
         rewards = self.judge([item.example for item in items], self.answers(model, items, around))
         return -torch.tensor(rewards, dtype=torch.float32, device=next(model.parameters()).device)
 
-    def together(self, model: Any, items: Sequence[Asked], around: Around) -> torch.Tensor | None:
+    def together(
+        self, model: Any, items: Sequence[Asked], around: EnterRows
+    ) -> torch.Tensor | None:
         """Returns the losses of items each of which is answered at weights of its own
         (`row_losses`); None: they can't.
 

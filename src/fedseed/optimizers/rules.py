@@ -40,19 +40,19 @@ def power(base: float, exponent: int) -> float:
 
 
 def total(values: Floats) -> float:
-    """Returns the sum of single-precision numbers, rounded once."""
+    """Return the sum of single-precision numbers, rounded once."""
     return fsum(values.tolist())
 
 
 def square(values: Floats) -> float:
-    """Returns |values|^2 of single-precision numbers, whose squares are exact in double precision,
+    """Return |values|^2 of single-precision numbers, whose squares are exact in double precision,
     rounded once.
     """
     return fsum(value * value for value in values.tolist())
 
 
 def deviation(values: Floats) -> float:
-    """Returns a sample's standard deviation, the root of sum (x - mean)^2 / (N - 1).
+    """Return a sample's standard deviation, the root of sum (x - mean)^2 / (N - 1).
 
     0 for fewer than two values.
     """
@@ -81,7 +81,7 @@ class Squares:
     steps: int = 0
 
     def take(self, squares: Sequence[float], beta: float | None) -> "Squares":
-        """Returns the sums or averages with the squares of one more step.
+        """Return the sums or averages with the squares of one more step.
 
         Args:
             squares: x of each.
@@ -94,7 +94,7 @@ class Squares:
         )
 
     def roots(self, beta: float | None) -> tuple[float, ...]:
-        """Returns sqrt(v) of each; averages are corrected for their start from zero.
+        """Return sqrt(v) of each; averages are corrected for their start from zero.
 
         `beta` is as in `take`.
         """
@@ -104,7 +104,7 @@ class Squares:
 
 @dataclass(frozen=True)
 class Rule:
-    """Says how a gradient g becomes a step.
+    """Say how a gradient g becomes a step.
 
     momentum   m <- beta1 m + g;                    change = -rate m       (torch.optim.SGD's;
     FedAvgM's)
@@ -145,7 +145,7 @@ class Rule:
 
 
 class Moments:
-    """Keeps a run's running averages.
+    """Keep a run's running averages.
 
     They follow from its gradients, so that a replay restores them.
 
@@ -164,7 +164,7 @@ class Moments:
         self.steps = steps
 
     def change(self, gradient: Any, start: int) -> Any:
-        """Returns by how much this gradient, of step `steps` (from 1), changes the weights start,
+        """Return by how much this gradient, of step `steps` (from 1), changes the weights start,
         start + 1, ...
 
         Args:
@@ -193,11 +193,11 @@ class Moments:
             self.second[here] = _as(self.second[here], gradient.dtype) * rule.beta2 + square
 
     def divisor(self, here: slice, dtype: Any) -> Any:
-        """Returns sqrt(h) + eps, by which "hiso" divides some weights' entries of directions."""
+        """Return sqrt(h) + eps, by which "hiso" divides some weights' entries of directions."""
         return _square_root(_as(self.second[here], dtype)) + self.rule.eps
 
     def descent(self, here: slice, dtype: Any) -> Any:
-        """Returns by how much the averages change some weights.
+        """Return by how much the averages change some weights.
 
         "nesterov" needs the gradient, too.
         """
@@ -211,7 +211,7 @@ class Moments:
         return (m * -rule.rate) / (_square_root(v) + rule.eps)
 
     def _bias(self, beta: float, like: Any) -> Any:
-        """Returns 1 - beta^steps, to divide tensors as a tensor: by a number a GPU would multiply
+        """Return 1 - beta^steps, to divide tensors as a tensor: by a number a GPU would multiply
         with its inverse.
         """
         value = 1 - power(beta, self.steps)
@@ -219,12 +219,12 @@ class Moments:
 
 
 def _as(values: Any, dtype: Any) -> Any:
-    """Returns averages in the precision in which sums are taken."""
+    """Return averages in the precision in which sums are taken."""
     return values.astype(dtype) if isinstance(values, np.ndarray) else values.to(dtype)
 
 
 def _square_root(values: Any) -> Any:
-    """Returns the square root as IEEE 754 rounds it."""
+    """Return the square root as IEEE 754 rounds it."""
     if isinstance(values, np.ndarray):
         return np.sqrt(values)
     if values.device.type != "cpu":

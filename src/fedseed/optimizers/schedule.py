@@ -58,7 +58,7 @@ class Schedule(BaseModel):
         return self
 
     def factor(self, number: int) -> float:
-        """Returns the factor of the rate in a round, from 0 to 1.
+        """Return the factor of the rate in a round, from 0 to 1.
 
         Args:
             number: the round, from 1.
@@ -80,7 +80,7 @@ class Schedule(BaseModel):
 
 
 def _half_cosine(part: float) -> float:
-    """Returns (1 + cos(pi part)) / 2 = cos(pi part / 2)^2 for part from 0 to 1, to about 1e-15."""
+    """Return (1 + cos(pi part)) / 2 = cos(pi part / 2)^2 for part from 0 to 1, to about 1e-15."""
     square = (HALF_PI * part) * (HALF_PI * part)
     cosine = 1.0
     # Taylor's series, from its smallest term: 1 - x^2/2 (1 - x^2/12 (1 - ...))
@@ -90,12 +90,12 @@ def _half_cosine(part: float) -> float:
 
 
 def factor_of(schedule: Schedule | None, number: int) -> float:
-    """Returns the factor of a round; 1 without a schedule."""
+    """Return the factor of a round; 1 without a schedule."""
     return 1.0 if schedule is None else schedule.factor(number)
 
 
 def lasting(settings: Any, rounds: int) -> Any:
-    """Gives schedules as many rounds as the run has, where they do not say how many they have.
+    """Give schedules as many rounds as the run has, where they do not say how many they have.
 
     Args:
         settings: a method, or what is in one.

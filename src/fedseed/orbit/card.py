@@ -56,7 +56,7 @@ class Facts:
 
 
 def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> str:
-    """Returns README.md of a tuned model.
+    """Return README.md of a tuned model.
 
     `kind` is the name of the model's class, by which it is loaded.
     """
@@ -111,7 +111,7 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
 
 
 def _code(text: str) -> str:
-    """Returns a text as a code span that shows it as it is, between as many backticks as that
+    """Return a text as a code span that shows it as it is, between as many backticks as that
     takes.
     """
     line = clean(" ".join(text.split()))
@@ -121,5 +121,5 @@ def _code(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Returns a text with its markup escaped, so that it shows as it is outside of a code span."""
+    """Return a text with its markup escaped, so that it shows as it is outside of a code span."""
     return _MARKUP.sub(r"\\\g<0>", clean(" ".join(text.split())))

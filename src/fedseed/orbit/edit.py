@@ -10,7 +10,7 @@ from fedseed.orbit.record import NO_DIGEST, packed
 
 
 def rollback(path: Path, to: int, out: Path) -> Orbit:
-    """Writes the steps up to number `to` into a new file `out`, even if later ones are damaged.
+    """Write the steps up to number `to` into a new file `out`, even if later ones are damaged.
 
     Returns that orbit.
 
@@ -27,7 +27,7 @@ def rollback(path: Path, to: int, out: Path) -> Orbit:
 
 
 def compact(path: Path, out: Path) -> Orbit:
-    """Writes the last step alone into a new file `out`, of a method whose newest step replaces all
+    """Write the last step alone into a new file `out`, of a method whose newest step replaces all
     others.
 
     Returns that orbit, which replays to its last step only. Raises OrbitError: the method needs all
@@ -46,7 +46,7 @@ def compact(path: Path, out: Path) -> Orbit:
 
 
 def differences(a: Orbit, b: Orbit) -> list[str]:
-    """Returns a line for each difference between two orbits.
+    """Return a line for each difference between two orbits.
 
     There is none if base, settings and steps are the same.
     """

@@ -37,7 +37,7 @@ def check_free(folder: Path) -> None:
 
 
 def check_tokens(folder: Path, tokenizer: Any) -> None:
-    """Raises FedseedError if a written tokenizer makes other tokens or chats than the training's
+    """Raise FedseedError if a written tokenizer makes other tokens or chats than the training's
     did.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -60,7 +60,7 @@ def check_tokens(folder: Path, tokenizer: Any) -> None:
 
 
 def check_weights(folder: Path, model: Any) -> None:
-    """Raises FedseedError if a written model, loaded again, has other weights than the tuned one.
+    """Raise FedseedError if a written model, loaded again, has other weights than the tuned one.
 
     Args:
         folder: what was written.
@@ -99,7 +99,7 @@ def check_weights(folder: Path, model: Any) -> None:
 
 
 def _differ(tuned: Any, written: Any) -> bool:
-    """Returns whether two tensors have other values."""
+    """Return whether two tensors have other values."""
     ours, theirs = tuned.detach().cpu(), written.detach().cpu()
     if ours.shape != theirs.shape:
         return True
@@ -109,7 +109,7 @@ def _differ(tuned: Any, written: Any) -> bool:
 def export_model(
     folder: Path, model: Any, processor: Any, header: Header, facts: Facts, merge: bool = False
 ) -> None:
-    """Writes a tuned model into a folder, as a whole or not at all.
+    """Write a tuned model into a folder, as a whole or not at all.
 
     What was written is loaded again and compared before it takes its place.
 

@@ -74,27 +74,27 @@ class Orbit:
 
     @property
     def last(self) -> int:
-        """Returns the number of the last step; `header.first` - 1 if there is none."""
+        """Return the number of the last step; `header.first` - 1 if there is none."""
         return self.parts[-1].last if self.parts else self.header.first - 1
 
     @property
     def last_digest(self) -> str | None:
-        """Returns the digest of the weights after the last step; None: the file does not say."""
+        """Return the digest of the weights after the last step; None: the file does not say."""
         digest = self.parts[-1].digest if self.parts else NO_DIGEST
         return None if digest == NO_DIGEST else digest
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
-        """Returns all steps."""
+        """Return all steps."""
         return tuple(self.steps())
 
     def steps(self, upto: int | None = None) -> Steps:
-        """Returns the steps one after the other, up to and with number `upto`."""
+        """Return the steps one after the other, up to and with number `upto`."""
         return Steps(self.parts, self.header.method, upto)
 
     @classmethod
     def open(cls, path: str | Path) -> "Orbit":
-        """Reads and checks an orbit file.
+        """Read and checks an orbit file.
 
         Raises:
             OrbitError: missing, another format or stream version, damaged or cut short; names the
@@ -104,7 +104,7 @@ class Orbit:
 
     @classmethod
     def parse(cls, data: bytes, source: str = "orbit") -> "Orbit":
-        """Reads and checks an orbit in memory, as `open` does.
+        """Read and checks an orbit in memory, as `open` does.
 
         Args:
             data: the bytes.
@@ -116,7 +116,7 @@ class Orbit:
         return orbit
 
     def check_upto(self, upto: int | None) -> int:
-        """Returns `upto`, or the last step's number for None.
+        """Return `upto`, or the last step's number for None.
 
         Raises OrbitError: nobody can replay to there.
         """
@@ -131,7 +131,7 @@ class Orbit:
         return count
 
     def check_steps(self) -> None:
-        """Reads every step as its method does; no model is needed.
+        """Read every step as its method does; no model is needed.
 
         Raises OrbitError, which names a bad step.
         """
@@ -144,7 +144,7 @@ class Orbit:
                 raise OrbitError(f"step {record.round}: {error}") from error
 
     def equip(self, model: "torch.nn.Module") -> "torch.nn.Module":
-        """Returns the base with the adapter that the orbit tunes, at its first weights: `replay`
+        """Return the base with the adapter that the orbit tunes, at its first weights: `replay`
         goes on from there.
 
         Args:
@@ -164,7 +164,7 @@ class Orbit:
         progress: Callable[[int], None] | None = None,
         check_all: bool = False,
     ) -> str:
-        """Applies the steps up to number `upto` (all by default) to the base, in place.
+        """Apply the steps up to number `upto` (all by default) to the base, in place.
 
         Args:
             model: the base, as loaded; its digest must be the header's. Where the orbit tunes an
@@ -187,7 +187,7 @@ class Orbit:
 
 
 def read(path: str | Path) -> bytes:
-    """Returns a file's bytes. Raises OrbitError."""
+    """Return a file's bytes. Raises OrbitError."""
     if is_irregular(Path(path)):
         raise OrbitError(f"{path}: no regular file (a pipe or a device): reading it may never end")
     try:
@@ -197,7 +197,7 @@ def read(path: str | Path) -> bytes:
 
 
 def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
-    """Returns everything up to the first damage, and the damage.
+    """Return everything up to the first damage, and the damage.
 
     Raises OrbitError: the header is not usable.
 
@@ -252,7 +252,7 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
 
 
 def _record(header: Header, data: bytes, position: int, step: int, last: bytes) -> Record | Damage:
-    """Returns the record at `position`, which should begin with number `step`, or what is wrong
+    """Return the record at `position`, which should begin with number `step`, or what is wrong
     with it.
     """
 
@@ -287,7 +287,7 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
 
 
 def write_orbit(path: Path, start: bytes, parts: Iterable[Record]) -> None:
-    """Writes a whole orbit file, or replaces one, in one go.
+    """Write a whole orbit file, or replaces one, in one go.
 
     `start` is the header's bytes with the link (`Orbit.start`, or `begin`). Raises StorageError: it
     can't be written; what was there before still is.
@@ -302,6 +302,6 @@ def write_orbit(path: Path, start: bytes, parts: Iterable[Record]) -> None:
 
 
 def begin(header: Header) -> bytes:
-    """Returns the bytes an orbit file begins with: the header and its link."""
+    """Return the bytes an orbit file begins with: the header and its link."""
     data = header.encode()
     return data + link(b"", data)

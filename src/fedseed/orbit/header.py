@@ -131,7 +131,7 @@ class Header:
 
     @classmethod
     def decode(cls, packed: bytes, format: int = FORMAT) -> "Header":
-        """Returns the header from its compressed JSON, of an orbit of this format.
+        """Return the header from its compressed JSON, of an orbit of this format.
 
         Raises OrbitError: not valid.
         """
@@ -188,7 +188,7 @@ class Header:
             raise OrbitError(f"orbit header is not valid: {shown(error, _SHOWN)}") from error
 
     def check(self) -> None:
-        """Raises ValueError for what the types do not say."""
+        """Raise ValueError for what the types do not say."""
         if self.digest_kind not in get_args(DigestKind):
             known = ", ".join(get_args(DigestKind))
             raise ValueError(
@@ -211,17 +211,17 @@ class Header:
 
     @property
     def about_base(self) -> dict[str, str]:
-        """Returns what the base is, and how it is hashed."""
+        """Return what the base is, and how it is hashed."""
         return {
             name: getattr(self, name) for name in ("base", "dtype", "base_digest", "digest_kind")
         }
 
     def hashed_alike(self, other: "Header") -> bool:
-        """Returns whether digests of both can be compared."""
+        """Return whether digests of both can be compared."""
         return self.digest_kind == other.digest_kind
 
     def versions_apart(self, other: "Header") -> str:
-        """Returns what to add to a message where two bases' tensors have other names or shapes by
+        """Return what to add to a message where two bases' tensors have other names or shapes by
         the version of transformers; "" where they have not.
         """
         mine, yours = ({t.name: t.shape for t in one.layout.tensors} for one in (self, other))
@@ -237,15 +237,15 @@ class Header:
         )
 
     def digest_of(self, weights: bytes) -> str:
-        """Returns the digest of trained weights, whose tensors' bytes stand one after the other."""
+        """Return the digest of trained weights, whose tensors' bytes stand one after the other."""
         return dense_digest(self.layout, weights, self.digest_kind)
 
     def of_recipe(self, method: Method, seed: int, digest: DigestKind) -> "Header":
-        """Returns the header as it would be if these were the recipe's."""
+        """Return the header as it would be if these were the recipe's."""
         return replace(self, method=method, seed=seed, digest_kind=digest)
 
     def start(self) -> State:
-        """Returns the method's state before the first step.
+        """Return the method's state before the first step.
 
         Raises OrbitError if the settings do not fit the layout.
         """
@@ -255,7 +255,7 @@ class Header:
             raise OrbitError(f"orbit header is not valid: {error}") from error
 
     def differences(self, other: "Header") -> list[str]:
-        """Returns a line for each difference, such as "method.rate: 0.1, 0.2".
+        """Return a line for each difference, such as "method.rate: 0.1, 0.2".
 
         The base counts by its digest.
 
@@ -287,7 +287,7 @@ def _said(facts: dict[str, Any], key: str) -> object:
 
 
 def chosen(settings: BaseModel) -> dict[str, Any]:
-    """Returns a method's name or an adapter's kind, and those of its settings that are not as by
+    """Return a method's name or an adapter's kind, and those of its settings that are not as by
     default.
 
     So a run has the orbit that it had before fedseed got a new setting, as long as the setting's
@@ -308,7 +308,7 @@ def _most_text(packed: bytes) -> int:
 
 
 def _too_much(packed: bytes, text: bytes) -> str | None:
-    """Returns what a header has too much of, before anything is made of it; None: nothing."""
+    """Return what a header has too much of, before anything is made of it; None: nothing."""
     if len(text) > _most_text(packed):
         return f"{len(text):,} bytes of text in {len(packed):,} compressed ones"
     if len(text) > _MOST_WIDE and (b"\\u" in text or not text.isascii()):
@@ -322,7 +322,7 @@ def _too_much(packed: bytes, text: bytes) -> str | None:
 
 
 def _check_sizes(data: dict[str, Any]) -> None:
-    """Raises ValueError for a layout whose products would take long, and for more settings than
+    """Raise ValueError for a layout whose products would take long, and for more settings than
     anything has.
     """
 

@@ -39,14 +39,14 @@ class Record:
         return self.round + self.steps - 1
 
     def encode(self) -> bytes:
-        """Returns the record's bytes, without the link."""
+        """Return the record's bytes, without the link."""
         head = struct.pack("<III", len(self.payload), self.round, self.steps)
         return (
             head + struct.pack("<I", zlib.crc32(head)) + self.payload + bytes.fromhex(self.digest)
         )
 
     def check(self, method: Method) -> None:
-        """Raises MessageError if the payload can't be that many steps; none of them is made."""
+        """Raise MessageError if the payload can't be that many steps; none of them is made."""
         if self.steps == 1 or (self.steps == 0 and not self.payload):
             return
         if not 1 <= self.steps <= MOST_PACKED or not 0 < len(self.payload) <= MOST_PACKED:
@@ -54,7 +54,7 @@ class Record:
         check_pack(method, self.payload, self.steps)
 
     def unpack(self, method: Method) -> Iterator["Record"]:
-        """Yields its steps. Raises MessageError if the payload can't be that many."""
+        """Yield its steps. Raises MessageError if the payload can't be that many."""
         self.check(method)
         if self.steps == 1:
             yield self
@@ -84,12 +84,12 @@ class Steps:
 
 
 def link(previous: bytes, data: bytes) -> bytes:
-    """Returns the hash that checks `data` and chains it to what comes before."""
+    """Return the hash that checks `data` and chains it to what comes before."""
     return hashlib.blake2b(previous + data, digest_size=LINK_BYTES).digest()
 
 
 def packed(method: Method, records: Iterable[Record]) -> Iterator[Record]:
-    """Yields steps as a finished orbit holds them: those of a step-by-step method packed, others
+    """Yield steps as a finished orbit holds them: those of a step-by-step method packed, others
     one by one.
 
     What comes out depends on the steps alone, so that an interrupted run ends in the same bytes.
@@ -119,7 +119,7 @@ def packed(method: Method, records: Iterable[Record]) -> Iterator[Record]:
 
 
 def ending(parts: Iterable[Record]) -> Iterator[Record]:
-    """Yields the records, and the one that ends a file: no steps, and the last digest once more."""
+    """Yield the records, and the one that ends a file: no steps, and the last digest once more."""
     last = Record(0, b"")
     for last in parts:
         yield last

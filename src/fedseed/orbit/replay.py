@@ -38,7 +38,7 @@ def replay(
     progress: OnStep | None,
     check_all: bool = False,
 ) -> str:
-    """Applies steps to the base in place, and returns the weights' digest; see `Orbit.replay`."""
+    """Apply steps to the base in place, and returns the weights' digest; see `Orbit.replay`."""
     if header.adapter is None:
         check_base(header, model)
     elif not adapters.is_installed(model):
@@ -62,7 +62,7 @@ def replay(
 
 
 def space_of(header: Header, model: torch.nn.Module) -> ParameterSpace:
-    """Returns the space of the parameters that an orbit tunes, with the header's blocks and kind of
+    """Return the space of the parameters that an orbit tunes, with the header's blocks and kind of
     digests.
 
     Just these train then, whatever trains in the model as it was loaded.
@@ -84,7 +84,7 @@ def space_of(header: Header, model: torch.nn.Module) -> ParameterSpace:
 
 
 def other_tensors(header: Header, model: torch.nn.Module) -> str:
-    """Returns what differs between the tensors that an orbit tunes and a model's, for a person."""
+    """Return what differs between the tensors that an orbit tunes and a model's, for a person."""
     theirs = {tensor.name: tensor.shape for tensor in header.layout.tensors}
     ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     said = "the base's trainable tensors or blocks are not those of the orbit"
@@ -99,7 +99,7 @@ def other_tensors(header: Header, model: torch.nn.Module) -> str:
 
 
 def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the base with the adapter that an orbit tunes; see `Orbit.equip`."""
+    """Return the base with the adapter that an orbit tunes; see `Orbit.equip`."""
     if adapters.is_installed(model) and header.adapter is not None:
         # the run's base was the folder of an adapter, and is loaded with it
         check_base(header, model, adapters.base_digest)
@@ -130,7 +130,7 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
 
 
 def check_first_weights(header: Header, model: torch.nn.Module) -> None:
-    """Raises OrbitError if an adapter starts from other weights than the run's did."""
+    """Raise OrbitError if an adapter starts from other weights than the run's did."""
     found = adapters.start_digest(model, space_of(header, model))
     if header.adapter is not None and found != header.adapter.digest:
         raise OrbitError(
@@ -142,7 +142,7 @@ def check_first_weights(header: Header, model: torch.nn.Module) -> None:
 def check_base(
     header: Header, model: torch.nn.Module, hashed: Callable[..., str] = base_digest
 ) -> None:
-    """Raises OrbitError if the base has another digest than the orbit's."""
+    """Raise OrbitError if the base has another digest than the orbit's."""
     found = hashed(model, header.digest_kind)
     if found == header.base_digest:
         return
@@ -154,7 +154,7 @@ def check_base(
 
 
 def _other_version(header: Header, model: torch.nn.Module) -> str:
-    """Returns why tensors may have other names than the orbit's, though the files are the same."""
+    """Return why tensors may have other names than the orbit's, though the files are the same."""
     import transformers
 
     theirs = [tensor.name for tensor in header.layout.tensors]
@@ -176,7 +176,7 @@ def catch_up(
     progress: OnStep | None = None,
     check_all: bool = False,
 ) -> State:
-    """Applies recorded steps, and compares the weights with the digests recorded with them.
+    """Apply recorded steps, and compares the weights with the digests recorded with them.
 
     Args:
         method: the method.

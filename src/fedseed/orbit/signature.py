@@ -18,7 +18,7 @@ from fedseed.orbit.file import Orbit, read
 
 
 def generate_key(path: Path) -> Path:
-    """Makes a key: a private file `path`, readable by its owner only, and a public one, `path`.pub,
+    """Make a key: a private file `path`, readable by its owner only, and a public one, `path`.pub,
     which is returned.
 
     Raises OrbitError: one of the files exists; StorageError: a file can't be written.
@@ -47,7 +47,7 @@ def generate_key(path: Path) -> Path:
 
 
 def private_key(path: Path) -> ed25519.Ed25519PrivateKey:
-    """Returns the private key in a file. Raises OrbitError if it holds none."""
+    """Return the private key in a file. Raises OrbitError if it holds none."""
     try:
         key = serialization.load_pem_private_key(read(path), password=None)
     except (ValueError, TypeError) as error:
@@ -71,7 +71,7 @@ def sign(path: Path, key_file: Path) -> Path:
 
 
 def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
-    """Raises OrbitError unless a signature (by default PATH.sig) is that of a public key, PEM, for
+    """Raise OrbitError unless a signature (by default PATH.sig) is that of a public key, PEM, for
     an orbit's file.
     """
     try:

@@ -54,7 +54,7 @@ class OrbitWriter:
         self._complete = orbit.complete
 
     def take(self) -> Orbit:
-        """Returns, once, the orbit that the file held when it was taken up.
+        """Return, once, the orbit that the file held when it was taken up.
 
         It is not kept, to save memory.
         """
@@ -63,7 +63,7 @@ class OrbitWriter:
         return orbit
 
     def append(self, record: Record, sync: bool = True) -> None:
-        """Writes one step.
+        """Write one step.
 
         Raises OrbitError: not the next one; StorageError: can't be written, the file is as before.
 

@@ -64,7 +64,7 @@ class Basis:
 
     @property
     def tile(self) -> int:
-        """Returns B, the size of the Hadamard matrix, a power of two (1 for the other bases)."""
+        """Return B, the size of the Hadamard matrix, a power of two (1 for the other bases)."""
         return 1 << (self.size - 1).bit_length() if self.name == "hadamard" else 1
 
     @property
@@ -76,7 +76,7 @@ class Basis:
         return self.spec_on(None)
 
     def spec_on(self, matrices: Matrices | None) -> Spec:
-        """Returns the basis as the kernels take it, on a vector with these matrices.
+        """Return the basis as the kernels take it, on a vector with these matrices.
 
         Raises:
             ValueError: the basis is "lowrank", and `matrices` is None.
@@ -88,7 +88,7 @@ class Basis:
         return Spec(self.name, self.seed, self.tile, self.rank, matrices)
 
     def variance(self, length: int) -> float:
-        """Returns rho, the variance of an entry in a block of `length` parameters (1 but for
+        """Return rho, the variance of an entry in a block of `length` parameters (1 but for
         "truncated_normal").
         """
         return entries.variance(length) if self.name == "truncated_normal" else 1.0

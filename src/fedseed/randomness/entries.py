@@ -87,7 +87,7 @@ def _moment(bound: float, power: int) -> float:
 
 
 def bound(length: int) -> float:
-    """Returns a = 1/sqrt(d), the largest entry of a `truncated_normal` direction of a block of
+    """Return a = 1/sqrt(d), the largest entry of a `truncated_normal` direction of a block of
     `length` parameters.
     """
     if length < 1:
@@ -106,7 +106,7 @@ def variance(length: int) -> float:
 
 
 def central_mass(length: int) -> float:
-    """Returns Phi(a) - Phi(-a) = erf(a / sqrt 2), the part of the normal distribution that is
+    """Return Phi(a) - Phi(-a) = erf(a / sqrt 2), the part of the normal distribution that is
     kept.
     """
     a = bound(length)

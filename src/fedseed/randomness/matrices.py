@@ -19,7 +19,7 @@ class Matrix(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Returns the number of elements."""
+        """Return the number of elements."""
         return self.rows * max(self.columns, 1)
 
 

@@ -81,7 +81,7 @@ def philox4x32(
 
 
 def split_seed(seed: int) -> tuple[int, int]:
-    """Returns the Philox key of a 64-bit seed: (low word, high word).
+    """Return the Philox key of a 64-bit seed: (low word, high word).
 
     Raises:
         ValueError: the seed is not in [0, 2**64).
@@ -111,7 +111,7 @@ def check_seed(seed: int, where: str = "seed") -> int:
 
 
 def block(seed: int, domain: int, direction: int, position: int) -> tuple[int, int, int, int]:
-    """Returns one Philox block as four numbers, as `words` has it: of so few, NumPy would take
+    """Return one Philox block as four numbers, as `words` has it: of so few, NumPy would take
     thirty times as long.
 
     Args:
@@ -146,7 +146,7 @@ def words(seed: int, domain: int, direction: int, first_block: int, blocks: int)
 
 
 def derive(seed: int, domain: int, position: int = 0, direction: int = 0) -> int:
-    """Returns a 64-bit number for one use: the seed of a round, of a client in a round, and so on.
+    """Return a 64-bit number for one use: the seed of a round, of a client in a round, and so on.
 
     Args:
         seed: the run's seed.
@@ -165,7 +165,7 @@ def coins(seed: int, step: int, count: int) -> NDArray[np.int8]:
 
 
 def rate_number(seed: int, number: int, client: int) -> float:
-    """Returns a client's number in a round, uniform on (-1, 1), by which FedMeZO's random learning
+    """Return a client's number in a round, uniform on (-1, 1), by which FedMeZO's random learning
     rates differ.
     """
     return ((derive(seed, Domain.RATE, number, client) >> 11) + 0.5) * 2.0**-52 - 1.0
@@ -178,12 +178,12 @@ def uniform_integers(seed: int, domain: int, count: int, direction: int = 0) -> 
 
 
 def draws(seed: int, count: int) -> NDArray[np.uint64]:
-    """Returns 64-bit integers to choose something by."""
+    """Return 64-bit integers to choose something by."""
     return uniform_integers(seed, Domain.SAMPLING, count)
 
 
 def permutation(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.int64]:
-    """Returns a random order of 0..count-1: the ranks of `count` random 64-bit keys (ties keep
+    """Return a random order of 0..count-1: the ranks of `count` random 64-bit keys (ties keep
     their order).
     """
     return np.argsort(uniform_integers(seed, domain, count, direction), kind="stable")

@@ -27,8 +27,8 @@ from fedseed.training.steps import Rounder, Steps, steps_of, steps_on_factors
 from fedseed.training.streaming import gradients_taken
 from fedseed.weights.change import Change, Floats
 from fedseed.weights.devices import gpus, wait_for
-from fedseed.weights.heap import give_back
-from fedseed.weights.projection import Projection, change_norms, count_moved, project_change
+from fedseed.weights.heap import release_free_memory
+from fedseed.weights.projection import Projection, change_norms, count_changed, project_change
 from fedseed.weights.row_losses import row_losses
 from fedseed.weights.space import ParameterSpace
 from fedseed.weights.subspace import RandomSubspace
@@ -46,7 +46,7 @@ def part_losses(
     along: Sequence[int],
     scale: float,
 ) -> list[list[float]]:
-    """Returns mean losses over the terms of the parts of some batches, in one forward pass if that
+    """Return mean losses over the terms of the parts of some batches, in one forward pass if that
     is possible.
 
     Args:
@@ -86,7 +86,8 @@ def part_losses(
         )
         together = None if own is None else partial(own, space.model, items)
         found = row_losses(space, losses, items, basis, directions, scale, counts, together)
-    each = iter(space.vector.each(found.tolist())[0])  # of several processes the first one's count
+    # of several processes the first one's count
+    each = iter(space.vector.gather(found.tolist())[0])
     means = iter(
         [sum(next(each) for _ in part) / sum(map(objective.weight, part)) for part in parts]
     )
@@ -186,7 +187,7 @@ class LocalClient(Client):
         self.memory.keep(self.number, self.round, vector)
 
     def put_back(self) -> None:
-        """Undoes the training: the weights and buffers of the round's beginning."""
+        """Undo the training: the weights and buffers of the round's beginning."""
         while self._undo:
             self._undo.pop()()
         self._start, self._finer = (), None
@@ -197,10 +198,10 @@ class LocalClient(Client):
         needs room.
         """
         if self.cost.backward_passes and self.space.layout.dense_bytes >= MANY_BYTES:
-            give_back()
+            release_free_memory()
 
     def _remember(self, copy: bool) -> None:
-        """Makes sure that what follows can be undone: by a copy of the weights, or else as the
+        """Make sure that what follows can be undone: by a copy of the weights, or else as the
         space itself can.
         """
         if self._start:
@@ -212,7 +213,7 @@ class LocalClient(Client):
         self._undo += [self._buffers_as_they_are(), way_back]
 
     def _buffers_as_they_are(self) -> Callable[[], None]:
-        """Returns a function that brings the model's buffers back: batch norm's statistics stay
+        """Return a function that brings the model's buffers back: batch norm's statistics stay
         with the client.
         """
         kept = [b.clone() for b in self.space.model.buffers()]
@@ -257,7 +258,7 @@ class LocalClient(Client):
             self.space.perturbed(basis, k, scale, often=often) if scale else nullcontext(),
             self._clock("local"),
         ):
-            losses: list[float] = self.space.vector.each(
+            losses: list[float] = self.space.vector.gather(
                 self.objective.losses(model, items).tolist()
             )[0]
         return [
@@ -317,7 +318,7 @@ class LocalClient(Client):
         steps: Steps,
         before_step: Callable[[int], None] | None = None,
     ) -> None:
-        """Trains with an optimiser; `before_step` is called with each step's number, from 1.
+        """Train with an optimiser; `before_step` is called with each step's number, from 1.
 
         Raises NonFiniteError if the gradient was finite in none of the steps.
         """
@@ -350,13 +351,13 @@ class LocalClient(Client):
             )
 
     def _end(self, steps: Steps) -> None:
-        """Counts in the first round how many weights have moved, if they can lose small steps.
+        """Count in the first round how many weights have moved, if they can lose small steps.
 
         Frees memory.
         """
         if not steps.keeps and self.round == 1:
             with self.phase("local"):
-                parts = self.space.vector.each(count_moved(self.space.parameters, self._start))
+                parts = self.space.vector.gather(count_changed(self.space.parameters, self._start))
             self.cost.moved_weights, self.cost.movable_weights = map(sum, zip(*parts, strict=True))
         self._give_back()
 
@@ -411,7 +412,7 @@ class LocalClient(Client):
         return projection.finish()
 
     def _train(self, training: LocalTraining, step: Callable[[Sequence[Any]], float]) -> None:
-        """Calls `step` on one batch after the other; it returns the batch's loss."""
+        """Call `step` on one batch after the other; it returns the batch's loss."""
         order = self.batches(training.batch * training.accumulation)
         with self._training():
             for number in range(1, self._step_count(training) + 1):
@@ -421,14 +422,14 @@ class LocalClient(Client):
                 self.cost.losses.append(loss)
 
     def _step_count(self, training: LocalTraining) -> int:
-        """Returns how many optimiser steps the settings ask for, with the client's examples."""
+        """Return how many optimiser steps the settings ask for, with the client's examples."""
         if training.epochs is None:
             return training.steps
         return -(-training.epochs * len(self.items) // (training.batch * training.accumulation))
 
     @contextmanager
     def _training(self) -> Iterator[None]:
-        """Puts the model in training mode.
+        """Put the model in training mode.
 
         Dropout draws from torch's generator, seeded by (run, round, client).
         """
@@ -444,7 +445,7 @@ class LocalClient(Client):
         share: float,
         autocast: Autocast | None = None,
     ) -> float:
-        """Adds `share` times the mean loss' gradient over all terms of `items`, part by part.
+        """Add `share` times the mean loss' gradient over all terms of `items`, part by part.
 
         Returns the loss.
         """

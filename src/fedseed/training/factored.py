@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from fedseed.weights.change import Floats
-from fedseed.weights.perturbation import can_exchange, way_of
+from fedseed.weights.perturbation import can_exchange, exchange_kind
 from fedseed.weights.space import ParameterSpace
 from fedseed.weights.subspace import Matrices, RandomSubspace, matrices_of
 
@@ -161,7 +161,7 @@ class FactoredWeight(torch.nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if way_of(func) == "ask":
+        if exchange_kind(func) == "ask":
             return func(*_exchanged(args, _plain), **_exchanged(kwargs, _plain))
         shortcut = _SHORTCUTS.get(func)
         if shortcut is not None:

@@ -37,7 +37,7 @@ class Memory:
 
     @cached_property
     def folder(self) -> Path:
-        """Returns where the files are; for other processes, too."""
+        """Return where the files are; for other processes, too."""
         if self._given is not None:
             return self._given
         made = mkdtemp(prefix="fedseed-memory-")
@@ -45,7 +45,7 @@ class Memory:
         return Path(made)
 
     def recall(self, client: int, round: int, size: int) -> Floats | None:
-        """Returns a copy of what a client kept last before a round, `size` numbers; None: nothing.
+        """Return a copy of what a client kept last before a round, `size` numbers; None: nothing.
 
         Raises FedseedError if a file is damaged, or of a model of another size.
         """
@@ -63,7 +63,7 @@ class Memory:
         return np.frombuffer(data, dtype="<f4", offset=4).astype(np.float32)
 
     def keep(self, client: int, round: int, vector: Floats) -> None:
-        """Keeps a client's vector of a round, on disk before this returns.
+        """Keep a client's vector of a round, on disk before this returns.
 
         What is older than needed is forgotten.
 
@@ -83,6 +83,6 @@ class Memory:
             path.unlink(missing_ok=True)
 
     def _kept(self, client: int) -> list[tuple[int, Path]]:
-        """Returns the client's files by round, in ascending order."""
+        """Return the client's files by round, in ascending order."""
         paths = ((path.name.split("."), path) for path in self.folder.glob(f"client-{client}.*.f4"))
         return sorted((int(parts[1]), path) for parts, path in paths if len(parts) == 3)

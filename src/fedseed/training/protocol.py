@@ -41,14 +41,14 @@ class Client(Protocol):
         items: Sequence[Any],
         one_sided: bool = False,
     ) -> list[Any]:
-        """Returns the estimates along some directions, as the method measures them
+        """Return the estimates along some directions, as the method measures them
         (`ZerothOrder.measured`).
         """
 
     def example_losses(
         self, basis: Basis, k: int, scale: float, items: Sequence[Any]
     ) -> list[float]:
-        """Returns the mean loss over each item's own terms at w + scale * direction(k).
+        """Return the mean loss over each item's own terms at w + scale * direction(k).
 
         Scale may be 0.
         """
@@ -56,7 +56,7 @@ class Client(Protocol):
     def population_losses(
         self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]
     ) -> list[float]:
-        """Returns the mean losses over all terms of n equal parts of `items`.
+        """Return the mean losses over all terms of n equal parts of `items`.
 
         One forward pass over all of them.
 
@@ -68,7 +68,7 @@ class Client(Protocol):
         """Changes the weights, for a local step."""
 
     def skip(self, reason: str) -> None:
-        """Counts a local step that was not usable, and notes why."""
+        """Count a local step that was not usable, and notes why."""
 
     def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
         """Lets forward passes inside the block compute in a 16-bit dtype where torch's autocast
@@ -76,12 +76,12 @@ class Client(Protocol):
         """
 
     def first_order(self, training: LocalTraining) -> None:
-        """Trains the weights in place. Raises NonFiniteError if a loss is not finite."""
+        """Train the weights in place. Raises NonFiniteError if a loss is not finite."""
 
     def train_factors(
         self, training: LocalTraining, subspace: RandomSubspace, interval: int | None = None
     ) -> list[Floats]:
-        """Trains B at W + B P, from zero, where P spans random subspaces; W stays as it is.
+        """Train B at W + B P, from zero, where P spans random subspaces; W stays as it is.
 
         Args:
             training: local training.
@@ -98,7 +98,7 @@ class Client(Protocol):
         """
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
-        """Returns the gradient of a batch's mean loss as bytes, and how many terms that loss is the
+        """Return the gradient of a batch's mean loss as bytes, and how many terms that loss is the
         mean of.
 
         The batch is of so many examples, None: of all that the client has; `micro_batch` of them go
@@ -108,37 +108,37 @@ class Client(Protocol):
     def project_gradients(
         self, training: LocalTraining, basis: Basis, counts: Sequence[int]
     ) -> list[Floats]:
-        """Trains with plain SGD, and returns V^T (w_start - w_end), summed up gradient by gradient.
+        """Train with plain SGD, and returns V^T (w_start - w_end), summed up gradient by gradient.
 
         Raises NonFiniteError if a loss is not finite.
         """
 
     def change_norms(self) -> NDArray[np.float64]:
-        """Returns |w_start - w_now| for each block."""
+        """Return |w_start - w_now| for each block."""
 
     def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
-        """Returns V^T (w_start - w_now), counts[l] directions for block l."""
+        """Return V^T (w_start - w_now), counts[l] directions for block l."""
 
     def difference(self) -> Floats:
-        """Returns w_start - w_now as one vector of length d, which the caller may change."""
+        """Return w_start - w_now as one vector of length d, which the caller may change."""
 
     def weights(self) -> bytes:
-        """Returns all trainable tensors as they are, in order, in their own dtypes (rounded to them
+        """Return all trainable tensors as they are, in order, in their own dtypes (rounded to them
         if need be).
         """
 
     def recall(self, size: int | None = None) -> Floats | None:
-        """Returns what it kept when it last took part in a round before this one, `size` numbers
+        """Return what it kept when it last took part in a round before this one, `size` numbers
         (default: d).
 
         None: nothing yet.
         """
 
     def keep(self, vector: Floats) -> None:
-        """Keeps a vector of length d for later rounds.
+        """Keep a vector of length d for later rounds.
 
         The same round again keeps another in its place.
         """
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Counts the time that is spent inside the block under this name."""
+        """Count the time that is spent inside the block under this name."""

@@ -104,7 +104,7 @@ class LocalTraining(BaseModel):
         return self
 
     def at(self, number: int) -> "LocalTraining":
-        """Returns the settings in a round: with the learning rate that the schedule gives it."""
+        """Return the settings in a round: with the learning rate that the schedule gives it."""
         factor = factor_of(self.schedule, number)
         return (
             self
@@ -113,7 +113,7 @@ class LocalTraining(BaseModel):
         )
 
     def not_plain_sgd(self) -> Iterator[str]:
-        """Yields what would have to be set for a step to be -rate times the gradient of one
+        """Yield what would have to be set for a step to be -rate times the gradient of one
         micro-batch.
         """
         if self.optimizer != "sgd" or self.momentum:

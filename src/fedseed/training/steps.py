@@ -51,7 +51,7 @@ class Rounder:
 
     @torch.no_grad()
     def send(self, copies: Sequence[torch.Tensor]) -> None:
-        """Makes the weights the float32 copies, rounded; the same each time."""
+        """Make the weights the float32 copies, rounded; the same each time."""
         for p, copy in zip(self._vector.parameters, copies, strict=True):
             elements = flat(p)
             moving.write(elements, flat(copy), (self._seed, _SENDING), self._vector.start_of(p))
@@ -59,12 +59,12 @@ class Rounder:
 
 
 def _part(tensor: torch.Tensor, row: int | None) -> torch.Tensor:
-    """Returns a row of a matrix; None: all of the tensor."""
+    """Return a row of a matrix; None: all of the tensor."""
     return tensor if row is None else tensor[row]
 
 
 def _advance(optimizer: torch.optim.Optimizer) -> None:
-    """Takes a step; torch counts them on the CPU, all else lies where the weights do."""
+    """Take a step; torch counts them on the CPU, all else lies where the weights do."""
     with torch.device("cpu"):
         optimizer.step()
 
@@ -126,7 +126,9 @@ class Steps:
         if self.keeps or self.adapts or self.scale != 1.0 or parted:
             norm = (
                 hypot(
-                    *self.vector.each(norm_of([w.grad for w in self.weights if w.grad is not None]))
+                    *self.vector.gather(
+                        norm_of([w.grad for w in self.weights if w.grad is not None])
+                    )
                 )
                 / self.scale
             )
@@ -149,7 +151,7 @@ class Steps:
         _advance(self._optimizer)
 
     def plain(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns a gradient, or a row of one, without the scale and with weight decay.
+        """Return a gradient, or a row of one, without the scale and with weight decay.
 
         In float32 where steps are.
         """
@@ -188,7 +190,7 @@ class MasterSteps(Steps):
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Adds gradients up in float32; a 16-bit one is freed as soon as it has arrived."""
+        """Add gradients up in float32; a 16-bit one is freed as soon as it has arrived."""
         pairs = [
             (p, copy)
             for p, copy in zip(self.vector.parameters, self.weights, strict=True)
@@ -248,7 +250,7 @@ class StochasticSteps(Steps):
         hi: int,
         piece: torch.Tensor,
     ) -> torch.Tensor:
-        """Returns a piece after a step of its optimiser, whose averages are kept, the piece itself
+        """Return a piece after a step of its optimiser, whose averages are kept, the piece itself
         not.
         """
         if (index, lo) not in self._optimizers:
@@ -282,7 +284,7 @@ class StochasticSteps(Steps):
         write_back(p, elements)
 
     def _copy(self, piece: torch.Tensor, place: int) -> torch.Tensor:
-        """Returns a piece in float32.
+        """Return a piece in float32.
 
         A CPU's lies in one of two places, used again, as new memory is slow to come.
         """
@@ -307,7 +309,7 @@ def steps_of(
     finer: Sequence[torch.Tensor] | None,
     adapts: bool,
 ) -> Steps:
-    """Returns the steps that the settings ask for.
+    """Return the steps that the settings ask for.
 
     Args:
         training: the settings.
@@ -359,7 +361,7 @@ def steps_on_factors(
 
 
 def norm_of(gradients: Sequence[torch.Tensor]) -> float:
-    """Returns the Euclidean norm of all of them, summed up in float32.
+    """Return the Euclidean norm of all of them, summed up in float32.
 
     Not finite if a value is not.
     """

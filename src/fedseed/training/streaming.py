@@ -24,7 +24,7 @@ Take = Callable[[int, torch.Tensor, int | None], None]
 def gradients_taken(
     parameters: Sequence[torch.Tensor], take: Take, by_rows: bool = False
 ) -> Iterator[None]:
-    """Makes backward hand each gradient over, while active, instead of keeping it.
+    """Make backward hand each gradient over, while active, instead of keeping it.
 
     Args:
         parameters: whose gradients.
@@ -60,7 +60,7 @@ class _LookedUpRows(TorchFunctionMode):
         self._take = take
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls `func`, or looks rows up itself.
+        """Call `func`, or looks rows up itself.
 
         Torch calls this in place of `func`, with the mode off inside.
         """

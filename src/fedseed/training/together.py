@@ -59,7 +59,7 @@ class SharedLosses:
         self._losses: dict[Look, Sequence[Sequence[float]]] = {}
 
     def draw(self, number: int, size: int) -> list[Any]:
-        """Returns the batch of member `number`; draws all members' batches at the first call."""
+        """Return the batch of member `number`; draws all members' batches at the first call."""
         if not self._drawn:
             self._size = size
             self._drawn = [
@@ -74,7 +74,7 @@ class SharedLosses:
     def losses(
         self, number: int, basis: Basis, along: Sequence[int], scale: float
     ) -> Sequence[float]:
-        """Returns the losses of the parts of member `number`'s batch, part j at w + scale *
+        """Return the losses of the parts of member `number`'s batch, part j at w + scale *
         direction(along[j]).
         """
         look = basis, tuple(along), scale
@@ -87,7 +87,7 @@ class SharedLosses:
         return self._losses[look][number]
 
     def _pass(self, look: Look) -> Sequence[Sequence[float]]:
-        """Returns the losses of one pass, made here or known; its cost is the first member's."""
+        """Return the losses of one pass, made here or known; its cost is the first member's."""
         first, seen = self.members[0], self._known.get(look)
         if seen is None:
             start = time.perf_counter()

@@ -104,7 +104,7 @@ class Patch:
     offsets: NDArray[np.integer[Any]] | None = None
 
     def within(self, lo: int, hi: int) -> tuple[Any, Floats]:
-        """Returns what the patch has for entries lo..hi: where it lies, counted from lo, and the
+        """Return what the patch has for entries lo..hi: where it lies, counted from lo, and the
         values.
         """
         if self.offsets is None:
@@ -162,7 +162,7 @@ NOTHING = Add(())  # what a step means that nobody answered
 
 
 def expected_norm(change: Change, layout: Layout) -> float | None:
-    """Returns the Euclidean norm of what is added to the weights, of sums over directions the
+    """Return the Euclidean norm of what is added to the weights, of sums over directions the
     expected one; else None.
 
     E |s sum_k c_k v_k|^2 = s^2 sum_l rho_l d_l |c_l|^2, as random directions are orthogonal up to 1

@@ -1,5 +1,6 @@
-"""Makes the digests that `weights.digest` describes, of weights given as bytes: a coordinator has
-no torch.
+"""Make the digests that `weights.digest` describes from weights given as bytes.
+
+A coordinator, which has no torch, needs these.
 """
 
 import hashlib
@@ -12,10 +13,12 @@ LEAF_BYTES = 1 << 20
 
 
 def leaf_hashes(data: memoryview) -> list[bytes]:
-    """Returns the hashes of the leaves of "blake2b-tree", 32 bytes each, of bytes that begin where
-    a leaf does.
+    """Return the hashes (32 bytes each) of the leaves of "blake2b-tree".
+
+    Args:
+        data: bytes that begin where a leaf does.
     """
-    leaves = (data[at : at + LEAF_BYTES] for at in range(0, len(data), LEAF_BYTES))
+    leaves = (data[start : start + LEAF_BYTES] for start in range(0, len(data), LEAF_BYTES))
     return [
         hashlib.blake2b(leaf, digest_size=32, person=b"fedseed leaf").digest() for leaf in leaves
     ]
@@ -25,25 +28,28 @@ def digest_of(
     tensors: Iterable[tuple[str, str, Sequence[int], Iterable[bytes | memoryview]]],
     kind: DigestKind,
 ) -> str:
-    """Returns the hex digest of tensors.
+    """Return the hex digest of tensors.
 
     Args:
         tensors: name, dtype, shape and bytes of each, the bytes in parts; for "blake2b-tree" the
             hashes of its leaves.
         kind: how they are hashed.
     """
-    tree = kind == "blake2b-tree"
-    digest = hashlib.blake2b(digest_size=16, person=b"fedseed tree" if tree else b"")
+    is_tree = kind == "blake2b-tree"
+    digest = hashlib.blake2b(digest_size=16, person=b"fedseed tree" if is_tree else b"")
     for name, dtype, shape, parts in tensors:
-        about = json.dumps([name, dtype, list(shape)], separators=(",", ":")) + "\n" if tree else ""
-        digest.update((about or f"{name}|{dtype}|{list(shape)}|").encode())
+        if is_tree:
+            header = json.dumps([name, dtype, list(shape)], separators=(",", ":")) + "\n"
+        else:
+            header = f"{name}|{dtype}|{list(shape)}|"
+        digest.update(header.encode())
         for part in parts:
             digest.update(part)
     return digest.hexdigest()
 
 
 def dense_digest(layout: Layout, data: bytes, kind: DigestKind) -> str:
-    """Returns the digest that `ParameterSpace.digest` gives for the same weights.
+    """Return the digest that `ParameterSpace.digest` gives for the same weights.
 
     Args:
         layout: the tensors.

@@ -1,50 +1,49 @@
-"""Gives freed memory, which the C library would keep, back to the system.
-
-And has kept objects left alone.
-"""
+"""Keep a process small: return freed memory to the system, and collect garbage rarely."""
 
 import ctypes
 import gc
 from functools import cache
 from typing import Any
 
-_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's malloc.h
-_LARGE = 1 << 16  # bytes
+# options of glibc's mallopt (malloc.h)
+_MMAP_THRESHOLD = -3
+_ARENA_MAX = -8
+_LARGE_BYTES = 1 << 16
 
 
 @cache
-def _of_libc(name: str) -> Any:
-    """Returns a function of glibc; with another C library one that does nothing."""
+def _libc_function(name: str) -> Any:
+    """Return a function of glibc; with another C library one that does nothing."""
     try:
         return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError, TypeError):
         return lambda *_: None
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Let the C library return freed memory to the system.
 
-    glibc takes tensors below 32 MiB from a heap that shrinks from its end only: after a client's
-    training hundreds of megabytes of gradients lie there, free but resident, below something small
-    that lives on.
+    glibc allocates tensors below 32 MiB from a heap that shrinks from its end only. After a
+    client's training hundreds of megabytes of freed gradients stay resident there, below some small
+    object that is still in use.
     """
-    _of_libc("malloc_trim")(0)
+    _libc_function("malloc_trim")(0)
 
 
 def map_large() -> None:
-    """From here on take large pieces from the system itself, to which they go back at once when
-    they are freed.
+    """Allocate large blocks from the system itself from now on, so that freeing returns them.
 
-    By default glibc does so up to the largest piece that was ever freed: one message of a megabyte,
-    and those that follow make holes in the heap. Of a few threads each would have a heap of its
-    own, with its own holes.
+    By default glibc raises this threshold to the largest block that was ever freed: after one
+    message of a megabyte, later ones leave holes in the heap. Each thread would also have a heap of
+    its own, with its own holes.
     """
-    _of_libc("mallopt")(_MMAP_THRESHOLD, _LARGE)
-    _of_libc("mallopt")(_ARENA_MAX, 1)
+    _libc_function("mallopt")(_MMAP_THRESHOLD, _LARGE_BYTES)
+    _libc_function("mallopt")(_ARENA_MAX, 1)
 
 
 def collect_rarely() -> None:
-    """Has Python's collector look at all objects after millions of new ones: those of many clients
-    are no garbage.
+    """Make Python's garbage collector look at all objects only after millions of new ones.
+
+    The objects of many clients live as long as the run: looking at them is wasted time.
     """
     gc.set_threshold(10_000, 10, 50)

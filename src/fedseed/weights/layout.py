@@ -33,42 +33,44 @@ class TensorEntry:
 
     @property
     def size(self) -> int:
-        """Returns how many elements it has."""
+        """Return the number of elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Trainable tensors in order, seen as one vector of length `size`, cut into blocks at
-    `boundaries`.
+    """Trainable tensors in order, as one vector of length `size`, cut into blocks.
+
+    Args:
+        tensors: the entries in the model's order; tied weights stand once.
+        boundaries: L + 1 ascending positions from 0 to the vector's length.
     """
 
-    tensors: tuple[TensorEntry, ...]  # in the model's order; tied weights stand once
-    # L + 1 ascending positions; the first is 0 and the last the vector's length
+    tensors: tuple[TensorEntry, ...]
     boundaries: tuple[int, ...]
 
     @cached_property
     def size(self) -> int:
-        """Returns d, the number of trainable parameters."""
+        """Return d, the number of trainable parameters."""
         return sum(t.size for t in self.tensors)
 
     @cached_property
     def block_sizes(self) -> tuple[int, ...]:
-        """Returns d_l, the number of parameters, of each block."""
+        """Return d_l, the number of parameters, of each block."""
         return tuple(b - a for a, b in pairwise(self.boundaries))
 
     @cached_property
     def matrices(self) -> Matrices:
-        """Returns where the tensors lie, which low-rank directions depend on."""
+        """Return the tensors' places in the vector, which low-rank directions depend on."""
         return Matrices([t.shape for t in self.tensors])
 
     @property
     def dense_bytes(self) -> int:
-        """Returns how many bytes all trainable tensors take, as in a message that carries them."""
+        """Return the size in bytes of all trainable tensors, as in a message that carries them."""
         return sum(t.size * ITEM_BYTES[t.dtype] for t in self.tensors)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the layout in a form that JSON can hold."""
+        """Return the layout in a form that JSON can hold."""
         return {
             "tensors": [[t.name, list(t.shape), t.dtype] for t in self.tensors],
             "boundaries": list(self.boundaries),
@@ -76,12 +78,13 @@ class Layout:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Layout":
-        """Returns the layout that `to_json` was called on.
+        """Return the layout that `to_json` was called on.
 
-        Raises ValueError if the boundaries do not fit it.
+        Raises ValueError if the boundaries do not fit the tensors.
         """
         tensors = tuple(
-            TensorEntry(str(n), tuple(int(i) for i in s), str(d)) for n, s, d in data["tensors"]
+            TensorEntry(str(name), tuple(map(int, shape)), str(dtype))
+            for name, shape, dtype in data["tensors"]
         )
         layout = cls(tensors, tuple(int(b) for b in data["boundaries"]))
         ascending = all(a < b for a, b in pairwise(layout.boundaries))
@@ -95,14 +98,17 @@ class Layout:
 
 
 def cut(sizes: Sequence[int], rule: BlockRule) -> tuple[int, ...]:
-    """Returns the boundaries of blocks.
+    """Cut a vector of tensors into blocks.
 
     Args:
-        sizes: how many elements each tensor has, in order.
+        sizes: number of elements of each tensor, in order.
         rule: "one" block in all; one per "tensor"; "packed": neighbouring tensors share a block of
             at most 0.9 times the median tensor's size, larger ones stand alone (Ferret's published
             code; L = 194 for 24-layer LLaMA); or a number L of blocks whose sizes differ by at most
             one.
+
+    Returns:
+        L + 1 ascending positions, from 0 to the number of parameters.
 
     Raises:
         ValueError: the rule is unknown, or there would be more blocks than parameters.
@@ -124,6 +130,7 @@ def cut(sizes: Sequence[int], rule: BlockRule) -> tuple[int, ...]:
         if position > boundaries[-1] and position + size - boundaries[-1] > budget:
             boundaries.append(position)
         position += size
-    if total > boundaries[-1]:  # unless only empty tensors came after the last cut
+    # only empty tensors may have come after the last cut
+    if total > boundaries[-1]:
         boundaries.append(total)
     return tuple(boundaries)

@@ -1,7 +1,7 @@
-"""Adding sums over directions to a vector of weights: one read and one write of each weight.
+"""Add sums over directions to a vector of weights, with one read and one write of each weight.
 
-What the kernels do not do (stochastic rounding, rules with running averages) goes through a buffer
-of bounded size.
+Stochastic rounding and rules with running averages, which the kernels lack, go through a buffer of
+bounded size.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,8 @@ from fedseed.weights.change import Add, Rounding, Term
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.vector import Prepare, Vector, flat, operand, write_back
 
-PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds it by 16 MiB
+# elements worked on at a time where a buffer is needed: bounds it by 16 MiB
+PIECE = 1 << 22
 
 
 def move(
@@ -27,36 +28,48 @@ def move(
     base: Sequence[torch.Tensor] | None = None,
     rounding: Rounding | None = None,
 ) -> None:
-    """w = round((base or w) + scale * what is prepared), stochastically only where all kernels take
-    tensors.
+    """Set w = round((base or w) + scale * the prepared sum).
 
-    Steps that have scales of their own take 1.
+    Args:
+        vector: the weights.
+        prepare: prepares the sum for each block.
+        scale: multiplies the sum; 1 if the prepared steps have scales of their own.
+        base: tensors to add the sum to; None: the weights.
+        rounding: rounds stochastically; only where all kernels take tensors.
     """
-    together: dict[kernels.Kernels, list[Job]] = {}  # what one launch can do
-    copies: dict[int, torch.Tensor] = {}  # of tensors with gaps in memory
+    # jobs that one launch does together
+    joint_jobs: dict[kernels.Kernels, list[Job]] = {}
+    # of tensors with gaps in memory
+    contiguous_copies: dict[int, torch.Tensor] = {}
     for index, lo, hi, start, kernel, prepared in vector.pieces(prepare):
         p = vector.parameters[index]
-        if not p.is_contiguous() and index not in copies:
-            copies[index] = flat(p)
-        out = (operand(kernel, copies[index]) if index in copies else vector.operand(kernel, p))[
-            lo:hi
-        ]
-        source = out if base is None else operand(kernel, flat(base[index])[lo:hi])
-        job = Job(out, source, dtype_name(p), prepared, start)
+        if not p.is_contiguous() and index not in contiguous_copies:
+            contiguous_copies[index] = flat(p)
+        if index in contiguous_copies:
+            tensor = operand(kernel, contiguous_copies[index])
+        else:
+            tensor = vector.operand(kernel, p)
+        target = tensor[lo:hi]
+        source = target
+        if base is not None:
+            source = operand(kernel, flat(base[index])[lo:hi])
+        job = Job(target, source, dtype_name(p), prepared, start)
         if kernel.TENSORS:
-            together.setdefault(kernel, []).append(job)
+            joint_jobs.setdefault(kernel, []).append(job)
         else:
             kernel.move_all([job], scale)
-    for kernel, jobs in together.items():
+    for kernel, jobs in joint_jobs.items():
         kernel.move_all(jobs, scale, rounding)
-    for index, elements in copies.items():
+    for index, elements in contiguous_copies.items():
         write_back(vector.parameters[index], elements)
 
 
 def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
-    """Takes one step after the other in one pass over w: the same roundings, so the same bits.
+    """Take one step after the other in one pass over w.
 
-    Raises ValueError as `Vector.preparing` does; the weights are unchanged then.
+    Each step rounds in its turn, so the bits are those of separate passes.
+
+    Raises ValueError as `Vector.make_preparer` does; the weights are unchanged then.
     """
     sums = [(vector.parts(step.terms, step.scale), step.scale) for step in steps]
 
@@ -66,23 +79,26 @@ def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
     move(vector, prepare, 1.0)
 
 
-def write(out: torch.Tensor, values: torch.Tensor, rounding: Rounding | None, start: int) -> None:
-    """out = values, rounded up or down with odds that make it right on average.
+def write(
+    target: torch.Tensor, values: torch.Tensor, rounding: Rounding | None, start: int
+) -> None:
+    """Write values to a tensor, rounded up or down with odds that make it right on average.
 
-    Float32 as they are.
+    Float32 values are written as they are.
 
     Args:
-        out: 1-D, any of the dtypes of weights.
-        values: float32, as many.
+        target: 1-D, any of the dtypes of weights.
+        values: float32, as many as the target has.
         rounding: seed and step of the shared stream; None: to nearest.
-        start: index of the first element in the parameter vector: each element has a random word of
-            its own.
+        start: index of the first element in the parameter vector, which chooses the random words.
     """
-    if rounding is None or out.dtype == torch.float32:
-        out.copy_(values)
+    if rounding is None or target.dtype == torch.float32:
+        target.copy_(values)
         return
-    kernel = kernels.current(out.device.type)
-    kernel.draw(operand(kernel, out), operand(kernel, values), dtype_name(out), rounding, start)
+    kernel = kernels.current(target.device.type)
+    kernel.draw(
+        operand(kernel, target), operand(kernel, values), dtype_name(target), rounding, start
+    )
 
 
 def move_by_pieces(
@@ -92,57 +108,60 @@ def move_by_pieces(
     rounding: Rounding | None,
     moments: Moments | None = None,
 ) -> None:
-    """`move` with a buffer: rounded stochastically, or by what running averages make of the sum."""
+    """Move the weights with a buffer, which stochastic rounding and running averages need.
+
+    Args:
+        vector: the weights.
+        terms: the sum.
+        scale: multiplies the sum; not used with `moments`.
+        rounding: rounds stochastically; None: to nearest.
+        moments: running averages that turn the sum, a gradient, into a step; None: it is added.
+    """
     if moments is None and all(kernels.current(device.type).TENSORS for device in vector.devices):
-        # such kernels need none
-        move(vector, vector.preparing(terms, scale), scale, rounding=rounding)
+        # such kernels round stochastically themselves
+        move(vector, vector.make_preparer(terms, scale), scale, rounding=rounding)
         return
 
     def change(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
-        total = combined(kernel, prepared, start, stop)
+        total = combine(kernel, prepared, start, stop)
         if moments is None:
             return total * float(np.float32(scale)) + 0.0
         return moments.change(total.to(moments.first.device), start)
 
-    _by_pieces(vector, vector.preparing(terms, scale), change, rounding)
+    _by_pieces(vector, vector.make_preparer(terms, scale), change, rounding)
 
 
 def move_scaled(vector: Vector, terms: Sequence[Term], scale: float, moments: Moments) -> None:
-    """`move` along directions whose entries are divided by what "hiso" has learnt, which stays as
-    it is.
+    """Move along directions whose entries are divided by the curvature that "hiso" has learnt.
+
+    The curvature stays as it is.
     """
 
     def change(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
         divisor = moments.divisor(slice(start, stop), torch.float32)
-        return (
-            combined(kernel, prepared, start, stop).to(divisor.device)
-            / divisor
-            * float(np.float32(scale))
-            + 0.0
-        )
+        total = combine(kernel, prepared, start, stop).to(divisor.device)
+        return total / divisor * float(np.float32(scale)) + 0.0
 
-    _by_pieces(vector, vector.preparing(terms, scale), change, None)
+    _by_pieces(vector, vector.make_preparer(terms, scale), change, None)
 
 
 def move_rebuilt(
     vector: Vector, steps: Sequence[Sequence[Term]], rule: Rule, rounding: Rounding | None
 ) -> None:
-    """`move_by_pieces` by averages that are made of these steps alone.
+    """Take the last of some steps by running averages that are made of these steps alone.
 
-    The last one is what the weights take.
-
-    Every direction is made once for each step that remembers it; the memory is that of a few
+    Each direction is generated once for each step that remembers it. The memory is that of a few
     pieces.
     """
-    preparing = [vector.preparing(terms, 1.0) for terms in steps]
+    preparers = [vector.make_preparer(terms, 1.0) for terms in steps]
 
     def prepare(kernel: kernels.Kernels, block: int, length: int) -> Any:
-        return [one(kernel, block, length) for one in preparing]
+        return [prepare_step(kernel, block, length) for prepare_step in preparers]
 
     def change(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
         moments = None
         for step in prepared:
-            gradient = combined(kernel, step, start, stop)
+            gradient = combine(kernel, step, start, stop)
             if moments is None:
                 moments = Moments(
                     rule, torch.zeros_like(gradient), torch.zeros_like(gradient), len(steps)
@@ -154,8 +173,8 @@ def move_rebuilt(
     _by_pieces(vector, prepare, change, rounding)
 
 
-def combined(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
-    """Returns the sum over elements start..stop, as a tensor."""
+def combine(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
+    """Return a prepared sum over directions for the elements start to stop, as a tensor."""
     total = kernel.combine(prepared, start, stop)
     return total if isinstance(total, torch.Tensor) else torch.from_numpy(total)
 
@@ -166,15 +185,13 @@ def _by_pieces(
     change: Callable[[kernels.Kernels, Any, int, int], torch.Tensor],
     rounding: Rounding | None,
 ) -> None:
-    """w <- round(w + change(kernels, prepared, start, stop)), PIECE elements at a time."""
+    """Set w = round(w + change(kernels, prepared, start, stop)), PIECE elements at a time."""
     for index, first, last, begin, kernel, prepared in vector.pieces(prepare):
         p = vector.parameters[index]
         elements = flat(p)
         for lo in range(first, last, PIECE):
             hi = min(lo + PIECE, last)
             start = begin + lo - first
-            value = elements[lo:hi].float() + change(kernel, prepared, start, start + hi - lo).to(
-                p.device
-            )
-            write(elements[lo:hi], value, rounding, start)
+            addend = change(kernel, prepared, start, start + hi - lo).to(p.device)
+            write(elements[lo:hi], elements[lo:hi].float() + addend, rounding, start)
         write_back(p, elements)

@@ -52,9 +52,10 @@ _ASKS = {
 }
 _VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # attributes that hand out values
 SMALL = 1 << 13  # elements of a tensor whose perturbed copy is kept for the next use
-# elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
+# from this many elements of a matrix on, a product generates the perturbed copy as it computes,
+# where the kernels can
 FUSED = 1 << 18
-# for so many inputs: for fewer or more a library's product of a copy is as fast
+# numbers of inputs for which that pays: for others a library's product of a copy is as fast
 FUSED_INPUTS = range(8, 1025)
 _SHORT_CUTS = (
     torch.nn.MultiheadAttention,
@@ -65,9 +66,12 @@ _MAY_HOLD = (torch.Tensor, list, tuple, dict)
 
 
 @cache
-def way_of(func: Any) -> str:
-    """Returns how weights that a function is given are exchanged: "ask" (not at all), or what is
-    special about it.
+def exchange_kind(func: Any) -> str:
+    """Return how the weights among a torch function's arguments are exchanged.
+
+    Returns:
+        "ask": not at all, as the function reads no values; "embedding", "linear": the function has
+        a faster way of its own; "any": by perturbed copies.
     """
     name = getattr(func, "__name__", "")
     if name in _ASKS:
@@ -86,28 +90,35 @@ def asks_only(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool
     """
     if getattr(func, "__name__", "") == "type":
         return len(args) + len(kwargs) == 1
-    return way_of(func) == "ask"
+    return exchange_kind(func) == "ask"
 
 
-def exchanged(
+def exchange(
     value: Any, ours: Container[torch.Tensor], make: Callable[[torch.Tensor], torch.Tensor]
 ) -> Any:
-    """Returns the value with every tensor that is ours, also in lists, tuples and dictionaries,
-    exchanged.
+    """Return a value with the tensors of `ours` in it exchanged.
+
+    Lists, tuples and dictionaries are searched.
+
+    Args:
+        value: an argument of a torch function.
+        ours: the tensors to exchange.
+        make: makes what takes a tensor's place.
     """
     if isinstance(value, torch.Tensor):
         return make(value) if value in ours else value
     # a batch may be made of thousands of numbers
     if type(value) in (list, tuple) and any(isinstance(v, _MAY_HOLD) for v in value):
-        return type(value)([exchanged(v, ours, make) for v in value])
+        return type(value)([exchange(v, ours, make) for v in value])
     if type(value) is dict:
-        return {k: exchanged(v, ours, make) for k, v in value.items()}
+        return {k: exchange(v, ours, make) for k, v in value.items()}
     return value
 
 
 def can_exchange(model: torch.nn.Module) -> bool:
-    """Returns whether parameters can be exchanged where they are used: not inside scripted or
-    compiled code.
+    """Return whether a model's parameters can be exchanged where they are used.
+
+    Inside scripted or compiled code they can't.
     """
     # if not imported, nothing is compiled; importing takes two seconds
     compiler = sys.modules.get("torch._dynamo")
@@ -116,7 +127,7 @@ def can_exchange(model: torch.nn.Module) -> bool:
 
 
 class Perturbation(TorchFunctionMode):
-    """Makes w + scale * direction, tensor by tensor.
+    """Make w + scale * direction, tensor by tensor.
 
     While it is active, torch functions get that instead of w.
 
@@ -141,24 +152,25 @@ class Perturbation(TorchFunctionMode):
         self._layer: dict[int, torch.Tensor] = {}  # those of one layer, on a GPU
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Returns the perturbed parameter, which nobody may write to.
+        """Return the perturbed parameter, which nobody may write to.
 
         On a GPU one launch makes all tensors of the parameter's layer, which are kept until another
         layer's are needed.
         """
-        if (known := self._small.get(id(parameter), self._layer.get(id(parameter)))) is not None:
-            return known
+        cached = self._small.get(id(parameter), self._layer.get(id(parameter)))
+        if cached is not None:
+            return cached
         self._layer.clear()
         launched = kernels.current(parameter.device.type).TENSORS
-        made = self.copies(self.vector.layers[id(parameter)] if launched else [parameter])
-        self._small |= {name: copy for name, copy in made.items() if copy.numel() <= SMALL}
+        layer_copies = self.copies(self.vector.layers[id(parameter)] if launched else [parameter])
+        self._small |= {name: copy for name, copy in layer_copies.items() if copy.numel() <= SMALL}
         if launched:
-            self._layer = made
-        return made[id(parameter)]
+            self._layer = layer_copies
+        return layer_copies[id(parameter)]
 
     def copies(self, parameters: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Returns the perturbed parameters by the ids of these."""
-        made: dict[int, torch.Tensor] = {}
+        """Return perturbed copies of some parameters, by the parameters' ids."""
+        perturbed: dict[int, torch.Tensor] = {}
         jobs: dict[kernels.Kernels, list[Job]] = {}
         for p in parameters:
             out = torch.empty(p.numel(), dtype=p.dtype, device=p.device)
@@ -170,16 +182,22 @@ class Perturbation(TorchFunctionMode):
             source = vector.operand(kernel, p) if p.is_contiguous() else operand(kernel, flat(p))
             target = operand(kernel, out)
             jobs.setdefault(kernel, []).extend(
-                Job(target[a:b], source[a:b], dtype_name(p), self._of(kernel, p, block), start + a)
+                Job(
+                    target[a:b],
+                    source[a:b],
+                    dtype_name(p),
+                    self._prepare_on(kernel, p, block),
+                    start + a,
+                )
                 for block, a, b in vector.overlaps(start, len(out))
             )
-            made[id(p)] = out.view(p.shape)
-        for kernel, own in jobs.items():
-            kernel.move_all(own, self._scale)
-        return made
+            perturbed[id(p)] = out.view(p.shape)
+        for kernel, device_jobs in jobs.items():
+            kernel.move_all(device_jobs, self._scale)
+        return perturbed
 
-    def _of(self, kernel: kernels.Kernels, parameter: torch.Tensor, block: int) -> Any:
-        """Returns the direction as the kernels of a parameter's device take it."""
+    def _prepare_on(self, kernel: kernels.Kernels, parameter: torch.Tensor, block: int) -> Any:
+        """Return the direction as the kernels of a parameter's device take it."""
         key = parameter.device.type, block
         if key not in self._prepared:
             self._prepared[key] = kernel.prepare(
@@ -188,31 +206,32 @@ class Perturbation(TorchFunctionMode):
         return self._prepared[key]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls `func` with perturbed copies.
+        """Call `func` with perturbed copies.
 
-        Torch calls this in its place, and the mode is off inside.
+        Torch calls this in place of `func`; the mode is off inside.
         """
         kwargs = kwargs or {}
         if asks_only(func, args, kwargs):
             return func(*args, **kwargs)
-        way = way_of(func)
-        if way != "any" and not torch.is_grad_enabled():  # a graph would hold on to the copies
-            if way == "embedding":
-                rows = self._looked_up(*args, **kwargs)
+        kind = exchange_kind(func)
+        # with gradients, a graph would hold on to the copies
+        if kind != "any" and not torch.is_grad_enabled():
+            if kind == "embedding":
+                rows = self._look_up_rows(*args, **kwargs)
                 if rows is not None:
                     return rows
             else:
                 w = args[1] if len(args) > 1 else kwargs["weight"]
                 if w.numel() >= FUSED and w.is_cpu and w in self.vector:
-                    return self._large(func, *args, **kwargs)
+                    return self._multiply_large(func, *args, **kwargs)
         if any(isinstance(value, _MAY_HOLD) for value in args):
             args = [self._exchange(a) for a in args]
         return func(*args, **{k: self._exchange(v) for k, v in kwargs.items()})
 
     def _exchange(self, value: Any) -> Any:
-        return exchanged(value, self.vector, self.whole)
+        return exchange(value, self.vector, self.whole)
 
-    def _looked_up(
+    def _look_up_rows(
         self,
         input: Any,
         weight: Any,
@@ -221,9 +240,9 @@ class Perturbation(TorchFunctionMode):
         *_: Any,
         **__: Any,
     ) -> torch.Tensor | None:
-        """Returns the rows of an embedding that are asked for.
+        """Return the perturbed rows of an embedding for some token ids.
 
-        None where that is not less work, or not possible.
+        None: making only these rows is not less work, or not possible.
         """
         if weight not in self.vector or max_norm is not None or input.numel() >= weight.shape[0]:
             return None
@@ -234,16 +253,17 @@ class Perturbation(TorchFunctionMode):
         width, start = weight.shape[1], self.vector.start_of(weight)
         out = torch.empty(*input.shape, width, dtype=weight.dtype, device=weight.device)
         source, target = (operand(kernel, flat(t)).reshape(-1, width) for t in (weight, out))
-        dtype, prepared = dtype_name(weight), self._of(kernel, weight, block)
-        for own, row in zip(target, input.reshape(-1).tolist(), strict=True):
-            kernel.move(own, source[row], dtype, prepared, self._scale, start + row * width)
+        dtype, prepared = dtype_name(weight), self._prepare_on(kernel, weight, block)
+        for target_row, row in zip(target, input.reshape(-1).tolist(), strict=True):
+            kernel.move(target_row, source[row], dtype, prepared, self._scale, start + row * width)
         return out
 
-    def _large(
+    def _multiply_large(
         self, func: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns a product with a large matrix, whose copy is made as it goes on where that is
-        possible.
+        """Return a product with a large perturbed matrix.
+
+        Where the kernels can, the matrix is perturbed in the cache as the product computes.
         """
         bias, (rows, columns) = self._exchange(bias), weight.shape
         block, kernel = self.vector.only_block(weight), kernels.current(weight.device.type)
@@ -263,7 +283,7 @@ class Perturbation(TorchFunctionMode):
             input.detach().reshape(-1, columns).contiguous().numpy(),
             self.vector.operand(kernel, weight).reshape(rows, columns),
             None if bias is None else bias.detach().numpy(),
-            self._of(kernel, weight, block),
+            self._prepare_on(kernel, weight, block),
             self._scale,
             self.vector.start_of(weight),
             lambda count: self.vector.scratch(count).numpy(),
@@ -272,12 +292,11 @@ class Perturbation(TorchFunctionMode):
 
 
 def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
-    """Returns whether copies of all tensors may take their place (`in_place_of`), with the same
-    bits.
+    """Return whether copies may take the place of all tensors (`in_place_of`), with the same bits.
 
-    They may not where gradients go to the tensors, nor under autocast, which remembers what it made
-    of a tensor. Torch's own attention takes another way where functions are not asked. On a GPU
-    they need room.
+    They may not where gradients go to the tensors, nor under autocast, which caches its casts of a
+    tensor. Torch's own attention modules take a fast path, with other bits, unless a mode is
+    active. On a GPU the copies need free memory.
     """
     if (
         any(isinstance(module, _SHORT_CUTS) for module in model.modules())
@@ -288,7 +307,8 @@ def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
     ):
         return False
     if all(p.is_cpu for p in vector.parameters):
-        return vector.layout.size < FUSED  # and so no product is made as it goes on
+        # below this size no product is fused, so the bits are the same
+        return vector.layout.size < FUSED
     return vector.has_room
 
 
@@ -296,19 +316,17 @@ def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
 def in_place_of(perturbation: Perturbation) -> Iterator[None]:
     """Inside the block, the parameters' memory is that of perturbed copies.
 
-    Afterwards it is their own again.
-
-    What a function sees has the same bits as while the perturbation is active. All copies are there
-    at once, which a small model can afford, and no function is asked what it is given: half as much
-    again as a small model's work.
+    Functions see the same bits as while the perturbation is active. All copies exist at once, which
+    a small model can afford. Not looking at each function's arguments saves a third of a small
+    model's time.
     """
     parameters = perturbation.vector.parameters
-    own = [p.data for p in parameters]
+    saved_data = [p.data for p in parameters]
     copies = perturbation.copies(parameters)
     try:
         for p in parameters:
             p.data = copies[id(p)]
         yield
     finally:
-        for p, data in zip(parameters, own, strict=True):
+        for p, data in zip(parameters, saved_data, strict=True):
             p.data = data

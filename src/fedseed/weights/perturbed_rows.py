@@ -37,12 +37,12 @@ from fedseed.randomness.basis import MAX_DIRECTIONS
 from fedseed.randomness.kernels.reference import Spec
 from fedseed.randomness.stream import Domain
 from fedseed.weights import row_products
-from fedseed.weights.perturbation import asks_only, can_exchange, exchanged
+from fedseed.weights.perturbation import asks_only, can_exchange, exchange
 from fedseed.weights.row_products import Agreed, Everywhere, Factors, Row, UnmappedError
 from fedseed.weights.vector import Vector, check_scale
 
 Move = tuple[int, float]  # (direction, scale)
-LEAST = 1 << 20  # numbers that copies of a matrix, one for each row, may have in any case
+MIN_COPY_SIZE = 1 << 20  # numbers that copies of a matrix, one for each row, may have in any case
 _OF_ROWS = "_fedseed_rows"  # marks a model whose forward is another one
 _TENSOR = object()
 _PLAIN = (bool, int, float, str, type(None))
@@ -52,72 +52,87 @@ _EVERYWHERE = (torch.all, torch.Tensor.all)
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)
 
 
+# `_read_all_rows` has no answer
+_UNREAD = object()
+
+
 class RowsError(FedseedError):
     """Rows could not be evaluated at weights of their own."""
 
 
 def know_caches() -> None:
-    """Has `pytree` take caches that grow layer by layer apart.
+    """Register transformers' growing caches with `pytree`, which then flattens them.
 
-    Without transformers imported there is none.
+    Unless transformers is imported, there are none.
     """
     kind = getattr(sys.modules.get("transformers.cache_utils"), "DynamicCache", None)
     if kind is not None and kind not in pytree.SUPPORTED_NODES:
         pytree.register_pytree_node(
-            kind, _flatten, lambda tensors, shell: _with(shell, iter(tensors))
+            kind, _flatten, lambda tensors, shell: _with_tensors(shell, iter(tensors))
         )
 
 
 def _flatten(cache: Any) -> tuple[list[torch.Tensor], Any]:
-    filled = [layer for layer in cache.layers if layer.is_initialized]
-    return [tensor for layer in filled for tensor in (layer.keys, layer.values)], _with(
-        cache, iter(())
-    )
+    tensors: list[torch.Tensor] = []
+    for layer in cache.layers:
+        if layer.is_initialized:
+            tensors += [layer.keys, layer.values]
+    return tensors, _with_tensors(cache, iter(()))
 
 
-def _with(cache: Any, tensors: Iterator[Any]) -> Any:
-    """Returns a copy of a cache with these keys and values, or None where there are no more."""
-    other = copy(cache)
-    other.layers = [copy(layer) for layer in cache.layers]
-    for layer in other.layers:
+def _with_tensors(cache: Any, tensors: Iterator[Any]) -> Any:
+    """Return a copy of a cache with these keys and values, and None when they are used up."""
+    filled_copy = copy(cache)
+    filled_copy.layers = [copy(layer) for layer in cache.layers]
+    for layer in filled_copy.layers:
         if layer.is_initialized:
             layer.keys, layer.values = next(tensors, None), next(tensors, None)
-    return other
+    return filled_copy
 
 
 def moves_of(directions: Sequence[int], scales: float | Sequence[float]) -> list[Move]:
-    """Returns (direction, scale) of each row.
+    """Return (direction, scale) of each row.
 
-    Raises ValueError if there is no row, a scale that is not finite, or numbers of directions and
-    scales differ.
+    Raises ValueError if there is no row, if a scale is not finite, or if the numbers of directions
+    and scales differ.
     """
-    each = (
-        [float(scales)] * len(directions)
-        if isinstance(scales, float | int)
-        else [float(s) for s in scales]
-    )
-    if not len(directions) or len(each) != len(directions):
+    if isinstance(scales, float | int):
+        row_scales = [float(scales)] * len(directions)
+    else:
+        row_scales = [float(scale) for scale in scales]
+    if not len(directions) or len(row_scales) != len(directions):
         raise ValueError(
-            f"{len(directions)} directions, {len(each)} scales: one of each for every row, at "
-            "least one"
+            f"{len(directions)} directions, {len(row_scales)} scales: one of each for every row, "
+            "at least one"
         )
-    for k, scale in zip(directions, each, strict=True):
+    for k, scale in zip(directions, row_scales, strict=True):
         check_scale(scale)
         if not 0 <= k < MAX_DIRECTIONS:
             raise ValueError(f"k = {k}: a direction index is from 0 to 2**32 - 1")
-    return [(int(k), scale) for k, scale in zip(directions, each, strict=True)]
+    return [(int(k), scale) for k, scale in zip(directions, row_scales, strict=True)]
+
+
+def _without_tensor(output: Any) -> Any:
+    """Return the part of a model's output that `vmap` need not carry."""
+    if isinstance(output, torch.Tensor):
+        return _TENSOR
+    return output if isinstance(output, _PLAIN) else None
 
 
 class Rows:
-    """Holds what a space knows of its model's rows; `shown` is `ParameterSpace.perturbed_rows`."""
+    """A space's model, evaluated with weights for each row (`ParameterSpace.perturbed_rows`).
+
+    Attributes:
+        reason: why the model's rows can't have weights of their own in one pass; None: not known.
+    """
 
     def __init__(self, model: torch.nn.Module, vector: Vector) -> None:
         self.model = model
         self.vector = vector
-        self.reason: str | None = None  # why rows can't have weights of their own in one pass
+        self.reason: str | None = None
 
     def problem(self, basis: Basis) -> str | None:
-        """Returns why rows can't have weights of their own.
+        """Return the reason against weights for each row.
 
         None: one pass for many directions is worth a try.
         """
@@ -133,28 +148,29 @@ class Rows:
         return self.reason and f"the model's rows can't have weights of their own: {self.reason}"
 
     @contextmanager
-    def shown(self, basis: Basis, moves: Sequence[Move]) -> Iterator["PerturbedRows"]:
-        """Gives the model another `forward` inside the block.
+    def active(self, basis: Basis, moves: Sequence[Move]) -> Iterator["PerturbedRows"]:
+        """Replace the model's `forward` inside the block.
 
         Raises RowsError where that is not possible.
         """
         model = self.model
-        if problem := self.problem(basis):
+        problem = self.problem(basis)
+        if problem:
             raise RowsError(problem)
         if _OF_ROWS in vars(model):
             raise RowsError("the model's rows have weights of their own already")
         rows = PerturbedRows(self, basis, moves)
-        before = vars(model).get("forward")
-        # whoever asks for its arguments sees them
-        own = update_wrapper(partial(rows.forward), model.forward)
-        model.forward, model.__dict__[_OF_ROWS] = own, True
+        previous_forward = vars(model).get("forward")
+        # keeps the signature, which callers inspect
+        row_forward = update_wrapper(partial(rows.forward), model.forward)
+        model.forward, model.__dict__[_OF_ROWS] = row_forward, True
         try:
             with rows:
                 yield rows
         finally:
             del model.__dict__[_OF_ROWS], model.forward
-            if before is not None:
-                model.forward = before
+            if previous_forward is not None:
+                model.forward = previous_forward
             if rows.reason is not None:
                 self.reason = rows.reason
                 warnings.warn(
@@ -163,7 +179,7 @@ class Rows:
 
 
 class PerturbedRows(TorchFunctionMode):
-    """Calls a model's `forward` with weights for each row, while it is active.
+    """Call a model's `forward` with weights for each row, while it is active.
 
     Elsewhere parameters may not be used.
 
@@ -202,83 +218,75 @@ class PerturbedRows(TorchFunctionMode):
         self.reason: str | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes the place of the model's own `forward`.
+        """Call the model's `forward` with weights for each row.
 
-        Raises RowsError if no tensor that it is given has B rows.
+        Raises RowsError if no tensor among the arguments has B rows.
         """
-        if self._row is not None:  # a model that calls itself
+        if self._row is not None:
+            # the model calls itself
             return self._forward(*args, **kwargs)
         self.calls += 1
         know_caches()
         rows, (leaves, form) = len(self._entries), pytree.tree_flatten((args, kwargs))
-        tensors = [(at, leaf) for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        own = {at: tensor for at, tensor in tensors if tensor.dim() > 0 and len(tensor) == rows}
-        if not own:
+        tensors = [
+            (index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)
+        ]
+        row_inputs = {
+            index: tensor for index, tensor in tensors if tensor.dim() > 0 and len(tensor) == rows
+        }
+        if not row_inputs:
             shapes = ", ".join(str(tuple(tensor.shape)) for _, tensor in tensors)
             raise RowsError(
                 f"{rows} rows have weights of their own, but the model was given tensors of shape "
                 f"{shapes}"
             )
-        values: list[Any] = []  # what a call returned, with `_TENSOR` in place of each tensor
-        returned: Any = None  # its form
+        # the values that a call returned, with `_TENSOR` in place of each tensor, and their form
+        values: list[Any] = []
+        output_form: Any = None
 
         def of_row(entry: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
-            nonlocal values, returned
-            mine = dict(zip(own, inputs, strict=True))
+            nonlocal values, output_form
+            one_row = dict(zip(row_inputs, inputs, strict=True))
             args, kwargs = pytree.tree_unflatten(
-                [mine.get(at, leaf) for at, leaf in enumerate(leaves)], form
+                [one_row.get(index, leaf) for index, leaf in enumerate(leaves)], form
             )
             self._row = Row(entry, self._in_order)
             try:
-                found, returned = pytree.tree_flatten(self._forward(*args, **kwargs))
+                outputs, output_form = pytree.tree_flatten(self._forward(*args, **kwargs))
             finally:
                 self._row, self._whole, self._counted = None, {}, None
-            values = [
-                _TENSOR if isinstance(v, torch.Tensor) else v if isinstance(v, _PLAIN) else None
-                for v in found
-            ]
-            return [v for v in found if isinstance(v, torch.Tensor)]
+            values = [_without_tensor(output) for output in outputs]
+            return [output for output in outputs if isinstance(output, torch.Tensor)]
 
         try:
             with torch.no_grad():  # every row a batch of one
-                each = torch.vmap(of_row, randomness="different")(
-                    self._entries, *(x[:, None] for x in own.values())
+                row_outputs = torch.vmap(of_row, randomness="different")(
+                    self._entries, *(x[:, None] for x in row_inputs.values())
                 )
         except (UnmappedError, RuntimeError, ValueError, NotImplementedError) as error:
             self.reason = str(error).strip().partition("\n")[0]
             raise RowsError(
                 f"the model's rows can't have weights of their own: {self.reason}"
             ) from error
-        joined = iter([whole.flatten(0, 1) if whole.dim() > 1 else whole for whole in each])
+        merged = iter([whole.flatten(0, 1) if whole.dim() > 1 else whole for whole in row_outputs])
         return pytree.tree_unflatten(
-            [next(joined) if value is _TENSOR else value for value in values], returned
+            [next(merged) if value is _TENSOR else value for value in values], output_form
         )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called by torch in place of `func`; the mode is off inside."""
+        """Call `func` with the row's weights.
+
+        Torch calls this in place of `func`; the mode is off inside.
+        """
         kwargs = kwargs or {}
         if self._row is not None:
             if func is functional.scaled_dot_product_attention:
                 return self._attention(*args, **kwargs)
-            name = getattr(func, "__name__", "")
-            if func in _EVERYWHERE and len(args) == 1 and not kwargs:
-                return Everywhere.apply(args[0])  # type: ignore[no-untyped-call]
-            if (
-                func is torch.Tensor.sum
-                and len(args) == 1
-                and not kwargs
-                and args[0].dtype == torch.bool
-            ):
-                self._counted = args[0], func(*args)
-                return self._counted[1]
-            if name in ("__eq__", "eq") and self._counts_all(*args):
-                return Everywhere.apply(self._counted[0])  # type: ignore[index, no-untyped-call]
-            if name == "__contains__":  # reads a value inside, where nothing is handed out
-                return bool(Agreed.apply((args[0] == args[1]).any()))  # type: ignore[no-untyped-call]
-            if name in _READS:
-                return func(Agreed.apply(args[0]), *args[1:], **kwargs)  # type: ignore[no-untyped-call]
-        given = (*args, *kwargs.values())
-        if asks_only(func, args, kwargs) or not any(self._holds_ours(v) for v in given):
+            answer = self._read_all_rows(func, args, kwargs)
+            if answer is not _UNREAD:
+                return answer
+        operands = (*args, *kwargs.values())
+        if asks_only(func, args, kwargs) or not any(self._holds_ours(v) for v in operands):
             return func(*args, **kwargs)
         if self._row is None:
             raise RowsError(
@@ -287,23 +295,46 @@ class PerturbedRows(TorchFunctionMode):
                 "known whose row it works on: call the model itself, or use perturbed, one "
                 "direction at a time"
             )
-        out = self._special(func, args, kwargs)
-        if out is not None:
-            return out
+        result = self._special(func, args, kwargs)
+        if result is not None:
+            return result
         return func(
             *(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()}
         )
 
-    def _counts_all(self, count: Any, number: Any, *_: Any) -> bool:
-        """Returns whether the number of true entries is compared with that of all entries: `all()`
-        once more.
+    def _read_all_rows(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Answer a function that reads values which must be the same for all rows.
+
+        Returns:
+            What `func` returns; `_UNREAD` if it is not such a function.
         """
-        known = self._counted
+        name = getattr(func, "__name__", "")
+        alone = len(args) == 1 and not kwargs
+        if func in _EVERYWHERE and alone:
+            return Everywhere.apply(args[0])  # type: ignore[no-untyped-call]
+        if func is torch.Tensor.sum and alone and args[0].dtype == torch.bool:
+            self._counted = args[0], func(*args)
+            return self._counted[1]
+        if name in ("__eq__", "eq") and self._counts_all(*args):
+            return Everywhere.apply(self._counted[0])  # type: ignore[index, no-untyped-call]
+        # `in` reads a value inside torch, where it can't be exchanged
+        if name == "__contains__":
+            return bool(Agreed.apply((args[0] == args[1]).any()))  # type: ignore[no-untyped-call]
+        if name in _READS:
+            return func(Agreed.apply(args[0]), *args[1:], **kwargs)  # type: ignore[no-untyped-call]
+        return _UNREAD
+
+    def _counts_all(self, count: Any, number: Any, *_: Any) -> bool:
+        """Return whether a mask's number of true entries is compared with that of all entries.
+
+        Such a comparison is `all()` in another form.
+        """
+        counted = self._counted
         return (
-            known is not None
-            and count is known[1]
+            counted is not None
+            and count is counted[1]
             and type(number) is int
-            and number == known[0].numel()
+            and number == counted[0].numel()
         )
 
     def _holds_ours(self, value: Any) -> bool:
@@ -316,30 +347,31 @@ class PerturbedRows(TorchFunctionMode):
         return any(self._holds_ours(v) for v in value)
 
     def _exchange(self, value: Any) -> Any:
-        return exchanged(value, self._vector, self._of_row)
+        return exchange(value, self._vector, self._of_row)
 
     def _of_row(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Returns a row's own copy of a parameter."""
+        """Return a row's copy of a parameter."""
         if parameter.dim() < 2:
             if id(parameter) not in self._whole:
-                self._whole[id(parameter)] = row_products.Pick.of(
+                self._whole[id(parameter)] = row_products.Pick.apply_rows(
                     self._vectors(parameter), self._row
                 )
             return self._whole[id(parameter)]
         rows = len(self._entries)
-        if rows * parameter.numel() > max(self._vector.layout.size, LEAST):
+        if rows * parameter.numel() > max(self._vector.layout.size, MIN_COPY_SIZE):
             raise UnmappedError(
                 f"a function wants {rows} copies of a tensor of shape {tuple(parameter.shape)}"
             )
         left, right, scale = (
-            row_products.Pick.of(table, self._row).float() for table in self._factors_of(parameter)
+            row_products.Pick.apply_rows(table, self._row).float()
+            for table in self._factors_of(parameter)
         )
         with torch.autocast(parameter.device.type, enabled=False):
             change = (left * scale).mT @ right
         return (parameter.detach().float() + change.view(parameter.shape)).to(parameter.dtype)
 
     def _special(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-        """Whatever can do without a row's own matrix; None: nothing of the kind."""
+        """Return the result of a function that needs no matrix for each row; None: another one."""
         if func is functional.linear:
             return self._linear(*args, **kwargs)
         if func is functional.embedding:
@@ -360,7 +392,9 @@ class PerturbedRows(TorchFunctionMode):
         factors, matrix = self._factors_of(weight), weight.detach()
         if turned:
             factors, matrix = Factors(factors.right, factors.left, factors.scale), matrix.t()
-        return row_products.Linear.of(input, matrix, self._exchange(bias), factors, self._row)
+        return row_products.Linear.apply_rows(
+            input, matrix, self._exchange(bias), factors, self._row
+        )
 
     def _embedding(
         self,
@@ -373,20 +407,20 @@ class PerturbedRows(TorchFunctionMode):
     ) -> torch.Tensor | None:
         if weight not in self._vector or max_norm is not None:
             return None
-        return row_products.Embedding.of(
+        return row_products.Embedding.apply_rows(
             input, weight.detach(), self._factors_of(weight), self._row
         )
 
     def _attention(
-        self, query: Any, key: Any, value: Any, attn_mask: Any = None, *more: Any, **how: Any
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **options: Any
     ) -> Any:
-        how.update(zip(("dropout_p", "is_causal"), more, strict=False))
+        options.update(zip(("dropout_p", "is_causal"), rest, strict=False))
         if query.dim() < 3:
-            return functional.scaled_dot_product_attention(query, key, value, attn_mask, **how)
-        return row_products.Attention.of(query, key, value, attn_mask, self._row, how)
+            return functional.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+        return row_products.Attention.apply_rows(query, key, value, attn_mask, self._row, options)
 
     def _factors_of(self, parameter: torch.Tensor) -> Factors:
-        """Returns the factors on a tensor of at least two dimensions, seen as a matrix."""
+        """Return the factors of the directions on a tensor, seen as a matrix."""
         if id(parameter) not in self._factors:
             rows = parameter.shape[0]
             left = self._signs(parameter, Domain.LEFT, rows)
@@ -396,13 +430,13 @@ class PerturbedRows(TorchFunctionMode):
         return self._factors[id(parameter)]
 
     def _vectors(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor of at most one dimension, perturbed: shape (entries, *its own)."""
+        """Return perturbed copies of a tensor of at most one dimension, shape (entries, *shape)."""
         if id(parameter) not in self._small:
-            moved = self._signs(parameter, Domain.DIRECTION, parameter.numel()).float()[:, 0]
-            moved.mul_(self._scales.to(parameter.device)[:, None]).add_(
+            perturbed = self._signs(parameter, Domain.DIRECTION, parameter.numel()).float()[:, 0]
+            perturbed.mul_(self._scales.to(parameter.device)[:, None]).add_(
                 parameter.detach().float().reshape(-1)
             )
-            self._small[id(parameter)] = moved.to(parameter.dtype).view(-1, *parameter.shape)
+            self._small[id(parameter)] = perturbed.to(parameter.dtype).view(-1, *parameter.shape)
         return self._small[id(parameter)]
 
     def _signs(self, parameter: torch.Tensor, domain: Domain, count: int) -> torch.Tensor:
@@ -410,10 +444,12 @@ class PerturbedRows(TorchFunctionMode):
         if domain == Domain.DIRECTION:
             spec = Spec(spec.name, spec.seed, spec.tile, 1, spec.matrices)
         device = [parameter.device] if kernel.TENSORS else []
-        made = kernel.signs(
+        raw_signs = kernel.signs(
             spec, self._directions, domain, self._vector.start_of(parameter), count, *device
         )
         signs = (
-            made if isinstance(made, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(made))
+            raw_signs
+            if isinstance(raw_signs, torch.Tensor)
+            else torch.from_numpy(np.ascontiguousarray(raw_signs))
         )
         return signs.to(parameter.device, parameter.dtype)

@@ -1,7 +1,4 @@
-"""Inner products with directions, for vectors that come in parts.
-
-And what changed since a snapshot.
-"""
+"""Inner products with directions, for vectors that come in parts; and changes since a snapshot."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
@@ -61,55 +58,62 @@ class Projection:
                 self._sums[block] += scaled
 
     def finish(self, sums: Mapping[int, NDArray[np.float64]] | None = None) -> list[Floats]:
-        """Returns one float32 array per block.
+        """Return the products as one float32 array per block.
 
-        `sums`: of some blocks, in place of what was added.
+        Args:
+            sums: sums for some blocks, which replace those of the added parts.
         """
-        for block, own in (sums or {}).items():
-            self._sums[block] = own
-        made = [sums for sums in self._sums if isinstance(sums, torch.Tensor)]
-        if made:  # all at once, so that a GPU is waited for once
+        for block, replacement in (sums or {}).items():
+            self._sums[block] = replacement
+        on_gpus = [sums for sums in self._sums if isinstance(sums, torch.Tensor)]
+        # all in one copy, so that the host waits for a GPU once
+        if on_gpus:
             parts = iter(
-                np.split(torch.cat(made).cpu().numpy(), np.cumsum([len(sums) for sums in made]))
+                np.split(
+                    torch.cat(on_gpus).cpu().numpy(), np.cumsum([len(sums) for sums in on_gpus])
+                )
             )
             self._sums = [
                 next(parts) if isinstance(sums, torch.Tensor) else sums for sums in self._sums
             ]
-        return [
-            np.zeros(count, dtype=np.float32)  # nothing was added there
-            if isinstance(sums, float)
-            else self._finish(self._spec, 0, count, sums)
-            for count, parts in zip(
-                self._counts, zip(*self._vector.each(self._sums), strict=True), strict=True
-            )
-            for sums in [reduce(add, parts)]
-        ]
+        by_process = self._vector.gather(self._sums)
+        products = []
+        for count, block_sums in zip(self._counts, zip(*by_process, strict=True), strict=True):
+            total = reduce(add, block_sums)
+            # a plain float: nothing was added to the block
+            if isinstance(total, float):
+                products.append(np.zeros(count, dtype=np.float32))
+            else:
+                products.append(self._finish(self._spec, 0, count, total))
+        return products
 
 
-def _at_once(
+def _project_at_once(
     vector: Vector,
     saved: Sequence[torch.Tensor],
-    now: Sequence[torch.Tensor],
+    current: Sequence[torch.Tensor],
     spec: Spec,
     counts: Sequence[int],
 ) -> dict[int, NDArray[np.float64]] | None:
-    """Returns what `spec` makes of saved - now, by block, in a few launches for all.
+    """Return the sums of `spec` over saved - current, by block, in a few launches for all.
 
-    None where kernels can't.
+    None: the kernels can't.
     """
-    places = devices_of([*saved, *now])
+    places = devices_of([*saved, *current])
     kernel = kernels.current(places[0].type)
     if len(places) > 1 or not kernel.TENSORS or spec.name == "lowrank":
         return None
     runs = []
-    for p, s, w in zip(vector.parameters, map(flat, saved), map(flat, now), strict=True):
+    for p, s, w in zip(vector.parameters, map(flat, saved), map(flat, current), strict=True):
         for lo in range(0, len(s), PIECE):
             first = vector.start_of(p) + lo
             for block, a, b in vector.overlaps(first, min(PIECE, len(s) - lo)):
                 part, length = slice(lo + a, lo + b), vector.layout.block_sizes[block]
                 runs.append(Operand(s[part], w[part], first + a, block, counts[block], length))
-    found: dict[int, NDArray[np.float64]] = kernel.project_all(spec, 0, runs) if runs else {}
-    return found
+    sums_by_block: dict[int, NDArray[np.float64]] = (
+        kernel.project_all(spec, 0, runs) if runs else {}
+    )
+    return sums_by_block
 
 
 def project_change(
@@ -117,50 +121,57 @@ def project_change(
     saved: Sequence[torch.Tensor],
     basis: Basis,
     counts: Sequence[int],
-    now: Sequence[torch.Tensor] | None = None,
+    current: Sequence[torch.Tensor] | None = None,
 ) -> list[Floats]:
-    """Returns V^T (saved - w), one float32 array per block, without a vector of length d.
+    """Return V^T (saved - w), one float32 array per block, without a vector of length d.
 
     Args:
         vector: a space's tensors.
         saved: what `ParameterSpace.snapshot` returned.
         basis: where the directions come from.
         counts: K_l for each block.
-        now: float32 copies to take in place of the weights, where these are only their rounding.
+        current: float32 copies to use in place of the weights, where these are rounded copies.
     """
-    products, ends = Projection(vector, basis, counts), now or vector.parameters
+    products, weights = Projection(vector, basis, counts), current or vector.parameters
     if (
-        sums := _at_once(vector, saved, ends, basis.spec_on(vector.layout.matrices), counts)
+        sums := _project_at_once(
+            vector, saved, weights, basis.spec_on(vector.layout.matrices), counts
+        )
     ) is not None:
         return products.finish(sums)
-    for index, (w, s) in enumerate(zip(ends, saved, strict=True)):
+    for index, (w, s) in enumerate(zip(weights, saved, strict=True)):
         for lo, _, part in differences(s, w):
             products.add(index, part, lo)
     return products.finish()
 
 
 def change_norms(
-    vector: Vector, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None
+    vector: Vector, saved: Sequence[torch.Tensor], current: Sequence[torch.Tensor] | None = None
 ) -> NDArray[np.float64]:
-    """Returns |saved - w| for each block; `now`: as in `project_change`."""
-    blocks, ends = len(vector.layout.block_sizes), now or vector.parameters
-    if (found := _at_once(vector, saved, ends, SQUARES, [1] * blocks)) is not None:
-        own = np.array(
-            [float(found[block][0]) if block in found else 0.0 for block in range(blocks)]
+    """Return |saved - w| for each block; `current`: as in `project_change`."""
+    blocks, weights = len(vector.layout.block_sizes), current or vector.parameters
+    if (
+        sums_by_block := _project_at_once(vector, saved, weights, SQUARES, [1] * blocks)
+    ) is not None:
+        squares_by_block = np.array(
+            [
+                float(sums_by_block[block][0]) if block in sums_by_block else 0.0
+                for block in range(blocks)
+            ]
         )
-        return np.sqrt(sum(vector.each(own)))
+        return np.sqrt(sum(vector.gather(squares_by_block)))
     squares, sum_squares = np.zeros(blocks), Squares()
-    for p, w, s in zip(vector.parameters, ends, saved, strict=True):
+    for p, w, s in zip(vector.parameters, weights, saved, strict=True):
         for lo, hi, part in differences(s, w):
             for block, a, b in vector.overlaps(vector.start_of(p) + lo, hi - lo):
                 squares[block] += sum_squares(part[a:b])
-    return np.sqrt(sum(vector.each(squares)))
+    return np.sqrt(sum(vector.gather(squares)))
 
 
 class Squares:
-    """Sums squares in double precision, in memory that is used again for each part.
+    """Sums squares in double precision, in memory that is reused for each part.
 
-    New memory for the doubles of each part takes longer than the arithmetic.
+    Allocating memory for the doubles of each part would take longer than the arithmetic.
     """
 
     def __init__(self) -> None:
@@ -175,7 +186,7 @@ class Squares:
 
 
 def differences(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yields (lo, hi, a - b in float32) for pieces of two tensors."""
+    """Yield (lo, hi, a - b in float32) for pieces of two tensors."""
     a, b = flat(a).to(b.device), flat(b)
     room = torch.empty(min(len(a), PIECE), dtype=torch.float32, device=b.device)
     for lo in range(0, len(a), PIECE):
@@ -188,16 +199,16 @@ def differences(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, int, to
         yield lo, hi, part
 
 
-def count_moved(
+def count_changed(
     parameters: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]
 ) -> tuple[int, int]:
-    """Counts the 16-bit weights that differ from those saved, and all of them."""
-    moved = count = 0
+    """Return the number of 16-bit weights that differ from saved ones, and of all 16-bit ones."""
+    changed = count = 0
     for p, s in zip(parameters, saved, strict=True):
         if p.dtype == torch.float32:
             continue
-        now, before = flat(p), flat(s).to(p.device)
-        count += len(now)
-        for lo in range(0, len(now), PIECE):
-            moved += int((now[lo : lo + PIECE] != before[lo : lo + PIECE]).sum())
-    return moved, count
+        current, previous = flat(p), flat(s).to(p.device)
+        count += len(current)
+        for lo in range(0, len(current), PIECE):
+            changed += int((current[lo : lo + PIECE] != previous[lo : lo + PIECE]).sum())
+    return changed, count

@@ -39,7 +39,7 @@ class Row(NamedTuple):
     in_order: bool  # whether the rows have the entries 0, 1, ... of tables of B
 
     def pick(self, table: torch.Tensor) -> torch.Tensor:
-        """Returns all rows' entries, shape (B, ...)."""
+        """Return all rows' entries, shape (B, ...)."""
         return table if self.in_order else table.index_select(0, self.entry)
 
 
@@ -47,8 +47,8 @@ class UnmappedError(Exception):
     """A model does what can't be mapped over rows; the text says what."""
 
 
-def _each(value: Any, dim: int | None, rows: int) -> Any:
-    """Returns a value with one entry for each row, in dimension 0."""
+def _with_row_dim(value: Any, dim: int | None, rows: int) -> Any:
+    """Return a value with one entry for each row, in dimension 0."""
     return value.expand(rows, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
@@ -70,7 +70,7 @@ class _OfRows(_Mapped):
         raise RuntimeError("rows are mapped over")
 
     @classmethod
-    def of(cls, *args: Any) -> Any:
+    def apply_rows(cls, *args: Any) -> Any:
         """`apply`, by a short way where torch has it: its own takes as long as a small layer's
         product.
 
@@ -92,8 +92,8 @@ class _OfRows(_Mapped):
             dims.append(dim)
         mapped = SimpleNamespace(batch_size=interpreter.batch_size())  # type: ignore[attr-defined]
         with interpreter.lower():
-            out, place = cls.vmap(mapped, dims, *plain)  # type: ignore[no-untyped-call]
-        return _add_batch_dim(out, place, level)
+            result, result_dim = cls.vmap(mapped, dims, *plain)  # type: ignore[no-untyped-call]
+        return _add_batch_dim(result, result_dim, level)
 
 
 class Linear(_OfRows):
@@ -104,19 +104,23 @@ class Linear(_OfRows):
         info: Any, dims: Any, x: Any, weight: Any, bias: Any, factors: Factors, row: Row
     ) -> tuple[torch.Tensor, int]:
         """For all rows: y += (x w^T) u, with what is added to y in one pass over it."""
-        x = _each(x, dims[0], info.batch_size)
+        x = _with_row_dim(x, dims[0], info.batch_size)
         flat = x.reshape(len(x), -1, x.shape[-1])
         inner = (
             torch.bmm(flat, row.pick(factors.right).to(x.dtype).mT)
             * row.pick(factors.scale)[:, None, None]
         )
-        left = row.pick(factors.left).to(flat.dtype)
-        own = None if dims[2] is None else bias.movedim(dims[2], 0)[:, None].to(flat.dtype)
-        if torch.is_autocast_enabled(x.device.type) or (own is None and bias is not None):
-            y = functional.linear(flat, weight, bias if own is None else None)
-            y += _sum(inner.to(y.dtype), left.to(y.dtype), None if own is None else own.to(y.dtype))
+        row_left = row.pick(factors.left).to(flat.dtype)
+        row_bias = None if dims[2] is None else bias.movedim(dims[2], 0)[:, None].to(flat.dtype)
+        if torch.is_autocast_enabled(x.device.type) or (row_bias is None and bias is not None):
+            y = functional.linear(flat, weight, bias if row_bias is None else None)
+            y += _sum(
+                inner.to(y.dtype),
+                row_left.to(y.dtype),
+                None if row_bias is None else row_bias.to(y.dtype),
+            )
         else:
-            y = _sum(inner.to(flat.dtype), left, own)
+            y = _sum(inner.to(flat.dtype), row_left, row_bias)
             # adds as it writes: no pass of its own
             y.view(-1, y.shape[-1]).addmm_(flat.flatten(0, 1), weight.t())
         return y.view(*x.shape[:-1], -1), 0
@@ -137,8 +141,10 @@ class Pick(_OfRows):
     @staticmethod
     def vmap(info: Any, dims: Any, table: torch.Tensor, row: Row) -> tuple[torch.Tensor, int]:
         """For all rows."""
-        own = row.pick(table)
-        return own.view(own.shape), 0  # what is returned as it came would not be taken for mapped
+        entries = row.pick(table)
+        return entries.view(
+            entries.shape
+        ), 0  # what is returned as it came would not be taken for mapped
 
 
 class Embedding(_OfRows):
@@ -149,16 +155,16 @@ class Embedding(_OfRows):
         info: Any, dims: Any, ids: Any, weight: Any, factors: Factors, row: Row
     ) -> tuple[torch.Tensor, int]:
         """For all rows: y += u[token] w, in single precision, rounded once."""
-        ids = _each(ids, dims[0], info.batch_size)
+        ids = _with_row_dim(ids, dims[0], info.batch_size)
         flat = ids.reshape(len(ids), -1)
         # (B, T, r)
-        left = (
+        token_left = (
             factors.left[row.entry[:, None], :, flat].float()
             * row.pick(factors.scale)[:, None, None]
         )
         y = functional.embedding(flat, weight).float()
         with torch.autocast(y.device.type, enabled=False):
-            y = torch.baddbmm(y, left, row.pick(factors.right).float())
+            y = torch.baddbmm(y, token_left, row.pick(factors.right).float())
         return y.to(weight.dtype).view(*ids.shape, -1), 0
 
 
@@ -169,21 +175,22 @@ class Attention(_OfRows):
 
     @staticmethod
     def vmap(
-        info: Any, dims: Any, query: Any, key: Any, value: Any, mask: Any, row: Row, how: Any
+        info: Any, dims: Any, query: Any, key: Any, value: Any, mask: Any, row: Row, options: Any
     ) -> tuple[torch.Tensor, int]:
         """For all rows: dimensions 0 and 1 are one."""
         q, k, v = (
-            _each(t, d, info.batch_size) for t, d in zip((query, key, value), dims[:3], strict=True)
+            _with_row_dim(t, d, info.batch_size)
+            for t, d in zip((query, key, value), dims[:3], strict=True)
         )
         rows = q.shape[:2]
         if mask is not None:
-            mask = _each(mask, dims[3], info.batch_size)
+            mask = _with_row_dim(mask, dims[3], info.batch_size)
             while mask.dim() < q.dim():
                 mask = mask.unsqueeze(1)
             mask = mask.expand(*rows, *mask.shape[2:]).flatten(0, 1)
         q, k, v = (t.flatten(0, 1) for t in (q, k, v))
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **how)
-        return out.unflatten(0, rows), 0  # type: ignore[no-untyped-call]
+        attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+        return attended.unflatten(0, rows), 0  # type: ignore[no-untyped-call]
 
 
 class Everywhere(_Mapped):
@@ -212,7 +219,7 @@ class Agreed(_Mapped):
 
     @staticmethod
     def vmap(info: Any, dims: Any, value: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Returns the first row's value. Raises UnmappedError if another row has another."""
+        """Return the first row's value. Raises UnmappedError if another row has another."""
         values = value.movedim(dims[0], 0)
         if not bool((values == values[0]).all()):
             raise UnmappedError("rows take different branches")

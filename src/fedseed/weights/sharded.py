@@ -1,9 +1,9 @@
 """A model that a group of processes holds in shards, by torch's FSDP2, and its parameter space.
 
-A process holds a run of each parameter's rows; a layer is whole while it computes. All compute the
-same passes of the same batch, so their gradients are equal: each keeps its run of them, and nothing
-is averaged or sent. Directions are functions of an entry's place in the vector, so steps move
-shards to the bits of whole weights.
+A process holds a run of each parameter's rows; a layer is gathered while it computes. All processes
+compute the same passes of the same batch, so their gradients are equal: each keeps its run of them,
+and nothing is averaged or sent. Directions depend only on an entry's position in the vector, so
+steps move shards to the same bits as whole weights.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,25 +20,27 @@ from torch.distributed.tensor import DTensor
 
 from fedseed.weights.change import Floats
 from fedseed.weights.dense_digest import digest_of
-from fedseed.weights.digest import hashed, tensor_bytes
+from fedseed.weights.digest import digest_inputs, tensor_bytes
 from fedseed.weights.heap import map_large
 from fedseed.weights.layout import BlockRule, DigestKind, Layout
 from fedseed.weights.space import ParameterSpace
 from fedseed.weights.vector import Vector
 
-# others wait for the next thing to do, however long nothing is asked of a client
+# the other processes wait for the next task, however long a client has none
 PATIENCE = timedelta(days=365)
 
 
 def shard(model: torch.nn.Module, local: int) -> None:
-    """Shards a model, on this process' GPU if there are any: its layers each by itself, then all
-    else.
+    """Shard a model over the processes, on this process' GPU if the machine has any.
+
+    Each layer is sharded by itself, then the rest of the model.
 
     Args:
-        model: whole, on the CPU; of transformers, which names the classes of its layers.
+        model: a whole model of transformers, on the CPU.
         local: this process' number on its machine.
     """
-    map_large()  # or layers that were whole leave holes in the heap, as large as all of them
+    # otherwise gathered layers leave holes in the heap as large as all layers together
+    map_large()
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(local)
@@ -47,15 +49,16 @@ def shard(model: torch.nn.Module, local: int) -> None:
     mesh = init_device_mesh("cuda" if gpu else "cpu", (dist.get_world_size(),))
     layers = set(getattr(model, "_no_split_modules", None) or ())
     for module in [m for m in model.modules() if type(m).__name__ in layers] + [model]:
-        made: Any = fully_shard(module, mesh=mesh, reshard_after_forward=True)
-        made.set_custom_reduce_scatter(_OwnRun())
-        made.set_gradient_divide_factor(1.0)
-        made.set_force_sum_reduction_for_comms(True)
+        wrapped: Any = fully_shard(module, mesh=mesh, reshard_after_forward=True)
+        wrapped.set_custom_reduce_scatter(_OwnRun())
+        wrapped.set_gradient_divide_factor(1.0)
+        wrapped.set_force_sum_reduction_for_comms(True)
 
 
 class _OwnRun:
-    """In place of a sum over processes: the gradients are equal, and this process takes its run of
-    its own.
+    """Take this process' run of its own gradients, in place of a sum over processes.
+
+    All processes have equal gradients.
     """
 
     def allocate(
@@ -75,30 +78,33 @@ class _OwnRun:
 
 
 class ShardedVector(Vector):
-    """The vector of whole tensors, whose layout it has; of each one's rows a run is here."""
+    """This process' shard of the vector; the layout is that of the whole tensors."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], layout: Layout) -> None:
         super().__init__(parameters, layout)
-        rank, self.processes, start = dist.get_rank(), dist.get_world_size(), 0
+        rank = dist.get_rank()
+        self.processes = dist.get_world_size()
+        start = 0
         for p, entry in zip(parameters, layout.tensors, strict=True):
             rows = entry.shape[0]
-            first = min(rows, rank * -(-rows // self.processes))  # as `torch.chunk` deals them out
+            # FSDP2 divides rows as `torch.chunk` does
+            first = min(rows, rank * -(-rows // self.processes))
             self._starts[id(p)] = start + first * (entry.size // max(1, rows))
             start += entry.size
 
-    def each(self, own: Any) -> list[Any]:
-        found = [None] * self.processes
-        dist.all_gather_object(found, own)
-        return found
+    def gather(self, value: Any) -> list[Any]:
+        values = [None] * self.processes
+        dist.all_gather_object(values, value)
+        return values
 
 
 class ShardedSpace(ParameterSpace):
     """The parameter space of a model that `shard` has sharded.
 
-    Every process calls the same, in the same order.
+    All processes must call the same methods in the same order.
 
-    Its `parameters` are this process' runs. What is sent is whole in the first process alone, a
-    tensor at a time in the others. `ParameterSpace` has the arguments and errors.
+    `parameters` are this process' runs of rows. Only the first process holds the bytes to send;
+    the others hold one whole tensor at a time. `ParameterSpace` has the arguments and errors.
     """
 
     def __init__(
@@ -110,19 +116,19 @@ class ShardedSpace(ParameterSpace):
         self.parameters = [torch.nn.Parameter(p.to_local().detach()) for p in self._shards]
         self.vector = ShardedVector(self.parameters, self.layout)
         self.rows.reason = "the weights lie in shards"
-        for own, p in zip(self.parameters, self._shards, strict=True):
-            p.register_post_accumulate_grad_hook(partial(_arrived, own))
+        for local, p in zip(self.parameters, self._shards, strict=True):
+            p.register_post_accumulate_grad_hook(partial(_pass_gradient, local))
 
     def perturbed(self, basis: Any, k: int, scale: float, often: bool = False) -> Any:
-        # functions are given gathered copies, which nobody knows
+        # functions get gathered copies, which the perturbation can't recognise as parameters
         return super().perturbed(basis, k, scale, often=True)
 
     def _wholes(self, runs: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Yields whole tensors, one after the other, of every process' runs of them."""
-        for own, p in zip(runs, self._shards, strict=True):
-            about = {"shape": p.shape, "stride": p.stride()}
+        """Gather whole tensors from the processes' runs, one after the other."""
+        for local, p in zip(runs, self._shards, strict=True):
+            geometry = {"shape": p.shape, "stride": p.stride()}
             yield DTensor.from_local(
-                own.detach(), p.device_mesh, p.placements, run_check=False, **about
+                local.detach(), p.device_mesh, p.placements, run_check=False, **geometry
             ).full_tensor()
 
     def _bytes(self, tensors: Iterable[torch.Tensor]) -> bytes:
@@ -131,12 +137,15 @@ class ShardedSpace(ParameterSpace):
         )
 
     def digest(self) -> str:
-        each, kind = (
+        named_wholes, kind = (
             zip(self.layout.tensors, self._wholes(self.parameters), strict=True),
             self.digest_kind,
         )
         return digest_of(
-            ((e.name, e.dtype, e.shape, next(iter(hashed([whole], kind)))) for e, whole in each),
+            (
+                (e.name, e.dtype, e.shape, next(iter(digest_inputs([whole], kind))))
+                for e, whole in named_wholes
+            ),
             kind,
         )
 
@@ -150,12 +159,12 @@ class ShardedSpace(ParameterSpace):
         return np.concatenate([whole.cpu().numpy().reshape(-1) for whole in self._wholes(runs)])
 
     def norm(self) -> float:
-        return float(np.linalg.norm(self.vector.each(super().norm())))
+        return float(np.linalg.norm(self.vector.gather(super().norm())))
 
 
-def _arrived(own: torch.nn.Parameter, p: Any) -> None:
-    """Hands a gradient from FSDP's parameter to this process' run of it, as backward would."""
+def _pass_gradient(local: torch.nn.Parameter, p: Any) -> None:
+    """Move a gradient from FSDP's parameter to this process' run of it, as backward would."""
     gradient, p.grad = p.grad.to_local(), None
-    own.grad = gradient if own.grad is None else own.grad.add_(gradient)
-    for hook in list((getattr(own, "_post_accumulate_grad_hooks") or {}).values()):  # noqa: B009 (another's own)
-        hook(own)
+    local.grad = gradient if local.grad is None else local.grad.add_(gradient)
+    for hook in list((getattr(local, "_post_accumulate_grad_hooks") or {}).values()):  # noqa: B009 (another's own)
+        hook(local)

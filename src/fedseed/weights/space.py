@@ -1,11 +1,10 @@
-"""ParameterSpace: a model's trainable tensors as one vector in blocks, and what can be done to
-it.
-"""
+"""ParameterSpace: a model's trainable tensors as one vector in blocks, and its operations."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,26 +54,27 @@ class ParameterSpace:
     ) -> None:
         self.model = model
         self.digest_kind = digest_kind
-        if stray := count_stray(model):
+        stray = count_stray(model)
+        if stray:
             raise ValueError(
                 f"the model is quantised: only {stray:,} parameters that are not would move; "
                 "tune an adapter (fedseed.models.adapters.install), or freeze what is to stay "
                 '(fedseed.models.loading.choose_trainable(model, ["*.scales"]), say)'
             )
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        for name, p in named:
+        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        for name, p in trainable:
             if dtype_name(p) not in ("float32", "bfloat16", "float16"):
                 raise ValueError(
                     f"parameter {name} is {dtype_name(p)}: float32, bfloat16 or float16 is needed"
                 )
-        self.parameters: list[torch.nn.Parameter] = [p for _, p in named]
-        entries = tuple(TensorEntry(name, tuple(p.shape), dtype_name(p)) for name, p in named)
+        self.parameters: list[torch.nn.Parameter] = [p for _, p in trainable]
+        entries = tuple(TensorEntry(name, tuple(p.shape), dtype_name(p)) for name, p in trainable)
         self.layout = Layout(entries, cut([e.size for e in entries], blocks))
         self.vector = Vector(self.parameters, self.layout)
         self._base: Sequence[torch.Tensor] | None = None
-        self._rebuilt: Rebuild | None = None  # the last one
-        # whether the weights are anything but the base or what was rebuilt from it
-        self._moved = False
+        self._last_rebuild: Rebuild | None = None
+        # whether the weights differ from the base and from the last rebuild
+        self._has_moved = False
         self._moments: Moments | None = None
         self.rows = Rows(model, self.vector)
 
@@ -85,22 +85,22 @@ class ParameterSpace:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Returns where the trainable tensors are."""
+        """Return the devices of the trainable tensors."""
         return self.vector.devices
 
     def apply(self, change: Change) -> None:
-        """Carry out what a method's `change` says (`fedseed.weights.change` has the kinds).
+        """Carry out a method's `change` (`fedseed.weights.change` has the kinds).
 
         Raises:
             ValueError: a coefficient or the scale is not finite, the number of arrays is not that
                 of the blocks, the bytes to replace the weights have another length, or there is no
                 base to rebuild from; the weights are unchanged then.
-            TypeError: it is no change.
+            TypeError: the argument is no change.
         """
         match change:
             case Add(terms, scale, None):
                 if terms:
-                    moving.move(self.vector, self.vector.preparing(terms, scale), scale)
+                    moving.move(self.vector, self.vector.make_preparer(terms, scale), scale)
             case Add(terms, scale, rounding):
                 moving.move_by_pieces(self.vector, terms, scale, rounding)
             case Rebuild():
@@ -117,12 +117,12 @@ class ParameterSpace:
                 self._replace(change.data)
             case _:
                 raise TypeError(f"{change!r} is no change of the weights")
-        self._moved = not isinstance(change, Rebuild)
+        self._has_moved = not isinstance(change, Rebuild)
 
     def apply_adds(self, changes: Sequence[Add]) -> None:
-        """Several `Add`s that round to nearest, in one pass over w.
+        """Apply several `Add`s that round to nearest, in one pass over w.
 
-        Each rounds in its turn, so the bits are the same.
+        Each rounds in its turn, so the bits are those of separate passes.
 
         Raises ValueError as `apply` does; the weights are unchanged then.
         """
@@ -131,7 +131,7 @@ class ParameterSpace:
         if not changes:
             return
         moving.move_steps(self.vector, changes)
-        self._moved = True
+        self._has_moved = True
 
     def apply_factors(self, changes: Sequence[AddFactors]) -> None:
         """Apply several `AddFactors` in one pass over w: the bits of one after the other.
@@ -140,13 +140,12 @@ class ParameterSpace:
         """
         if changes:
             factoring.add_factors(self.vector, changes)
-            self._moved = True
+            self._has_moved = True
 
     def add(
         self, basis: Basis, coefficients: Coefficients, scale: float = 1.0, first: int = 0
     ) -> None:
-        """w += scale * sum_k coefficients[k] * direction(first + k), in one pass over w: an `Add`
-        of one term.
+        """Add scale * sum_k coefficients[k] * direction(first + k) to w, in one pass over w.
 
         Args:
             basis: where the directions come from.
@@ -157,23 +156,26 @@ class ParameterSpace:
         self.apply(Add([Term(basis, coefficients, first)], scale))
 
     def _rebuild(self, change: Rebuild) -> None:
-        base = self._kept_base("Rebuild")
+        base = self._require_base("Rebuild")
         moving.move(
-            self.vector, self.vector.preparing(change.terms, change.scale), change.scale, base
+            self.vector, self.vector.make_preparer(change.terms, change.scale), change.scale, base
         )
-        self._rebuilt, self._moved = change, False
+        self._last_rebuild, self._has_moved = change, False
 
     def _optimize(self, change: Optimize) -> None:
         if not change.terms:
             return
-        self.vector.preparing(change.terms, 1.0)  # what can't be is refused before the step counts
+        self.vector.make_preparer(
+            change.terms, 1.0
+        )  # what can't be is refused before the step counts
         rule = change.rule
         if change.past is not None:
             moving.move_rebuilt(self.vector, [*change.past, change.terms], rule, change.rounding)
             return
         if self._moments is None or replace(self._moments.rule, rate=rule.rate) != rule:
             self._moments = self._new_moments(rule)
-        self._moments.rule = rule  # a schedule's rate may be another one at each step
+        # a schedule may change the rate at each step
+        self._moments.rule = rule
         self._moments.steps += 1
         moving.move_by_pieces(self.vector, change.terms, 1.0, change.rounding, self._moments)
 
@@ -214,11 +216,12 @@ class ParameterSpace:
         if len(data) != self.layout.dense_bytes:
             raise ValueError(f"{len(data)} bytes for a space of {self.layout.dense_bytes}")
         source = np.frombuffer(data, dtype=np.uint8)
-        position = first = 0  # of a tensor, in the bytes and in the vector
+        # a tensor's position in the bytes and in the vector
+        position = first = 0
         for p, e in zip(self.parameters, self.layout.tensors, strict=True):
             width = ITEM_BYTES[e.dtype]
-            at = position + (self.vector.start_of(p) - first) * width
-            part = source[at : at + p.numel() * width]
+            offset = position + (self.vector.start_of(p) - first) * width
+            part = source[offset : offset + p.numel() * width]
             if p.is_cpu and p.is_contiguous():
                 flat(p).view(torch.uint8).numpy()[:] = part
             elif p.numel():
@@ -229,41 +232,41 @@ class ParameterSpace:
     def keep_base(self) -> None:
         """Keep a copy of the weights as they are: what `Rebuild` starts from."""
         self._base = self.snapshot()
-        self._rebuilt, self._moved = None, False
+        self._last_rebuild, self._has_moved = None, False
 
     def release_base(self) -> None:
         """Free the copy that `keep_base` made."""
-        self._base = self._rebuilt = None
+        self._base = self._last_rebuild = None
 
     def restore_base(self) -> None:
-        """w = w0, and what steps have left in averages is gone.
+        """Set w = w0, and clear the steps' running averages.
 
         Raises ValueError if `keep_base` was not called.
         """
-        self.restore(self._kept_base("restore_base"))
-        self._rebuilt, self._moved, self._moments = None, False, None
+        self.restore(self._require_base("restore_base"))
+        self._last_rebuild, self._has_moved, self._moments = None, False, None
 
     def way_back(self) -> Callable[[], None] | None:
-        """Undoes whatever will have happened to the weights, without a copy of them.
+        """Return a function that undoes later changes of the weights without a copy of them.
 
-        None where only a copy could.
-
-        Possible where the weights are the base, or were rebuilt from it: they are rebuilt once
-        more.
+        It rebuilds the weights, so they must be the base or rebuilt from it now. None: only a copy
+        could undo changes.
         """
-        if self._base is None or self._moved:
+        if self._base is None or self._has_moved:
             return None
-        return self.restore_base if self._rebuilt is None else partial(self._rebuild, self._rebuilt)
+        if self._last_rebuild is None:
+            return self.restore_base
+        return partial(self._rebuild, self._last_rebuild)
 
-    def _kept_base(self, what: str) -> Sequence[torch.Tensor]:
+    def _require_base(self, caller: str) -> Sequence[torch.Tensor]:
         if self._base is None:
-            raise ValueError(f"{what} needs keep_base first")
+            raise ValueError(f"{caller} needs keep_base first")
         return self._base
 
     def project(
         self, delta: torch.Tensor | Floats, basis: Basis, count: int | Sequence[int], first: int = 0
     ) -> Floats | list[Floats]:
-        """V^T delta: inner products with `count` directions.
+        """Return V^T delta, the inner products with `count` directions.
 
         Args:
             delta: vector of length d (float32, bfloat16 or float16 tensor, or float32 array). If
@@ -290,12 +293,13 @@ class ParameterSpace:
             raise ValueError(
                 f"delta has shape {tuple(delta.shape)}, the space has {self.size} parameters"
             )
-        layout, whole = self.layout, isinstance(count, int | np.integer)
-        counts = (
-            [count] * len(layout.block_sizes)
-            if isinstance(count, int | np.integer)
-            else list(count)
-        )
+        layout = self.layout
+        if isinstance(count, int | np.integer):
+            is_whole = True
+            counts = [int(count)] * len(layout.block_sizes)
+        else:
+            is_whole = False
+            counts = list(count)
         if len(counts) != len(layout.block_sizes):
             raise ValueError(f"{len(counts)} counts for {len(layout.block_sizes)} blocks")
         spec, parts = basis.spec_on(layout.matrices), []
@@ -303,11 +307,9 @@ class ParameterSpace:
             parts.append(
                 kernel.project(spec, first, int(k), delta[start : start + length], start, length)
             )
-        return (
-            sum_in_order(np.array(parts, dtype=np.float64), axis=0).astype(np.float32)
-            if whole
-            else parts
-        )
+        if not is_whole:
+            return parts
+        return sum_in_order(np.array(parts, dtype=np.float64), axis=0).astype(np.float32)
 
     @contextmanager
     def perturbed(self, basis: Basis, k: int, scale: float, often: bool = False) -> Iterator[None]:
@@ -326,29 +328,30 @@ class ParameterSpace:
             basis: where the direction comes from.
             k: the direction's index.
             scale: how far to move along it.
-            often: the model is called many times inside, as when it writes: the direction is made
-                once, and the weights are changed and put back from a copy, also where that would
-                not be necessary.
+            often: the model is called many times inside, as in generation: the direction is made
+                once, and the weights are changed and put back from a copy in any case.
         """
         term, moments = Term(basis, np.ones(1, dtype=np.float32), k), self._moments
-        learnt = moments if moments is not None and moments.rule.kind == "hiso" else None
-        if can_exchange(self.model) and not often and learnt is None:
+        curvature = moments if moments is not None and moments.rule.kind == "hiso" else None
+        if can_exchange(self.model) and not often and curvature is None:
             perturbation = Perturbation(self.vector, term, scale)
-            with (
-                in_place_of(perturbation) if can_stand_in(self.model, self.vector) else perturbation
-            ):
+            context: AbstractContextManager[Any] = perturbation
+            if can_stand_in(self.model, self.vector):
+                context = in_place_of(perturbation)
+            with context:
                 yield
             return
-        saved, moved = self.snapshot(), self._moved
+        saved, was_moved = self.snapshot(), self._has_moved
         try:
-            if learnt is None:
+            if curvature is None:
                 self.apply(Add([term], scale))
             else:
-                moving.move_scaled(self.vector, [term], scale, learnt)
+                moving.move_scaled(self.vector, [term], scale, curvature)
             yield
         finally:
             self.restore(saved)
-            self._moved = moved  # they are what they were
+            # the weights are those from before
+            self._has_moved = was_moved
 
     def perturbed_rows(
         self, basis: Basis, directions: Sequence[int], scales: float | Sequence[float]
@@ -373,21 +376,26 @@ class ParameterSpace:
                 it is called with no tensor of B rows, or a parameter is used outside of its
                 `forward`.
         """
-        return self.rows.shown(basis, moves_of(directions, scales))
+        return self.rows.active(basis, moves_of(directions, scales))
 
     def digest(self) -> str:
-        """Hex digest (128 bit) of the trainable tensors: names, dtypes, shapes and bytes."""
-        named = [(e.name, p) for e, p in zip(self.layout.tensors, self.parameters, strict=True)]
-        return hash_tensors(named, self.digest_kind)
+        """Return the hex digest (128 bit) of the trainable tensors.
+
+        It covers names, dtypes, shapes and bytes.
+        """
+        named_tensors = [
+            (e.name, p) for e, p in zip(self.layout.tensors, self.parameters, strict=True)
+        ]
+        return hash_tensors(named_tensors, self.digest_kind)
 
     def snapshot(self) -> list[torch.Tensor]:
-        """Copies of the trainable tensors."""
+        """Return copies of the trainable tensors."""
         return [p.detach().clone() for p in self.parameters]
 
     def restore(self, saved: Iterable[torch.Tensor]) -> None:
         """Put back what `snapshot` returned."""
-        # for all that is known here, they are no base and nothing rebuilt from it
-        self._moved = True
+        # the saved tensors need be neither the base nor a rebuild
+        self._has_moved = True
         with torch.no_grad():
             for p, s in zip(self.parameters, saved, strict=True):
                 p.copy_(s)
@@ -395,34 +403,41 @@ class ParameterSpace:
     def difference(
         self, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None
     ) -> Floats:
-        """saved - w as one float32 vector of length d.
+        """Return saved - w as one float32 vector of length d.
 
-        `now`: as in `fedseed.weights.projection.project_change`.
+        Args:
+            saved: what `snapshot` returned.
+            now: float32 copies to use in place of the weights, where these are rounded copies.
         """
-        out = np.empty(self.size, dtype=np.float32)
+        change = np.empty(self.size, dtype=np.float32)
         position = 0
         for p, s in zip(now or self.parameters, saved, strict=True):
             for lo, hi, part in projection.differences(s, p):
-                out[position + lo : position + hi] = part.cpu().numpy()
+                change[position + lo : position + hi] = part.cpu().numpy()
             position += p.numel()
-        return out
+        return change
 
     def norm(self) -> float:
-        """Returns the Euclidean norm of w."""
-        # doubles take room
-        parts = (part for p in self.parameters for part in torch.split(flat(p), moving.PIECE))
+        """Return the Euclidean norm of w."""
         sum_squares = projection.Squares()
-        return float(np.sqrt(sum(sum_squares(part) for part in parts)))
+        total = 0.0
+        for p in self.parameters:
+            # in pieces, as their doubles take memory
+            for part in torch.split(flat(p), moving.PIECE):
+                total += sum_squares(part)
+        return float(np.sqrt(total))
 
     def dense(self) -> bytes:
-        """Returns the trainable tensors in order, in their dtypes, as little-endian bytes: what
-        `Replace` takes.
+        """Return the trainable tensors in order, in their dtypes, as little-endian bytes.
+
+        `fedseed.weights.change.Replace` takes these.
         """
         return self._bytes(self.parameters)
 
     def take_gradient(self) -> bytes:
-        """Returns the trainable tensors' gradients as `dense` has weights (zeros for none), and
-        frees them.
+        """Return the gradients as `dense` returns weights, and free them.
+
+        A tensor without a gradient has zeros.
         """
         return self._bytes(map(_take_gradient, self.parameters))
 

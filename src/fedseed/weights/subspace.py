@@ -110,8 +110,10 @@ class RandomSubspace:
             kind: kind of the device whose kernels make them ("cpu", "cuda").
         """
         spec = Spec("lowrank", self.seed, 1)
-        made = kernels.current(kind).signs(spec, range(self.width), Domain.SUBSPACE, start, count)
-        array = made if isinstance(made, np.ndarray) else made.cpu().numpy()
+        raw_signs = kernels.current(kind).signs(
+            spec, range(self.width), Domain.SUBSPACE, start, count
+        )
+        array = raw_signs if isinstance(raw_signs, np.ndarray) else raw_signs.cpu().numpy()
         return array.reshape(self.width, count)
 
     @property

@@ -1,5 +1,6 @@
-"""Tensors seen as one vector in blocks, as the kernels work on it: where each element lies, and
-what it belongs to.
+"""A model's tensors as one vector in blocks, as the kernels work on it.
+
+The vector knows the position of each element, and its tensor and block.
 """
 
 import re
@@ -38,30 +39,32 @@ class Vector:
         self._scratch = torch.empty(0, device="cpu")
         self._operands: dict[int, tuple[int, bool, Any]] = {}
 
-    processes = 1  # that hold a part of it each
+    # how many processes hold a part of the vector
+    processes = 1
 
-    def each(self, own: Any) -> list[Any]:
-        """Returns what each process that holds a part of the vector has found, in order: here there
-        is one.
+    def gather(self, value: Any) -> list[Any]:
+        """Return one value from each process that holds a part of the vector, in their order.
+
+        This vector has a single process.
         """
-        return [own]
+        return [value]
 
     def __contains__(self, value: object) -> bool:
         return id(value) in self._starts
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Returns where the tensors are."""
+        """Return the devices of the tensors."""
         return devices_of(self.parameters) or (torch.device("cpu"),)
 
     def start_of(self, parameter: torch.Tensor) -> int:
-        """Index of a tensor's first element in the vector."""
+        """Return the index of a tensor's first element in the vector."""
         return self._starts[id(parameter)]
 
     def tensor_start(self, index: int) -> int:
         """Return the index of the first element of a whole tensor in the vector.
 
-        `start_of` has that of the part of it that is here.
+        `start_of` has the index for the part that this process holds.
         """
         return self._tensor_starts[index]
 
@@ -71,21 +74,25 @@ class Vector:
 
     @cached_property
     def layers(self) -> dict[int, list[torch.Tensor]]:
-        """By tensors' ids, the tensors of the same layer on the same device: whose names begin
-        alike up to a number.
+        """Return, by a tensor's id, the tensors of the same layer on the same device.
+
+        Tensors are of one layer if their names have the same prefix up to the first number.
         """
         layers: dict[tuple[str, torch.device], list[torch.Tensor]] = {}
-        own = {}
+        layer_of = {}
         for p, entry in zip(self.parameters, self.layout.tensors, strict=True):
-            numbered = re.match(r".*?\.\d+\.", entry.name)
-            own[id(p)] = layers.setdefault((numbered[0] if numbered else entry.name, p.device), [])
-            own[id(p)].append(p)
-        return own
+            numbered_prefix = re.match(r".*?\.\d+\.", entry.name)
+            layer_name = numbered_prefix[0] if numbered_prefix else entry.name
+            layer = layers.setdefault((layer_name, p.device), [])
+            layer.append(p)
+            layer_of[id(p)] = layer
+        return layer_of
 
     @cached_property
     def has_room(self) -> bool:
-        """Whether, when this is first asked, twice the memory of the tensors is free on the GPUs
-        that they lie on.
+        """Return whether the tensors' GPUs have twice the tensors' memory free.
+
+        The answer is that of the first call.
         """
         return all(
             free_on(device) >= 2 * sum(p.nbytes for p in self.parameters if p.device == device)
@@ -93,14 +100,18 @@ class Vector:
         )
 
     def only_block(self, parameter: torch.Tensor) -> int | None:
-        """Returns the block that a tensor lies in; None if it lies in several."""
-        start, boundaries = self.start_of(parameter), self.layout.boundaries
+        """Return the block that a tensor lies in; None if it lies in several."""
+        start = self.start_of(parameter)
+        boundaries = self.layout.boundaries
         block = bisect_right(boundaries, start) - 1
-        return block if start + parameter.numel() <= boundaries[block + 1] else None
+        if start + parameter.numel() > boundaries[block + 1]:
+            return None
+        return block
 
     def overlaps(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """(block, lo, hi): which of the elements start, start + 1, ... lie in which block, counted
-        from `start`.
+        """Yield (block, lo, hi) for each block that `count` elements from `start` on overlap.
+
+        `lo` and `hi` bound the block's elements, counted from `start`.
         """
         boundaries = self.layout.boundaries
         block = bisect_right(boundaries, start) - 1
@@ -111,47 +122,58 @@ class Vector:
             lo, block = hi, block + 1
 
     def pieces(self, prepare: Prepare) -> Iterator[tuple[int, int, int, int, kernels.Kernels, Any]]:
-        """(tensor, its elements lo, hi, index of the first in the vector, kernels, prepared), by
-        tensor and block.
+        """Yield the pieces of tensors that lie in one block each.
+
+        Yields:
+            (index of the tensor, lo, hi, index of element lo in the vector, kernels, what `prepare`
+            returned), where the piece has the tensor's elements lo to hi.
         """
-        # by kind of device: the last block's
-        made: dict[str, tuple[int, kernels.Kernels, Any]] = {}
+        # only the last block's, for each kind of device: blocks follow each other
+        prepared_on: dict[str, tuple[int, kernels.Kernels, Any]] = {}
         for index, p in enumerate(self.parameters):
-            start, kind = self.start_of(p), p.device.type
+            start = self.start_of(p)
+            device_kind = p.device.type
             for block, lo, hi in self.overlaps(start, p.numel()):
-                if kind not in made or made[kind][0] != block:
-                    kernel = kernels.current(kind)
-                    made[kind] = (
-                        block,
-                        kernel,
-                        prepare(kernel, block, self.layout.block_sizes[block]),
-                    )
-                yield index, lo, hi, start + lo, *made[kind][1:]
+                if device_kind not in prepared_on or prepared_on[device_kind][0] != block:
+                    kernel = kernels.current(device_kind)
+                    prepared = prepare(kernel, block, self.layout.block_sizes[block])
+                    prepared_on[device_kind] = (block, kernel, prepared)
+                _, kernel, prepared = prepared_on[device_kind]
+                yield index, lo, hi, start + lo, kernel, prepared
 
-    def preparing(self, terms: Sequence[Term], scale: float) -> Prepare:
-        """Returns a function that prepares a sum of terms, for `pieces`.
+    def make_preparer(self, terms: Sequence[Term], scale: float) -> Prepare:
+        """Return a function that prepares a sum of terms, for `pieces`.
 
-        Raises ValueError if the scale or a coefficient is not finite, the number of arrays is not
-        that of the blocks, or the terms have bases of different names.
+        Raises ValueError if the scale or a coefficient is not finite, if there are not as many
+        arrays as blocks, or if the terms have bases of different names.
         """
         parts = self.parts(terms, scale)
         return lambda kernel, block, length: kernel.prepare(parts(block), length)
 
     def parts(self, terms: Sequence[Term], scale: float) -> Callable[[int], list[Part]]:
-        """Returns a function from a block to a sum's parts there.
+        """Return a function from a block to the parts of a sum in that block.
 
-        Raises ValueError as `preparing` does.
+        Raises ValueError as `make_preparer` does.
         """
         check_scale(scale)
         names = sorted({t.basis.name for t in terms})
         if len(names) > 1:
             raise ValueError(f"a sum of {' and '.join(names)} directions: make a change of each")
         matrices = self.layout.matrices
-        each = [(t.basis.spec_on(matrices), t.first, self.per_block(t.coefficients)) for t in terms]
-        return lambda block: [Part(spec, first, own[block]) for spec, first, own in each]
+        by_term = [
+            (t.basis.spec_on(matrices), t.first, self.per_block(t.coefficients)) for t in terms
+        ]
+
+        def parts_in(block: int) -> list[Part]:
+            return [Part(spec, first, arrays[block]) for spec, first, arrays in by_term]
+
+        return parts_in
 
     def per_block(self, coefficients: Coefficients) -> list[Floats]:
-        """Returns one float32 array per block."""
+        """Return the coefficients as one float32 array per block.
+
+        Raises ValueError if there are not as many arrays as blocks, or a value is not finite.
+        """
         blocks = len(self.layout.block_sizes)
         if len(coefficients) and np.ndim(coefficients[0]) == 1:
             arrays = [np.asarray(c, dtype=np.float32) for c in coefficients]
@@ -166,49 +188,45 @@ class Vector:
         return arrays
 
     def operand(self, kernel: kernels.Kernels, parameter: torch.Tensor) -> Any:
-        """Returns all elements of a contiguous tensor of the vector as the kernels take them.
+        """Return all elements of a contiguous tensor of the vector as the kernels take them.
 
-        Made once: for a small tensor that takes longer than the kernels do.
+        The operand is cached: for a small tensor making it takes longer than the kernels do.
         """
-        known = self._operands.get(id(parameter))
-        place = parameter.data_ptr()
-        if known is None or known[0] != place or known[1] != kernel.TENSORS:
-            known = self._operands[id(parameter)] = (
-                place,
-                kernel.TENSORS,
-                operand(kernel, flat(parameter)),
-            )
-        return known[2]
+        cached = self._operands.get(id(parameter))
+        address = parameter.data_ptr()
+        if cached is None or cached[0] != address or cached[1] != kernel.TENSORS:
+            cached = (address, kernel.TENSORS, operand(kernel, flat(parameter)))
+            self._operands[id(parameter)] = cached
+        return cached[2]
 
     def scratch(self, count: int) -> torch.Tensor:
-        """Returns the CPU's memory for `count` float32 numbers, used again and again: what it held
-        before is lost.
-        """
+        """Return host memory for `count` float32 numbers; each call overwrites the last one's."""
         if len(self._scratch) < count:
             self._scratch = torch.empty(count, dtype=torch.float32, device="cpu")
         return self._scratch
 
 
 def check_scale(scale: float) -> None:
-    """Raises ValueError if it is not finite."""
+    """Raise ValueError if a scale is not finite."""
     if not np.isfinite(scale):
         raise ValueError(f"scale = {scale}: a finite number is needed")
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the elements in order: the tensor's own memory if it is contiguous, else a copy."""
+    """Return the elements in order: the tensor's own memory if it is contiguous, else a copy."""
     return tensor.detach().reshape(-1)
 
 
 def write_back(parameter: torch.Tensor, elements: torch.Tensor) -> None:
-    """Put back what `flat` had to copy."""
+    """Copy elements back to a parameter that `flat` had to copy."""
     if not parameter.is_contiguous():
         parameter.detach().copy_(elements.view(parameter.shape))
 
 
 def operand(kernel: kernels.Kernels, elements: torch.Tensor) -> Any:
-    """Returns a tensor as the kernels take it: itself on a GPU, otherwise an array on the same
-    memory.
+    """Return a tensor as the kernels take it.
+
+    Kernels on a GPU take the tensor itself, others an array on the same memory.
     """
     if kernel.TENSORS:
         return elements
@@ -218,42 +236,50 @@ def operand(kernel: kernels.Kernels, elements: torch.Tensor) -> Any:
 
 
 def move_entries(vector: Vector, change: Entries) -> None:
-    """w[i] = round(w[i] + scale * v[i]).
+    """Set w[i] = round(w[i] + scale * v[i]) for the entries of the patches.
 
     Raises ValueError if the scale or a value is not finite, an entry is not in the vector, or
     entries do not ascend; the weights are unchanged then.
     """
     check_scale(change.scale)
-    at = 0
-    ends = [at := _check(patch, at, vector.layout.size) for patch in change.patches]
+    ends: list[int] = []
+    for patch in change.patches:
+        least = ends[-1] if ends else 0
+        ends.append(_check_patch(patch, least, vector.layout.size))
     for parameter in vector.parameters:
         elements, begin = flat(parameter), vector.start_of(parameter)
         end = begin + parameter.numel()
         for patch in change.patches[bisect_right(ends, begin) : bisect_left(ends, end) + 1]:
-            where, values = patch.within(begin, end)
-            if len(values):
-                which = (
-                    where
-                    if isinstance(where, slice)
-                    else torch.from_numpy(where).to(parameter.device)
-                )
-                added = torch.from_numpy(values * np.float32(change.scale)).to(parameter.device)
-                elements[which] = (elements[which].float() + added).to(elements.dtype)
+            positions, values = patch.within(begin, end)
+            if not len(values):
+                continue
+            indices = positions
+            if not isinstance(positions, slice):
+                indices = torch.from_numpy(positions).to(parameter.device)
+            addends = torch.from_numpy(values * np.float32(change.scale)).to(parameter.device)
+            elements[indices] = (elements[indices].float() + addends).to(elements.dtype)
         write_back(parameter, elements)
 
 
-def _check(patch: Patch, least: int, size: int) -> int:
-    """Returns the first entry that may come after a patch. Raises ValueError."""
+def _check_patch(patch: Patch, least: int, size: int) -> int:
+    """Return the first entry that may come after a patch.
+
+    Args:
+        patch: the values to add.
+        least: the first entry that the patch may have.
+        size: number of entries in the vector.
+
+    Raises:
+        ValueError: a value is not finite, or an entry is out of range or out of order.
+    """
     if not np.isfinite(patch.values).all():
         raise ValueError("entries: a value is NaN or infinite; the weights are unchanged")
     if not len(patch.values):
         return least
     first, last = patch.start, patch.start + len(patch.values) - 1
     if patch.offsets is not None:
-        if (
-            len(patch.offsets) != len(patch.values)
-            or (np.diff(patch.offsets.astype(np.int64)) <= 0).any()
-        ):
+        ascends = (np.diff(patch.offsets.astype(np.int64)) > 0).all()
+        if len(patch.offsets) != len(patch.values) or not ascends:
             raise ValueError(
                 "entries: one ascending offset for each value is needed; the weights are unchanged"
             )

@@ -32,5 +32,5 @@ def load(name: str) -> Kernels:
 
 
 def current(device: str = "cpu") -> Kernels:
-    """Returns the implementation for a kind of device ("cpu", "cuda")."""
+    """Return the implementation for a kind of device ("cpu", "cuda")."""
     return load(os.environ.get("FEDSEED_KERNELS") or ("cpu" if device == "cpu" else "triton"))

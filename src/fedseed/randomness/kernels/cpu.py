@@ -99,7 +99,7 @@ _INDEX, _SHORT, _NUMBER, _HALF_NUMBER = (
 
 
 def _instruction(result: Any, build: Callable[[Any, Any], Any]) -> Any:
-    """Returns a function of one argument, for which `build` writes instructions."""
+    """Return a function of one argument, for which `build` writes instructions."""
 
     @intrinsic
     def instruction(_context, value):  # type: ignore[no-untyped-def]
@@ -131,7 +131,7 @@ _ticket = _instruction(
 
 
 def _at(builder: Any, address: Any, step: Any, row: int, kind: Any, offset: int = 0) -> Any:
-    """Returns a pointer to what lies `row` steps and an offset of bytes from an address."""
+    """Return a pointer to what lies `row` steps and an offset of bytes from an address."""
     place = builder.add(address, builder.add(builder.mul(step, _INDEX(row)), _INDEX(offset)))
     return builder.inttoptr(place, kind.as_pointer())
 
@@ -143,7 +143,7 @@ def _loop(
     step: int,
     turn: Callable[[Any, list[Any]], list[Any]],
 ) -> Any:
-    """Writes a loop over i = 0, step, ... below `stop`.
+    """Write a loop over i = 0, step, ... below `stop`.
 
     Returns what `turn(i, values)` has made of the values.
     """
@@ -898,7 +898,7 @@ def _butterflies(x, width):  # type: ignore[no-untyped-def]
 
 
 def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns what the reference's transform does, to the bit."""
+    """Return what the reference's transform does, to the bit."""
     x = np.array(values, dtype=np.float64)
     _transform(x)
     return x
@@ -1081,7 +1081,7 @@ def _multiply(
     start: int,
     room: Room,
 ) -> Floats:
-    """Returns x times the transpose of what `move` makes of `source`, plus bias: shape (n, rows).
+    """Return x times the transpose of what `move` makes of `source`, plus bias: shape (n, rows).
 
     There is never more of that matrix than a slab for each thread. The sums are taken column after
     column with fused multiply-adds, whatever the number of threads. `x` has shape (n, columns),
@@ -1111,7 +1111,7 @@ def _multiply(
 def _fold_wide(
     spec: Spec, first: int, count: int, units: NDArray[Any], x: Floats, start: int
 ) -> NDArray[np.float64]:
-    """Returns a fold's sums where there are more columns than a cache has room for."""
+    """Return a fold's sums where there are more columns than a cache has room for."""
     chunks = -(-(start + x.size) // _CHUNK) - start // _CHUNK if x.size else 0
     tasks = min(chunks, spec.tile // _CHUNK)
     act = _fold_columns if x.size <= _RUN else _fold_columns_by_threads
@@ -1129,7 +1129,7 @@ product = _multiply if _REGISTER else None
 def project_sums(
     spec: Spec, first: int, count: int, x: Floats, start: int, length: int
 ) -> NDArray[np.float64]:
-    """Returns the part of a projection that adds up over runs of elements (see the reference)."""
+    """Return the part of a projection that adds up over runs of elements (see the reference)."""
     kind, domain, keys, mass, bound = _constants(spec, length)
     units = np.array([(kind, domain, *keys, first, 0, 0, mass, bound)], dtype=_UNIT)
     x = np.ascontiguousarray(x, dtype=np.float32)

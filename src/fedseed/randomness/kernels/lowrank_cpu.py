@@ -135,7 +135,7 @@ def _signed(words, coefficients):  # type: ignore[no-untyped-def]
 
 
 def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
-    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs,
+    """Return signs start, start + 1, ... of every pair's factor in a domain, shape (pairs,
     count).
     """
     return _signed(_across(pairs, domain, start, count), np.ones(len(pairs), np.float32))
@@ -242,7 +242,7 @@ def _fill_together(out, share, lefts, rights):  # type: ignore[no-untyped-def]
 
 
 def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
-    """Returns the sum on rows first..last of a matrix, shape (last - first, columns)."""
+    """Return the sum on rows first..last of a matrix, shape (last - first, columns)."""
     out = (np.empty if len(pairs) else np.zeros)((last - first, matrix.columns), dtype=np.float32)
     lefts = _across(pairs, Domain.LEFT, matrix.start + first, len(out))
     rights = _across(pairs, Domain.RIGHT, matrix.start, matrix.columns + -matrix.columns % _WIDTH)

@@ -43,7 +43,7 @@ def pairs_of(spec: Spec, directions: Any, coefficients: Any = 1.0) -> Pairs:
 
 
 def pairs(parts: Sequence[Part]) -> Pairs:
-    """Returns all pairs of a sum that are not multiplied by zero, in order."""
+    """Return all pairs of a sum that are not multiplied by zero, in order."""
     found = [np.empty(0, dtype=PAIR)]
     for spec, first, coefficients in parts:
         scaled = np.asarray(coefficients, dtype=np.float32) * np.float32(1 / sqrt(spec.rank))
@@ -59,7 +59,7 @@ def factor(seed: int, domain: Domain, k: int, j: int, start: int, count: int) ->
 
 
 def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
-    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs,
+    """Return signs start, start + 1, ... of every pair's factor in a domain, shape (pairs,
     count).
     """
     rows = [factor(seed, domain, k, j, start, count) for seed, k, j, _ in pairs.tolist()]
@@ -82,7 +82,7 @@ def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
 def products(
     spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row: int
 ) -> NDArray[np.float64]:
-    """Returns <u_j w_j^T, x> for the r pairs of each direction first + i, i < count, on rows row,
+    """Return <u_j w_j^T, x> for the r pairs of each direction first + i, i < count, on rows row,
     row + 1, ...
 
     Single precision along a row: groups of eight columns, each added up column by column, one group

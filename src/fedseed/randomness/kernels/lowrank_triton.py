@@ -184,7 +184,7 @@ class Records:
     def patterns(
         self, domain: Domain, start: int, count: int, device: torch.device
     ) -> torch.Tensor:
-        """Returns signs of elements start, start + 1, ..., eight pairs to a byte: shape (groups,
+        """Return signs of elements start, start + 1, ..., eight pairs to a byte: shape (groups,
         count).
         """
         out = torch.empty(self.groups * count, dtype=torch.uint8, device=device)
@@ -284,7 +284,7 @@ def _move_wave(
 def signs(
     pairs: Pairs, domain: Domain, start: int, count: int, device: torch.device | None = None
 ) -> torch.Tensor:
-    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count),
+    """Return signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count),
     float32.
     """
     patterns = Records(pairs).patterns(domain, start, count, device or default_device())
@@ -335,7 +335,7 @@ def products(
 
 
 def _by_columns(signs: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns bytes of eight columns a pair, shape (groups of columns, pairs), from bytes of eight
+    """Return bytes of eight columns a pair, shape (groups of columns, pairs), from bytes of eight
     pairs a column.
     """
     groups = -(-signs.shape[1] // GROUP)

@@ -90,7 +90,7 @@ def _polynomial(x: Floats, coefficients: tuple[np.float32, ...]) -> Floats:
 
 
 def _normal(block_words: NDArray[np.uint32]) -> Floats:
-    """Returns Box and Muller's transform of words in pairs, in single precision."""
+    """Return Box and Muller's transform of words in pairs, in single precision."""
     w = block_words.reshape(-1, 2)
     # radius: sqrt(-2 ln p) with p = (31 bits + 1/2) / 2^31, so that |z| reaches 6.6
     f = (w[:, 0] >> 1).astype(np.int32).astype(np.float32) + entries.F(0.5)
@@ -130,7 +130,7 @@ def truncated_normal_constants(length: int) -> tuple[np.float32, np.float32]:
 
 
 def _truncated_normal(block_words: NDArray[np.uint32], length: int) -> Floats:
-    """Returns sqrt(2) erfinv(u erf(a / sqrt 2)), u uniform on [-1, 1]: the inverse distribution
+    """Return sqrt(2) erfinv(u erf(a / sqrt 2)), u uniform on [-1, 1]: the inverse distribution
     function.
     """
     mass, bound = truncated_normal_constants(length)
@@ -146,7 +146,7 @@ def _signs(block_words: NDArray[np.uint32]) -> Floats:
 
 
 def signs(seed: int, domain: int, k: int, start: int, stop: int) -> Floats:
-    """Returns elements start..stop of a vector of signs."""
+    """Return elements start..stop of a vector of signs."""
     first = start // 128
     return _signs(words(seed, domain, k, first, -(-stop // 128) - first))[start - first * 128 :][
         : stop - start
@@ -171,7 +171,7 @@ def _unstructured(spec: Spec, k: int, start: int, stop: int, length: int) -> Flo
 
 
 def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
-    """Returns a random 32-bit word for each of the elements start..stop: four elements share a
+    """Return a random 32-bit word for each of the elements start..stop: four elements share a
     Philox call.
     """
     first = start // 4
@@ -201,7 +201,7 @@ def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def hadamard_tables(
     tile: int, first: int, coefficients: Floats, transform: Transform = hadamard_transform
 ) -> list[tuple[int, Floats]]:
-    """Returns (number, H^T c) for each basis number that the directions first, first + 1, ...
+    """Return (number, H^T c) for each basis number that the directions first, first + 1, ...
     touch.
 
     Direction k is row k mod B of the basis with number k div B (B = `tile`).
@@ -229,7 +229,7 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
 
 
 def combine(parts: Sequence[Part], length: int, start: int, stop: int) -> Floats:
-    """Returns the sum of all parts over elements start..stop, added up term by term in their order.
+    """Return the sum of all parts over elements start..stop, added up term by term in their order.
 
     Directions with coefficient zero are skipped. The directions of a `hadamard` part that share a
     basis number make one term, D * tile(H^T c).
@@ -250,7 +250,7 @@ def combine(parts: Sequence[Part], length: int, start: int, stop: int) -> Floats
 def move(
     out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int
 ) -> None:
-    """Sets out = round(source + scale * sum), all operations in single precision, rounded to the
+    """Set out = round(source + scale * sum), all operations in single precision, rounded to the
     dtype at the end.
 
     Further steps are added to what the one before has left.
@@ -284,7 +284,7 @@ def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float
 
 
 def to_float(values: Stored, dtype: str) -> Floats:
-    """Returns stored weights as float32, exactly."""
+    """Return stored weights as float32, exactly."""
     if dtype == "float32":
         return values
     if dtype == "float16":
@@ -305,7 +305,7 @@ def from_float(values: Floats, dtype: str) -> Stored:
 
 
 def draw(out: Stored, values: Floats, dtype: str, rounding: tuple[int, int], start: int) -> None:
-    """Sets out = values, rounded up or down by the words of elements start, start + 1, ..., of a
+    """Set out = values, rounded up or down by the words of elements start, start + 1, ..., of a
     seed and a step.
     """
     words = element_words(rounding[0], Domain.ROUNDING, rounding[1], start, start + len(values))
@@ -334,7 +334,7 @@ def stochastic(values: Floats, bits: NDArray[np.uint32], dtype: str) -> Floats:
 def sum_in_order(
     values: NDArray[np.float32] | NDArray[np.float64], axis: int
 ) -> NDArray[np.float64]:
-    """Returns the strictly sequential sum in the array's own precision.
+    """Return the strictly sequential sum in the array's own precision.
 
     + 0 makes a negative zero positive.
     """
@@ -348,7 +348,7 @@ def _spans(start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def _aligned(values: Floats, start: int, unit: int) -> Floats:
-    """Returns `values` with zeros before and after, so that it covers whole units of the global
+    """Return `values` with zeros before and after, so that it covers whole units of the global
     index.
     """
     before = start % unit
@@ -359,7 +359,7 @@ def _aligned(values: Floats, start: int, unit: int) -> Floats:
 def project_sums(
     spec: Spec, first: int, count: int, x: Floats, start: int, length: int
 ) -> NDArray[np.float64]:
-    """Returns the part of a projection that adds up over runs of elements, in double precision.
+    """Return the part of a projection that adds up over runs of elements, in double precision.
 
     For `hadamard` these are B sums for each basis number, folded from the sums over each span
     (single precision, at most 256 numbers each); one transform then serves all directions. For
@@ -397,7 +397,7 @@ def project_finish(
     sums: NDArray[np.float64],
     transform: Transform = hadamard_transform,
 ) -> Floats:
-    """Returns the products, from what `project_sums` returned (or the sum of several such).
+    """Return the products, from what `project_sums` returned (or the sum of several such).
 
     `transform`: `hadamard_transform`, or what has its bits.
     """

@@ -89,7 +89,7 @@ class Kernels:
         return entries.cpu().numpy() if self.TENSORS else entries
 
     def combine(self, prepared: Any, start: int, stop: int) -> Any:
-        """Returns the sum over elements start..stop."""
+        """Return the sum over elements start..stop."""
         if self.TENSORS:
             out = self._flat.empty(stop - start)
             self.move_all([Job(out, out, "total", prepared, start)], 1.0)
@@ -107,7 +107,7 @@ class Kernels:
         count: int,
         *device: Any,
     ) -> Any:
-        """Returns signs start, start + 1, ... that low-rank directions are made of, shape
+        """Return signs start, start + 1, ... that low-rank directions are made of, shape
         (directions, rank, count).
 
         Args:
@@ -204,7 +204,7 @@ class Kernels:
                 )
 
     def _move_steps(self, job: Job, scale: float) -> None:
-        """Adds one step after the other, in pieces that stay in a CPU's cache."""
+        """Add one step after the other, in pieces that stay in a CPU's cache."""
         piece = max(1, len(job.out)) if self.TENSORS else FEW_PIECE
         for lo in range(0, len(job.out), piece):
             out, source = job.out[lo : lo + piece], job.source[lo : lo + piece]
@@ -233,7 +233,7 @@ class Kernels:
     def project_sums(
         self, spec: Spec, first: int, count: int, x: Any, start: int, length: int
     ) -> Any:
-        """Returns the part of a projection that adds up over runs of elements: for `lowrank`, the
+        """Return the part of a projection that adds up over runs of elements: for `lowrank`, the
         products.
 
         Returns:
@@ -270,7 +270,7 @@ class Kernels:
         return first, values.reshape(last - first, columns)
 
     def project_finish(self, spec: Spec, first: int, count: int, sums: Any) -> Floats:
-        """Returns the products, from what `project_sums` returned (or the sum of several such)."""
+        """Return the products, from what `project_sums` returned (or the sum of several such)."""
         sums = sums if isinstance(sums, np.ndarray) else sums.cpu().numpy()
         if spec.name != "lowrank":
             return project_finish(spec, first, count, sums, self._flat.hadamard_transform)

@@ -599,7 +599,7 @@ def _add_rows(table, sums, out, jobs, COLUMNS: tl.constexpr):  # type: ignore[no
 
 
 def _interpreted() -> bool:
-    """Returns whether Triton's interpreter runs the kernels."""
+    """Return whether Triton's interpreter runs the kernels."""
     return not isinstance(_add_up, triton.runtime.JITFunction)
 
 
@@ -633,7 +633,7 @@ def launch(
 
 
 def int_bits(value: Any, dtype: Any = np.float32) -> int:
-    """Returns the 32 bits of a float or an unsigned word as an int32: always of the same type to
+    """Return the 32 bits of a float or an unsigned word as an int32: always of the same type to
     the compiler.
     """
     return int(np.array(value, dtype=dtype).view(np.int32))
@@ -658,7 +658,7 @@ class Prepared:
         self._on: dict[torch.device, torch.Tensor] = {}
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """Returns the numbers on a device."""
+        """Return the numbers on a device."""
         if device not in self._on:
             self._on[device] = sent(self.numbers, device)
         return self._on[device]
@@ -670,7 +670,7 @@ def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def _about(spec: Spec, number: int, length: int) -> list[int]:
-    """Returns what `_unit` reads: bits of the key's words, a number, and bits of erf(a / sqrt 2)
+    """Return what `_unit` reads: bits of the key's words, a number, and bits of erf(a / sqrt 2)
     and a.
     """
     words = (*split_seed(spec.seed), number)
@@ -710,7 +710,7 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
 def _units(
     kind: int, parts: Sequence[Part], length: int
 ) -> list[tuple[list[int], NDArray[np.int32]]]:
-    """Returns what `_unit` reads and the payload, for each unit of a sum."""
+    """Return what `_unit` reads and the payload, for each unit of a sum."""
     units = []
     for spec, first, coefficients in parts:
         if spec.name == "hadamard":
@@ -734,7 +734,7 @@ def _units(
 def table_of(
     rows: Sequence[Sequence[int]], programs: Sequence[int], device: torch.device
 ) -> tuple[torch.Tensor, int]:
-    """Returns a table of jobs on a device, each row after its first program's number, and the
+    """Return a table of jobs on a device, each row after its first program's number, and the
     number of programs.
     """
     ends = np.cumsum(programs, dtype=np.int64)
@@ -797,7 +797,7 @@ def move_all(jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None
 
 
 def rounding_words(rounding: tuple[int, int] | None) -> list[int]:
-    """Returns the step and the key's words that numbers are rounded by."""
+    """Return the step and the key's words that numbers are rounded by."""
     seed, step = rounding or (0, 0)
     return [step, *map(int, split_seed(seed))]
 
@@ -820,7 +820,7 @@ def draw(
 def project_sums(
     spec: Spec, first: int, count: int, x: torch.Tensor | NDArray[Any], start: int, length: int
 ) -> torch.Tensor:
-    """Returns the part of a projection that adds up over runs of elements (see the reference),
+    """Return the part of a projection that adds up over runs of elements (see the reference),
     where x is.
     """
     if not isinstance(x, torch.Tensor):
@@ -851,7 +851,7 @@ def project_all(spec: Spec, first: int, runs: Sequence[Operand]) -> dict[int, ND
 def _projected(
     spec: Spec, first: int, runs: Sequence[Operand]
 ) -> tuple[torch.Tensor, dict[int, slice]]:
-    """Returns the sums of all blocks, one after the other, and where those of each are."""
+    """Return the sums of all blocks, one after the other, and where those of each are."""
     folds, size = spec.name == "hadamard", 0
     units: list[int] = []
     by_block: dict[int, list[Operand]] = {}
@@ -890,7 +890,7 @@ def _project_wave(
     split: bool,
     result: torch.Tensor,
 ) -> None:
-    """Adds products of runs to `result`: of their parts in each span, if `split` of each chunk, and
+    """Add products of runs to `result`: of their parts in each span, if `split` of each chunk, and
     then added up.
     """
     if not wave:
@@ -962,7 +962,7 @@ class _Sums:
         self._made = 0
 
     def add(self, rows: int, width: int, to: int | None = None) -> int:
-        """Takes the next rows, whose sum goes to a place, or behind the others'.
+        """Take the next rows, whose sum goes to a place, or behind the others'.
 
         Returns where they begin.
         """
@@ -972,7 +972,7 @@ class _Sums:
         return begin
 
     def carried_out(self, sums: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the sums, one after the other, or added to `out`.
+        """Return the sums, one after the other, or added to `out`.
 
         `sums` itself where there is nothing to add up.
         """
