@@ -1,5 +1,9 @@
-"""No forged log or record passes a verification, and no honest one fails it, of any method."""
+"""No forged log or record passes a verification, and no honest one fails it, of any method.
 
+The slow tier tries 300 forgeries; FEDSEED_FORGERIES=1000 tries a thousand.
+"""
+
+import os
 from dataclasses import fields, replace
 from functools import cache
 
@@ -375,8 +379,9 @@ def test_no_forgery_passes(honest, tmp_path):
 
 
 @pytest.mark.slow
-def test_none_of_a_thousand_forgeries_passes(honest, tmp_path):
-    passed, kinds = forgeries_that_pass(list(RUNS), 1000, honest, tmp_path, seed=2)
+def test_none_of_many_forgeries_passes(honest, tmp_path):
+    count = int(os.environ.get("FEDSEED_FORGERIES", "300"))
+    passed, kinds = forgeries_that_pass(list(RUNS), count, honest, tmp_path, seed=2)
     assert passed == [] and len(kinds) == 15
 
 
