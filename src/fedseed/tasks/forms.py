@@ -199,7 +199,7 @@ def _label_text(row: Record, style: Style) -> str:
     number = float(text.replace(",", "."))
     if not number.is_integer():
         raise RecipeError(
-            f'{row.where}: "label" = {text}: a number with a fraction is a score, not a class: '
+            f'{row.where}: "label" is a number with a fraction, a score and no class: '
             'task.score_field = "label" learns to predict it; if it is a class, name all of them '
             "with task.labels"
         )
@@ -208,8 +208,13 @@ def _label_text(row: Record, style: Style) -> str:
 
 # nothing is given: all of it is learnt
 TEXT = Form("text", ("text",), lambda row, style: Example("", row.field("text", str)))
-PREFERENCES = Form("prompt, chosen, rejected", (CHOSEN, REJECTED), _preference)
-SCORED = Form("text, text_pair, score", ("text",), _score)
+PREFERENCES = Form(
+    "prompt, chosen, rejected",
+    (CHOSEN, REJECTED),
+    _preference,
+    may_be_null=(CHOSEN, REJECTED),  # reading such a row says so
+)
+SCORED = Form("text, score", ("text",), _score)
 LABELLED = Form("text, label", ("text", "label"), _label, may_be_null=("label",))
 FORMS = (
     Form("prompt, options, gold", ("options", "prompt", "gold"), _options),
@@ -447,6 +452,7 @@ def repeated(
 
 
 def _content(made: Example | Choice | Preference | Score) -> tuple[str, ...]:
+    parts: tuple[str, ...]
     if isinstance(made, Preference):
         parts = made.chosen.prompt, made.chosen.response, made.rejected.response
     elif isinstance(made, Score):

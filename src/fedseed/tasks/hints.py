@@ -48,6 +48,11 @@ def suggest_fields(values: Mapping[str, Any]) -> str:
         Text that begins with "; ", or nothing where nothing can be suggested.
     """
     if are_preferences(values):
+        asked = likely_prompt(values)
+        if asked not in (None, "prompt"):
+            return (
+                f"; say which field is what, such as task.fields = {{{_pairs({'prompt': asked})}}}"
+            )
         return (
             f'; "{CHOSEN}" and "{REJECTED}" are preferences: each a text or a list of messages, '
             'beside a "prompt" or with a common beginning'
