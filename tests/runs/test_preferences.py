@@ -35,7 +35,8 @@ METHODS = {
     "feedsign": {"learning_rate": 3e-3, "batch": 8},
     "fedkseed": {"candidates": 64, "steps": 60, "learning_rate": 1e-3, "batch": 8},
     "zo-fedsgd": {"learning_rate": 5e-4, "batch": 8},
-    "fedit": {"training": {**LOCAL, "learning_rate": 0.02}},
+    "fedit": {"training": {**LOCAL, "learning_rate": 1.0}},
+    "fedavg-scores": {"training": {**LOCAL, "learning_rate": 0.02}},
 }
 FIRST_ORDER = ("fedavg", "ferret", "subspace", "fedit")
 
@@ -77,13 +78,13 @@ def recipe(place, method, rounds=3, task=(), every=None, **more):
                 **dict(task),
             },
             "evaluation": {"every": every or rounds * steps},
-            "method": {"name": method, **METHODS[method]},
+            "method": {"name": method.removesuffix("-scores"), **METHODS[method]},
             **more,
         }
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedavg-scores"])
 def test_every_method_lowers_dpos_loss(place, method):
     """First order and zeroth order, what is trained on and what is held out."""
     summary = build(recipe(place, method)).run().summary
@@ -208,7 +209,7 @@ def test_dropout_is_off(place):
     assert modes and not any(modes)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "feedsign"])
+@pytest.mark.parametrize("method", ["fedavg-scores", "feedsign"])
 def test_scores_are_learnt_and_exported(place, method, tmp_path):
     """The folder is a regression model of plain transformers with the same outputs."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -217,7 +218,7 @@ def test_scores_are_learnt_and_exported(place, method, tmp_path):
     checked = recipe(place, method, task=task)
     summary = build(checked, tmp_path / "run").run().summary
     before, after = summary["baseline"], summary["final"]
-    assert after["loss"] < (0.7 if method == "fedavg" else 0.98) * before["loss"]
+    assert after["loss"] < (0.7 if method == "fedavg-scores" else 0.98) * before["loss"]
     assert method == "feedsign" or after["pearson"] > max(0.5, before["pearson"])
     assert -1 <= after["spearman"] <= 1
     well("export", tmp_path / "run", "--out", tmp_path / "model")
