@@ -4,7 +4,7 @@ or a number for each text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class OfTexts(TextObjective):
         ValueError: the tokenizer has nothing to fill up shorter texts with.
     """
 
-    batch = 64
+    batch: ClassVar[int] = 64  # texts that are evaluated at a time
 
     @property
     def needed(self) -> tuple[str, str]:  # type: ignore[override]

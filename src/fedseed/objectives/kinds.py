@@ -51,9 +51,8 @@ def _texts(made: type[TextObjective]) -> Callable[..., Objective]:
 
 
 def _pairs(made: type[TextObjective]) -> Callable[..., Objective]:
-    language = _texts(made)
     return lambda tokenizer, settings, prefix="", beta=BETA: Preferences(
-        language(tokenizer, settings, prefix), beta
+        made(tokenizer, settings.max_length, settings.truncate, prefix), beta
     )
 
 

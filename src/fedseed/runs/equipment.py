@@ -325,9 +325,9 @@ def evaluation_of(
     try:
         sets, notes = prepare_sets(objective, {**data.evaluation, **kept}, equipment.limit)
     except ValueError as error:
-        base = recipe.model.base
+        name = recipe.model.base
         raise RecipeError(
-            f'task.name = "{recipe.task.name}" with model.base = "{base}": {error}'
+            f'task.name = "{recipe.task.name}" with model.base = "{name}": {error}'
         ) from error
     sets = {prefix: add_reference(one) for prefix, one in sets.items()}
     validation = [item for prefix in kept for item in sets.pop(prefix).items]

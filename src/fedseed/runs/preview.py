@@ -100,7 +100,7 @@ def _shown_pair(title: str, pair: Pair, objective: Any) -> list[Shown]:
         is_chosen = place < pair.chosen
         side = "chosen" if is_chosen else "rejected"
         one = _shown(f"{title}, {side}", sequence, objective, None)
-        shown.append(one._replace(note=note) if is_chosen else one)
+        shown.append(Shown(one.title, one.pieces, note if is_chosen else ""))
     return shown
 
 
