@@ -19,6 +19,7 @@ from fedseed.runs.tuned import evaluate, find_source, open_tuned
 from fedseed.tasks.data import Example, OwnData, Preference
 from fedseed.weights.devices import limited
 from support.command import well
+from support.documents import ROOT
 from support.instruction_files import write_lines
 from support.left import left_by, stop_after, without_seconds
 from support.network import until
@@ -265,3 +266,20 @@ def test_a_head_of_one_output_is_kept_and_any_other_drawn_anew(place, tmp_path):
                 evaluation=rows,
             ).run()
             assert run.summary["final"]["loss"] < run.summary["baseline"]["loss"]
+
+
+@pytest.mark.long
+def test_the_example_prefers_short_answers(tmp_path):
+    told = well("run", ROOT / "examples" / "preferences" / "recipe.toml", "--out", tmp_path / "run")
+    assert "chosen answers are preferred to rejected ones: DPO" in told.stdout + told.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["final"]["loss"] < 0.5 < summary["baseline"]["loss"]
+
+
+def test_what_must_be_the_same_in_workers_and_under_an_attack(place, tmp_path):
+    """Workers compute references themselves; a liar prefers the rejected answers."""
+    checked = recipe(place, "fedavg", rounds=2)
+    one, two = build(checked).run(), build(checked, workers=2).run()
+    assert one.summary["weights_digest"] == two.summary["weights_digest"]
+    lying = recipe(place, "fedavg", rounds=2, attack={"kind": "labels", "clients": 2})
+    assert build(lying).run().summary["final"]["loss"] > one.summary["final"]["loss"] + 0.1

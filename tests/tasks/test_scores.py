@@ -66,7 +66,8 @@ def test_numbers_as_tables_write_them(text, value):
         ({"text": "a", "label": True}, '"label" = True: a number is expected'),
         ({"text": "a", "label": "inf"}, '"label" = inf: a number is expected'),
         ({"text": "a", "score": 1.0}, 'no "label", which task.score_field names'),
-        ({"label": 1.0}, "it has label, which is none of the known forms"),
+        ({"label": 1.0}, 'no "text" of which "label" could be predicted; task.fields says which'),
+        ({"chosen": "a", "rejected": "b", "label": 1.0}, 'no "text" of which'),
     ],
 )
 def test_what_is_no_score_is_named(row, message):

@@ -146,6 +146,11 @@ def _score(row: Record, style: Style) -> Score | Unusable:
     name = str(style.score_field)
     if name not in row.values:
         raise RecipeError(f'{row.where}: no "{name}", which task.score_field names')
+    if "text" not in row.values:
+        raise RecipeError(
+            f'{row.where}: no "text" of which "{name}" could be predicted; task.fields says which '
+            "field it is, such as { text = ... }"
+        )
     text, pair, value = row.field("text", str), _second_text(row), row.values[name]
     if isinstance(value, str):
         value = _number_in(value.strip(), row, name)
@@ -358,9 +363,7 @@ class Reader:
         )
 
     def _forms_for(self, row: Record) -> tuple[Form, ...]:
-        """Return the forms that a row may have, by what the recipe and its fields say of it."""
-        if self.style.score_field is not None:
-            return (SCORED,)
+        """Return the forms that a row may have, by its fields."""
         if are_preferences(row.values) and not LANGUAGE_FIELDS.intersection(self.fields):
             return (PREFERENCES,)
         if "text_pair" in row.values:  # it is no text that stands alone
@@ -371,6 +374,9 @@ class Reader:
         """Returns the first form that the row has, or else the first of which it has the leading
         field.
         """
+        if self.style.score_field is not None:
+            self.form = SCORED
+            return SCORED
         forms = self._forms_for(row)
         whole = next((form for form in forms if form.fits(row)), None)
         if self.form is None:
