@@ -56,6 +56,10 @@ declare(
     Metric("exact_match", "exact match", "%"),
     Metric("final_number", "final numbers", "%"),
     Metric("reward", "reward", digits=3),
+    Metric("reward_accuracy", "reward accuracy", "%"),
+    Metric("reward_margin", "reward margin", digits=3),
+    Metric("pearson", "Pearson", digits=3),
+    Metric("spearman", "Spearman", digits=3),
     Metric("train_loss", "local loss", better="down", digits=3, held_out=False),
     Metric("epsilon", "epsilon", better="down", digits=3, held_out=False),
     Metric(

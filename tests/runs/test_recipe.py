@@ -86,7 +86,7 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
     ),
     (
         f"{GOOD}{FIELD}partition = {{kind = 'dirichlet', beta = 1.0}}",
-        "beta = 1.0: unknown key; .*: kind, alpha, minimum$",
+        "beta = 1.0: unknown key.*: kind, alpha, minimum$",
     ),
     (
         f"{GOOD}{FIELD}partition = 'iid'",

@@ -30,7 +30,7 @@ from fedseed.privacy.account_file import SUFFIX, FileAccount
 from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Progress
 from fedseed.runs.assembly import host
-from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of
+from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData, TaskData
 from fedseed.tasks.record import DataRecord, clients_record, held_out_record
@@ -274,7 +274,14 @@ class Loading:
                         None if self._parts is None else task.load_shared(self._own.evaluation_file)
                     )
                     self._evaluation = shared or task.load_part(self.hosted, evaluate=True)
-            measure, notes = evaluation_of(self.recipe, equipment, self._evaluation, self._parts)
+            # by now the model may be far from its base
+            measure, notes = evaluation_of(
+                self.recipe,
+                equipment,
+                self._evaluation,
+                self._parts,
+                lambda: equip(self.recipe, self.data).model,
+            )
             told = () if self._evaluation is self.data else self._evaluation.notes
             for note in (*told, *notes) if first else ():
                 self.progress.note(note)
