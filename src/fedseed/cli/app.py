@@ -1,6 +1,7 @@
 """The command line.
 
-Exit codes: 0 done; 2 the command line or the recipe is wrong; 1 anything else.
+Exit codes: 0 done; 2 the command line or the recipe is wrong; 3 a run is over and has diverged; 130
+interrupted by Ctrl-C; 1 anything else.
 
 What a command needs is imported when it is asked for: the list of commands is a table of names and
 first lines, so that `fedseed --help` imports no command, no recipe and no NumPy.

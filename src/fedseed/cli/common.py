@@ -8,7 +8,7 @@ import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -23,6 +23,7 @@ from fedseed.cli.waiting import waiting
 from fedseed.errors import RecipeError, plural
 from fedseed.registry import load_plugin
 from fedseed.reports.progress import Screen
+from fedseed.text import clean
 
 if TYPE_CHECKING:
     from fedseed.runs.recipe import Recipe
@@ -271,6 +272,36 @@ def say(text: str, screen: Console | None = None) -> None:
     On standard output unless another console is given.
     """
     (screen or console).print(text, highlight=False, soft_wrap=True)
+
+
+DIVERGED = 3  # exit code: the run is over and its files are there, but it has diverged
+
+
+def end_if_diverged(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say which runs have diverged, and end the command with exit code 3 if one has.
+
+    A run with an attack is no failure of its rates: what the attack does is what it shows.
+
+    Args:
+        summaries: of finished runs, by what they are called; "": the only one.
+
+    Raises:
+        typer.Exit: at least one run has diverged.
+    """
+    diverged = False
+    for name, summary in summaries.items():
+        failure = summary.get("failure")
+        if failure is None or summary.get("attack") is not None:
+            continue
+        diverged = True
+        run = f"{name}: the run" if name else "the run"
+        text = (
+            f"fedseed: {run} has diverged since round {failure['round']}: {failure['reason']}; "
+            f"{failure['advice']}"
+        )
+        print(clean(text), file=sys.stderr)
+    if diverged:
+        raise typer.Exit(DIVERGED)
 
 
 def answer(result: Any) -> None:

@@ -27,6 +27,7 @@ from fedseed.cli.common import (
     Telling,
     answer,
     console,
+    end_if_diverged,
     grouped,
     interruptible,
     say,
@@ -208,6 +209,7 @@ def serve(
         say(f"privacy spent: {privacy_spent(spent)}")
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {folder}")
+    end_if_diverged({"": summary})
 
 
 def read_site(file: Path) -> dict[str, Any]:

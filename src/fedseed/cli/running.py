@@ -13,6 +13,7 @@ from fedseed.cli.common import (
     Running,
     Telling,
     answer,
+    end_if_diverged,
     grouped,
     interruptible,
     say,
@@ -24,6 +25,7 @@ from fedseed.experiments import sweeps
 from fedseed.processes import alone, warm
 from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.progress import Shown
+from fedseed.reports.results import read_summary
 
 
 @grouped
@@ -72,6 +74,7 @@ def run(
     shown.print(f"Files: {folder}")
     if telling.as_json:
         answer({**summary, "folder": str(folder)})
+    end_if_diverged({"": summary})
 
 
 @grouped
@@ -171,6 +174,15 @@ def compare(
             )
     if telling.as_json:
         answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
+    end_if_diverged(
+        {
+            " ".join(filter(None, (line.scenario, line.label, f"seed {seed}"))): read_summary(
+                folder
+            )
+            for line in done
+            for seed, folder in line.folders.items()
+        }
+    )
 
 
 def _check_no_sweep(recipe: str) -> None:

@@ -653,9 +653,8 @@ class Sweeping:
             f"{k} {final[k]:.3f}" for k in shown_metrics(final) if not k.startswith("unseen_")
         )
         spent = "there already" if there else f"{time.perf_counter() - began:.0f} s"
-        diverged = (
-            f", diverged in round {at}" if (at := summary.get("diverged")) is not None else ""
-        )
+        failure = summary.get("failure")
+        diverged = "" if failure is None else f", diverged since round {failure['round']}"
         if untaken := summary.get("not_taken"):
             diverged += f", {plural(untaken, 'step')} not taken"
         self.say(f"{head}: {metrics}{diverged} ({spent})")

@@ -30,6 +30,7 @@ from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.worker import Answer
 from fedseed.methods import Method
 from fedseed.models import adapters
+from fedseed.objectives.guessing import guess_loss
 from fedseed.orbit import NO_DIGEST, Record
 from fedseed.orbit.card import Facts, card
 from fedseed.privacy.settings import WITHHELD
@@ -371,9 +372,14 @@ class Simulation(Run):
             found = self.hosted.evaluate(self.worker.space.model)
             line.by_client = found.pop("by_client", None)
             line.metrics.update(found)
+            line.weights_norm = self.worker.space.norm()
             line.seconds["evaluation"] = time.perf_counter() - start
         if line.round == 0:
             line.weights_digest = self.worker.space.digest()
+
+    def guess_loss(self) -> float | None:
+        item = next((items[0] for items in self.items if items), None)
+        return guess_loss(self.worker.objective, self.worker.space.model, item)
 
     def finish(self) -> None:
         """Writes the adapter as a folder that peft loads."""
