@@ -108,8 +108,9 @@ def test_rates_that_are_too_large_are_told(name, factor, dtype):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("factor", [20, 1e12])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "factor"), [*((name, 20) for name in METHODS), ("fedavg", 1e12), ("subspace", 1e12)]
+)
 def test_the_advice_ends_in_a_run_that_learns(name, factor):
     rate = METHODS[name][1] * factor
     summary = run_at(name, rate, torch.float32).summary
@@ -268,8 +269,7 @@ def test_run_and_compare_end_with_3_and_leave_their_files(recipe, tmp_path):
 
 
 def test_an_attack_is_no_failure_of_the_rates(recipe, tmp_path):
-    attack = ["--set", "attack.kind=noise", "--set", "attack.clients=1"]
-    attack += ["--set", "attack.strength=1000"]
+    attack = ["--set", "attack.kind=sign", "--set", "attack.clients=2", "--set", "rounds=8"]
     done = fedseed("run", recipe("a.toml", 1e-3), *attack, "--out", tmp_path / "a", "--json")
     assert json.loads(done.stdout)["failure"] is not None and done.returncode == 0
 

@@ -9,7 +9,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -30,8 +30,36 @@ if TYPE_CHECKING:
 
 console = Screen()
 
+
+def complete_recipes(incomplete: str) -> list[str]:
+    """Return the packaged recipes, and the recipes in the folder, that a word may become."""
+    from fedseed.runs.packaged import packaged_recipes
+
+    folder = Path(incomplete).parent
+    with suppress(OSError):
+        files = [str(path) for path in sorted(folder.glob("*.toml"))]
+        return [name for name in (*files, *packaged_recipes()) if name.startswith(incomplete)]
+    return []
+
+
+def complete_keys(incomplete: str) -> list[str]:
+    """Return the keys of recipes that a word may become."""
+    from fedseed.runs.keys import keys_of
+    from fedseed.runs.recipe import Recipe
+
+    return [key.key for key in keys_of(Recipe) if key.key.startswith(incomplete)]
+
+
+def complete_settings(incomplete: str) -> list[str]:
+    """Return the keys of recipes that a word may become, each with what stands before a value."""
+    return [f"{key}=" for key in dict.fromkeys(complete_keys(incomplete))]
+
+
 RecipeArgument = Annotated[
-    str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")
+    str,
+    typer.Argument(
+        help="A TOML file, or the name of a packaged recipe.", autocompletion=complete_recipes
+    ),
 ]
 JsonOption = Annotated[
     bool,
@@ -49,7 +77,12 @@ def _load_plugins(context: typer.Context, sources: list[str] | None) -> list[str
 
 
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        autocompletion=complete_settings,
+        help="Replace a recipe's value: key=value, repeatable.",
+    ),
 ]
 PluginOption = Annotated[
     list[str] | None,
@@ -74,6 +107,14 @@ class Reading:
     """How a recipe is read: what is set in it, and code of others that is loaded first."""
 
     set_: SetOption = None
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset",
+            autocompletion=complete_keys,
+            help="Take a key out of the recipe, so that it has its default: repeatable.",
+        ),
+    ] = None
     plugin: PluginOption = None
     trust_plugins: Annotated[
         bool,
@@ -85,8 +126,8 @@ class Reading:
 
     @property
     def changes(self) -> list[str]:
-        """Returns what replaces values of the recipe, "key=value" each."""
-        return list(self.set_ or [])
+        """Returns what replaces values of the recipe, "key=value" each, and what is taken out."""
+        return [*(f"~{key}" for key in self.unset or []), *(self.set_ or [])]
 
     @property
     def plugins(self) -> list[str]:

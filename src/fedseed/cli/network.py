@@ -583,7 +583,12 @@ def by_client(summary: dict[str, Any]) -> list[str]:
     lines = []
     for name, figures in summary.get("by_client", {}).items():
         first, last = figures["baseline"] or {}, figures["final"]
-        if "loss" in last:
+        if "loss" in last and figures.get("round") == 0:
+            lines.append(
+                f"  {name}: held-out loss {last['loss']:.3f} before training ({last['held_out']} "
+                "examples); it was away whenever the tuned model was measured"
+            )
+        elif "loss" in last:
             before = f"{first['loss']:.3f} -> " if "loss" in first else ""
             away = (
                 f"; after round {figures['round']}: it was away at the end"

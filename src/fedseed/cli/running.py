@@ -1,6 +1,7 @@
 """`fedseed run`, `tune-rate` and `compare`: what trains on this machine."""
 
 import json
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -72,6 +73,9 @@ def run(
     for line in by_client(summary):
         say(line, shown)
     shown.print(f"Files: {folder}")
+    if summary.get("failure") is None:
+        words = shlex.join(["fedseed", "export", str(folder), "--out", "tuned"])
+        say(f"Next: {words}    writes the tuned model as a folder for transformers", shown)
     if telling.as_json:
         answer({**summary, "folder": str(folder)})
     end_if_diverged({"": summary})

@@ -38,7 +38,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedseed.actors import LIVES, Actor, Cluster
-from fedseed.durable import write_whole
+from fedseed.durable import NO_LINK, write_whole
 from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.processes import COMMAND, start
@@ -446,9 +446,7 @@ def _run(heard: object, say: object, job: Job) -> RecipeError | str:
 
     The run resumes what was begun earlier.
     """
-    log = os.open(
-        job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644
-    )
+    log = os.open(job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_LINK, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.setdefault(COMMAND, "1")  # on a cluster's other machine, too

@@ -12,7 +12,6 @@ A line of progress (or of answers.jsonl, where that is kept) beyond the orbit is
 metrics that is missing is made up. summary.json comes last: a folder that has it is finished.
 """
 
-import fcntl
 import json
 import tomllib
 from collections.abc import Collection, Mapping
@@ -24,7 +23,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from fedseed.durable import Appender, is_irregular, sync_path, write_whole
+from fedseed.durable import Appender, is_irregular, lock_file, sync_path, write_whole
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.orbit import NO_DIGEST
@@ -138,7 +137,7 @@ class RunFolder:
         self._progress = Appender(path / "progress.jsonl")
         try:
             # gone when the process is
-            fcntl.flock(self._progress.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._progress.handle)
             if not self._progress.is_in_place():  # one that was released has deleted it meanwhile
                 raise OSError
         except OSError as error:

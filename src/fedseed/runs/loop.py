@@ -193,6 +193,8 @@ class Run(ABC):
             say = self.progress.shown.note if spec.private else self.progress.note
             for note in spec.notes:
                 say(note)
+            if excess := self._excess_bytes():
+                self.progress.warn(excess)
             done = 0  # the last round that counts
             if folder is not None:
                 found = self._restore(folder)
@@ -332,6 +334,17 @@ class Run(ABC):
     def _advise(self, found: verdict.Divergence) -> str:
         advice = verdict.advise(rate_of(self.spec.method), found.factor)
         return f"{advice}; or look at who sends what (its metrics say what was refused)"
+
+    def _excess_bytes(self) -> str:
+        """Say that a budget of bytes is larger than the weights themselves; "": it is not."""
+        budget = getattr(self.spec.method, "bytes", None)
+        whole = self.header.layout.dense_bytes
+        if budget is None or budget <= whole:
+            return ""
+        return (
+            f"method.bytes = {budget:,}: all weights that train are {whole:,} bytes; fewer bytes "
+            "tune as well, and whole weights cost less to send (method.name=fedavg)"
+        )
 
     def _keep_to_budget(self) -> None:
         """Ends the run with the last round that privacy's budget allows.
