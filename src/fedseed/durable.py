@@ -11,15 +11,19 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from fedseed.errors import StorageError
 
+fcntl: ModuleType | None
 try:
     import fcntl
 except ImportError:
     # Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 # Windows has neither flag: there links need rights of their own, and there are no pipes in folders
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -42,13 +46,13 @@ def lock_file(handle: int, wait: bool = False) -> None:
     if fcntl is not None:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         return
-    import msvcrt  # Windows
-
+    # Windows
+    msvcrt: Any = import_module("msvcrt")
     # a byte far beyond the end, so that everybody can still read the file
     position = os.lseek(handle, 0, os.SEEK_CUR)
     os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)
     try:
-        msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
     except OSError as error:
         raise BlockingIOError(error.errno, str(error)) from error
     finally:

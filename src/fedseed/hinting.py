@@ -12,7 +12,9 @@ from fedseed.errors import closest
 
 if TYPE_CHECKING:
     # the type checker knows a class' arguments only without a metaclass that is called
-    Hinting = type(BaseModel)
+    from pydantic._internal._model_construction import ModelMetaclass
+
+    Hinting = ModelMetaclass
 else:
 
     class Hinting(type(BaseModel)):
@@ -50,7 +52,7 @@ def with_hints(model: type[BaseModel], error: ValidationError) -> ValidationErro
             text = problem["msg"]
         details.append(
             InitErrorDetails(
-                type=PydanticCustomError(problem["type"], "{text}", {"text": text}),  # type: ignore[arg-type]
+                type=PydanticCustomError(problem["type"], "{text}", {"text": text}),
                 loc=problem["loc"],
                 input=problem["input"],
             )

@@ -41,7 +41,7 @@ IMPORTED = [
 COMMAND = "FEDSEED_COMMAND"
 # Windows can't fork: there each process imports everything itself
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
-CONTEXT = multiprocessing.get_context("forkserver" if FORKS else "spawn")
+CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 NEW = multiprocessing.get_context("spawn")
 GONE = 3  # exit code of a process whose asker is gone
 # that torchrun started

@@ -270,7 +270,7 @@ def test_run_and_compare_end_with_3_and_leave_their_files(recipe, tmp_path):
 
 def test_an_attack_is_no_failure_of_the_rates(recipe, tmp_path):
     attack = ["--set", "attack.kind=sign", "--set", "attack.clients=2", "--set", "rounds=8"]
-    done = fedseed("run", recipe("a.toml", 1e-3), *attack, "--out", tmp_path / "a", "--json")
+    done = fedseed("run", recipe("a.toml", 1e-2), *attack, "--out", tmp_path / "a", "--json")
     assert json.loads(done.stdout)["failure"] is not None and done.returncode == 0
 
 

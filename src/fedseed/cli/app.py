@@ -150,6 +150,12 @@ OWN: dict[str, Command] = {
         "Write a page about a run, or about several side by side: one file, to be opened or sent "
         "to somebody.",
     ),
+    "watch": Command(
+        "Look",
+        "results",
+        "watch",
+        "Show a run that goes on as a page that keeps itself up to date.",
+    ),
     "compare": Command(
         "Look", "running", "compare", "Run several recipes and lay the results side by side."
     ),

@@ -139,8 +139,8 @@ def explain(
             ]
         )
         return
-    found, inside = _split_table(found, key)
-    for number, one in enumerate(found):
+    explained, inside = _split_table(found, key)
+    for number, one in enumerate(explained):
         console.print(
             Text(f"{one.key}" if number == 0 else f"\n{one.key}", style="bold"), soft_wrap=True
         )

@@ -38,6 +38,10 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")
     ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Delete the run that is in the folder, and begin anew."),
+    ] = False,
     rounds: Annotated[
         int | None,
         typer.Option(
@@ -53,6 +57,8 @@ def run(
 ) -> None:
     """Run a federation on this machine: in this process, or with --workers in several."""
     shown = telling.screen()
+    if overwrite and resume:
+        raise RecipeError("--overwrite begins anew and --resume goes on: leave one of them out")
     folder = out or Path("runs") / Path(recipe).stem
     _check_no_sweep(recipe)
     checked = reading.read(recipe, *([] if rounds is None else [f"rounds={rounds}"]), here=True)
@@ -68,7 +74,7 @@ def run(
 
         how = running.workers, running.threads
         federation = build(checked, folder, Shown(shown), *how, resume=resume, ray=running.ray)
-        summary = federation.run(resume, extend=resume and rounds is not None).summary
+        summary = federation.run(resume, resume and rounds is not None, overwrite).summary
     results_sheet("", [Compared(summary["method"], [summary])], brief=True).show(shown)
     for line in by_client(summary):
         say(line, shown)

@@ -387,7 +387,6 @@ class WorkerPool:
     def __init__(self, threads: int | None = None, cluster: Cluster | None = None) -> None:
         self._threads = threads
         self._start: Callable[..., tuple[Any, Any]] = start if cluster is None else cluster.start
-        self._lives = 1 if cluster is None else LIVES
         self._running: set[BaseProcess | Actor] = set()
         self._lock = threading.Lock()
         self.stopped = threading.Event()
@@ -410,7 +409,7 @@ class WorkerPool:
             return None
         job.folder.mkdir(parents=True, exist_ok=True)
         problem: Any = None
-        for _ in range(self._lives):
+        for _ in range(LIVES):
             with self._lock:
                 if self.stopped.is_set():
                     return STOPPED

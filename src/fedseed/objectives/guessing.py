@@ -37,7 +37,7 @@ def _count_options(objective: Scoring, model: Any, item: Any) -> int | None:
 
 
 def _count_words(model: Any) -> int | None:
-    settings = getattr(model, "config", None)
+    settings: Any = getattr(model, "config", None)
     if hasattr(settings, "get_text_config"):
         settings = settings.get_text_config()
     return getattr(settings, "vocab_size", None)

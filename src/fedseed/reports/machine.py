@@ -9,15 +9,17 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import fedseed
 
+resource: ModuleType | None
 try:
     import resource
 except ImportError:
     # Windows
-    resource = None  # type: ignore[assignment]
+    resource = None
 
 PACKAGES = ("torch", "transformers", "peft", "tokenizers", "numpy", "numba", "triton")
 

@@ -13,6 +13,8 @@ metrics that is missing is made up. summary.json comes last: a folder that has i
 """
 
 import json
+import os
+import shutil
 import tomllib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -118,7 +120,7 @@ class RunFolder:
             )
             raise FedseedError(
                 f"{path} holds {what} already ({', '.join(there)}): {remedy}delete it, or choose "
-                "another folder with --out"
+                "another folder with --out (run --overwrite deletes it)"
             )
         if recipe is not None and "recipe.toml" in there:
             compare_recipes(path, recipe, extensible=not claim)
@@ -297,6 +299,50 @@ class RunFolder:
             self._metrics.close()
         if self._answers is not None:
             self._answers.close()
+
+
+def clear_run(path: Path) -> list[str]:
+    """Delete the files of the run in a folder, and nothing else that is there.
+
+    Args:
+        path: the run's folder; it need not exist.
+
+    Returns:
+        The names of what was deleted.
+
+    Raises:
+        FedseedError: another process is running in the folder, or `path` is no folder.
+        StorageError: something can't be deleted.
+    """
+    if path.exists() and not path.is_dir():
+        raise FedseedError(f"{path}: no folder")
+    there = [name for name in (*FILES, "log.txt") if os.path.lexists(path / name)]
+    if not there:
+        return []
+    guard = Appender(path / "progress.jsonl")
+    try:
+        try:
+            lock_file(guard.handle)
+        except OSError as error:
+            raise FedseedError(f"{path}: another process is running in this folder") from error
+        for name in there:
+            _delete(path / name)
+    finally:
+        guard.close()
+    with suppress(FileNotFoundError):
+        (path / "progress.jsonl").unlink()
+    return there
+
+
+def _delete(path: Path) -> None:
+    """Delete a file, a link (not what it leads to) or a folder. Raises StorageError."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{path}: can't be deleted: {error.strerror}") from error
 
 
 def compare_recipes(

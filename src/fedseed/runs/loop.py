@@ -30,7 +30,7 @@ from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
 from fedseed.runs import costs, stopping, verdict
 from fedseed.runs.answers import written
-from fedseed.runs.folder import RunFolder, reopen_cut_run
+from fedseed.runs.folder import RunFolder, clear_run, reopen_cut_run
 from fedseed.runs.folder import extend as extended
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import OrbitStore, Restored, StepStore, WeightsStore
@@ -116,7 +116,9 @@ class Run(ABC):
         """Returns what the summary says about the process."""
         return {}
 
-    def run(self, resume: bool = False, extend: bool = False) -> costs.RunResult:
+    def run(
+        self, resume: bool = False, extend: bool = False, overwrite: bool = False
+    ) -> costs.RunResult:
         """Runs all rounds; returns (and writes, if there is a folder) metrics and summary.
 
         Args:
@@ -125,6 +127,8 @@ class Run(ABC):
                 returned as they are.
             extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to
                 as many as this one.
+            overwrite: delete the run that is in the folder, finished or not, once nothing speaks
+                against this one.
 
         Raises:
             FedseedError: the folder holds a run already; with `resume`: another one, or a damaged
@@ -140,6 +144,10 @@ class Run(ABC):
             raise RecipeError(
                 "extend goes with resume: a new run has as many rounds as its recipe says"
             )
+        if overwrite and (resume or self.spec.folder is None):
+            raise RecipeError("overwrite goes with a folder (out), and without resume")
+        if overwrite and self.spec.folder is not None:
+            clear_run(self.spec.folder)
         if extend and (said := extended(self.spec)):
             self.progress.note(said)
         if self.folder is None and resume and self.spec.folder is not None:

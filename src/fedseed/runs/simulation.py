@@ -300,6 +300,7 @@ class Simulation(Run):
         self.team = workers
         if workers is not None:
             workers.limit(per_round)
+            workers.warn = self.progress.warn
             memory = self.worker.memory.folder if self.method.remembers else None
             workers.expect(hosted.start, self.method.catch_up.replaces, memory)
             weakref.finalize(self, workers.close)  # of a simulation that never runs, too
@@ -310,7 +311,7 @@ class Simulation(Run):
         """Returns the method."""
         return self.spec.method
 
-    def run(self, resume: bool = False, extend: bool = False) -> RunResult:
+    def run(self, resume: bool = False, extend: bool = False, overwrite: bool = False) -> RunResult:
         if self.team is not None:
             count = plural(len(self.team.seats), "worker process", "worker processes")
             self.progress.note(f"{count}, {plural(self.team.threads, 'thread')} each")
@@ -320,7 +321,7 @@ class Simulation(Run):
         )
         try:
             with limited(self.spec.threads):
-                return super().run(resume, extend)
+                return super().run(resume, extend, overwrite)
         finally:
             if self.team is not None:
                 self.team.close()
