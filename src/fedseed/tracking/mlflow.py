@@ -1,4 +1,4 @@
-"""MLflow: a run in an experiment, at a tracking server or in a local store.
+"""MLflow: a run in an experiment, at a tracking server or in a local store (MLFLOW_TRACKING_URI).
 
 A run that is resumed goes on in the same run there, whose id is kept in tracking.json in the run's
 folder. A round's numbers are sent in one request, and what is there already, the store says: no
@@ -31,7 +31,6 @@ class MLflow(Tracker):
     Args:
         project: the experiment.
         upload: whether the run's files are sent when it is over.
-        uri: the tracking server or store; by default MLFLOW_TRACKING_URI, or MLflow's own choice.
     """
 
     name: Literal["mlflow"] = "mlflow"
@@ -40,7 +39,6 @@ class MLflow(Tracker):
 
     project: str = "fedseed"
     upload: bool = True
-    uri: str | None = None
 
     _client: Any = PrivateAttr(None)
     _id: str = PrivateAttr("")
@@ -51,7 +49,7 @@ class MLflow(Tracker):
         with redirect_stdout(sys.stderr):
             from mlflow import MlflowClient
 
-            self._client = MlflowClient(tracking_uri=self.uri)
+            self._client = MlflowClient()
             key = f"{self.name}:{self.project}"
             known = read_identity(run.folder, key)
             if known is None:

@@ -1,4 +1,5 @@
-"""Trackio: a run in a local project (`trackio show`), or in a Space of the Hugging Face hub.
+"""Trackio: a run in a local project (TRACKIO_DIR, `trackio show`), or in a Space of the Hugging
+Face hub (TRACKIO_SPACE_ID).
 
 A run that is resumed goes on under the same name there, which is kept in tracking.json in the run's
 folder. What is there already, Trackio says: no round is missing or stands there twice.
@@ -22,7 +23,6 @@ class Trackio(Tracker):
 
     Args:
         project: what runs stand under there.
-        space: a Space to log to; by default TRACKIO_SPACE_ID, or the local project (TRACKIO_DIR).
     """
 
     name: Literal["trackio"] = "trackio"
@@ -30,7 +30,6 @@ class Trackio(Tracker):
     package: ClassVar[str | None] = "trackio"
 
     project: str = "fedseed"
-    space: str | None = None
 
     _run: Any = PrivateAttr(None)
     _sent: int = PrivateAttr(-1)  # the last round that is there
@@ -50,11 +49,11 @@ class Trackio(Tracker):
             self._run = trackio.init(
                 project=self.project,
                 name=identity,
-                space_id=self.space,
                 config=settings,
                 resume="never" if known is None else "allow",
                 embed=False,
                 auto_log_gpu=False,
+                auto_log_cpu=False,
             )
         if known is None:
             write_identity(run.folder, key, identity)
@@ -76,6 +75,11 @@ class Trackio(Tracker):
     def close(self) -> None:
         """End the run; again is fine."""
         if self._run is not None:
+            from trackio import context_vars
+
             with redirect_stdout(sys.stderr):
                 self._run.finish()
+            # or it would be ended once more when the process ends
+            if context_vars.current_run.get() is self._run:
+                context_vars.current_run.set(None)
             self._run = None
