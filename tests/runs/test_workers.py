@@ -86,9 +86,14 @@ def test_a_worker_that_is_killed_is_replaced_and_the_run_has_the_same_bits(tmp_p
     whole = left_by(federation(name, out=tmp_path / "whole").run().folder)
     heard = Heard()
     run = federation(name, out=tmp_path / "run", workers=workers(name, 2), progress=heard)
-    before(
-        run.coordinator, "open", lambda number, *_: number == 4 and run.team.seats[0].process.kill()
-    )
+    killed = []
+
+    def kill_once(number, *_):
+        if number == 4 and not killed:
+            killed.append(run.team.seats[0].process)
+            killed[0].kill()
+
+    before(run.coordinator, "open", kill_once)
     assert left_by(run.run().folder) == whole
     said = [text for text in heard.warnings if "another takes its place" in text]
     assert len(said) == 1 and said[0].startswith("worker 1 died (killed by SIGKILL")
