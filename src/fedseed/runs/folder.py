@@ -544,6 +544,7 @@ def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
         name: value for name, value in last.metrics.items() if name not in first.metrics
     }
     last.seconds.pop("evaluation", None)
+    last.weights_norm = None
     if not settings.digests(last.round):
         last.weights_digest = None
     kept = b"".join(text + b"\n" for text in texts[:-1])
