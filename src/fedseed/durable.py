@@ -25,8 +25,9 @@ except ImportError:
     # Windows
     fcntl = None
 
-# Windows has neither flag: there links need rights of their own, and there are no pipes in folders
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+# Windows has neither flag: there links need rights of their own, and there are no pipes in folders.
+# It has one of its own, without which it would write a line's end as two bytes
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 TOKEN_BYTES = 8  # of a temporary file's name
 LOCKED_BYTE = 1 << 40
@@ -157,6 +158,10 @@ def replacing(path: Path) -> Iterator[Path]:
             lock_file(made, wait=True)  # until this process is gone: it is not left over
             yield temporary
             sync_path(temporary, NO_LINK)
+            if os.name == "nt":
+                # an open file can't be moved there
+                os.close(made)
+                made = -1
             os.replace(temporary, path)
             sync_path(path.parent)
     except BaseException:
