@@ -99,7 +99,11 @@ def metric_title(name: str, unit: bool = False) -> str:
         unit: with its unit: "held-out accuracy, %".
     """
     examples, metric = metric_of(name)
-    words = " ".join(filter(None, (examples, metric.title)))
+    # a count of held-out examples says itself what it is of
+    known = (
+        "" if metric.title.replace("-", " ").startswith(examples.replace("-", " ")) else examples
+    )
+    words = " ".join(filter(None, (known, metric.title)))
     return f"{words}, {metric.unit}" if unit and metric.unit else words
 
 

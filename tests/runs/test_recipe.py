@@ -77,7 +77,8 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
     ),
     (
         f"{GOOD}{SST2}path = 'x'\nunseen = 3",
-        "task.unseen = 3: unknown key; allowed here: .*clients.*path",
+        "task.unseen = 3: unknown key of sst2: it is a key of .*instructions.*; allowed here: "
+        ".*clients.*path",
     ),
     (f"{GOOD}{SST2}", "task.path: missing"),
     (

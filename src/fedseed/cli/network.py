@@ -27,6 +27,7 @@ from fedseed.cli.common import (
     Telling,
     answer,
     console,
+    end_if_diverged,
     grouped,
     interruptible,
     say,
@@ -208,6 +209,7 @@ def serve(
         say(f"privacy spent: {privacy_spent(spent)}")
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {folder}")
+    end_if_diverged({"": summary})
 
 
 def read_site(file: Path) -> dict[str, Any]:
@@ -581,7 +583,12 @@ def by_client(summary: dict[str, Any]) -> list[str]:
     lines = []
     for name, figures in summary.get("by_client", {}).items():
         first, last = figures["baseline"] or {}, figures["final"]
-        if "loss" in last:
+        if "loss" in last and figures.get("round") == 0:
+            lines.append(
+                f"  {name}: held-out loss {last['loss']:.3f} before training ({last['held_out']} "
+                "examples); it was away whenever the tuned model was measured"
+            )
+        elif "loss" in last:
             before = f"{first['loss']:.3f} -> " if "loss" in first else ""
             away = (
                 f"; after round {figures['round']}: it was away at the end"

@@ -39,6 +39,8 @@ class Answers:
     presence: Presence  # knows whether the coordinator knows this process
     # what this process has measured, by round
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    # the local training of this process' clients, all rounds together
+    training: Cost = field(default_factory=Cost)
     _plans: deque[tuple[frozenset[int] | None, bytes]] = field(
         default_factory=lambda: deque(maxlen=MOST_PLANS)
     )
@@ -200,6 +202,7 @@ class Answers:
             await self._send(name, self._given[asked[name]], about)
         for cost in costs:  # when the answers are on their way
             self.replica.spent.add(cost)
+            self.training.add(cost)
         if lossy := [cost for cost in costs if cost.movable_weights]:  # in the first round only
             moved = sum(cost.moved_weights / cost.movable_weights for cost in lossy) / len(lossy)
             self.replica.progress.warn(rounding_warning(moved))

@@ -26,6 +26,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedseed.hinting import Hinting
 from fedseed.methods.payload import LARGEST
 from fedseed.weights.change import (
     Add,
@@ -43,7 +44,7 @@ WINDOW = 16  # steps that the next one is compared with
 HIGHEST = {"float16": 65504.0}  # what a weight can hold, where that is less than LARGEST
 
 
-class Bounds(BaseModel):
+class Bounds(BaseModel, metaclass=Hinting):
     """How far from the others a client, or a step, may be.
 
     The defaults are far outside of what honest clients send.

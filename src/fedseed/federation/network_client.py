@@ -14,6 +14,7 @@ from fedseed.errors import MessageError, NetworkError, OrbitError
 from fedseed.federation.accounts import accounts_in_memory
 from fedseed.federation.answers import Answers
 from fedseed.federation.control import Beat
+from fedseed.federation.cost import Cost
 from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.large import fetch
 from fedseed.federation.messages import FRAME_BYTES
@@ -69,6 +70,7 @@ class NetworkClient:
             )
         self.replica: Replica | None = None  # once connected
         self.evaluations: list[dict[str, Any]] = []  # what this process has measured, by round
+        self.training = Cost()  # the local training of this process' clients, all rounds together
         self._orbit = orbit
         self._load = load
         self._thread = WorkThread()
@@ -107,7 +109,7 @@ class NetworkClient:
         )
         presence = Presence(replica, self._fail)
         answers = Answers(replica, presence)
-        self.evaluations = answers.evaluations
+        self.evaluations, self.training = answers.evaluations, answers.training
 
         def take(data: bytes) -> None:
             answers.hear(data)

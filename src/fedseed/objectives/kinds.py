@@ -173,6 +173,6 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
         raise ValueError(
             f"reward: no answers are generated from a {kind.example.__name__}; leave the table out"
         )
-    judge = Judge(settings.load(), settings.name or str(settings.function))
+    judge = Judge(settings.load(), settings.name or str(settings.function), settings.seconds)
     most = settings.max_new_tokens
     return replace(kind, objective=lambda *given: Rewarded(kind.objective(*given), judge, most))

@@ -231,7 +231,8 @@ def patch(
     def train(*_: Any, **__: Any) -> TrainOutput:
         """Takes part in the run until it is over.
 
-        Returns the rounds as steps, and the weights' digest.
+        Returns the rounds as steps, the mean loss of all its local training, which a private
+        method does not tell (NaN), and the weights' digest.
         """
         process = joining(load, name, way)
         digest = _apart(process.run)
@@ -240,6 +241,8 @@ def patch(
         trainer.state.global_step = process.at
         last = process.evaluations[-1] if process.evaluations else {}
         measured = {key: value for key, value in last.items() if isinstance(value, float)}
-        return TrainOutput(process.at, nan, {**measured, "weights_digest": digest})
+        training = process.training
+        loss = training.losses / training.counted if training.counted else nan
+        return TrainOutput(process.at, loss, {**measured, "weights_digest": digest})
 
     trainer.train = train

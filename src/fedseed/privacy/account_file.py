@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from fedseed.durable import Appender, locked, make_folder, write_whole
+from fedseed.durable import NO_LINK, NO_WAIT, Appender, locked, make_folder, write_whole
 from fedseed.errors import PrivacyError, StorageError
 from fedseed.privacy.account import Account, Limits, Turn
 from fedseed.text import first_problem
@@ -151,7 +151,7 @@ class AccountFile:
 
     def _read_new(self) -> bytes:
         """Return what stands behind what was read before."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags = os.O_RDONLY | NO_LINK | NO_WAIT
         try:
             handle = os.open(self.path, flags)
         except FileNotFoundError as error:

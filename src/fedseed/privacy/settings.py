@@ -6,10 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+from fedseed.hinting import Hinting
+
 Level = Literal["example", "client"]
 
 
-class PrivacySettings(BaseModel):
+class PrivacySettings(BaseModel, metaclass=Hinting):
     """Differential privacy of scalars (docs/privacy.md).
 
     Args:

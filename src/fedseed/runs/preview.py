@@ -6,7 +6,7 @@ No weights are read.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, plural
 from fedseed.models.architectures import LOADERS
 from fedseed.models.checkpoint import find_checkpoint
 from fedseed.models.loading import outline, read_processor
@@ -67,7 +67,24 @@ def preview(
                 shown += _shown_pair(title, item, objective)
             else:
                 shown.append(_shown(f"{title}{part}", item, objective, example))
-    return shown, (*data.notes, *idle(prepared), *about(prepared, limit))
+    notes = (*data.notes, *idle(prepared), *about(prepared, limit), *_step_size(recipe))
+    return shown, notes
+
+
+def _step_size(recipe: Recipe) -> tuple[str, ...]:
+    """Return a line about how many examples an optimiser step is of, where clients take such."""
+    training = getattr(recipe.method, "training", None)
+    if training is None:
+        return ()
+    count, batch, accumulation = (
+        training.batch * training.accumulation,
+        training.batch,
+        training.accumulation,
+    )
+    return (
+        f"a local step is of {plural(count, 'example')}: method.training.batch = {batch} times "
+        f"method.training.accumulation = {accumulation}",
+    )
 
 
 def _equip(recipe: Recipe, data: TaskData) -> Equipment:

@@ -30,6 +30,7 @@ from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.worker import Answer
 from fedseed.methods import Method
 from fedseed.models import adapters
+from fedseed.objectives.guessing import guess_loss
 from fedseed.orbit import NO_DIGEST, Record
 from fedseed.orbit.card import Facts, card
 from fedseed.privacy.settings import WITHHELD
@@ -299,6 +300,7 @@ class Simulation(Run):
         self.team = workers
         if workers is not None:
             workers.limit(per_round)
+            workers.warn = self.progress.warn
             memory = self.worker.memory.folder if self.method.remembers else None
             workers.expect(hosted.start, self.method.catch_up.replaces, memory)
             weakref.finalize(self, workers.close)  # of a simulation that never runs, too
@@ -309,7 +311,7 @@ class Simulation(Run):
         """Returns the method."""
         return self.spec.method
 
-    def run(self, resume: bool = False, extend: bool = False) -> RunResult:
+    def run(self, resume: bool = False, extend: bool = False, overwrite: bool = False) -> RunResult:
         if self.team is not None:
             count = plural(len(self.team.seats), "worker process", "worker processes")
             self.progress.note(f"{count}, {plural(self.team.threads, 'thread')} each")
@@ -319,7 +321,7 @@ class Simulation(Run):
         )
         try:
             with limited(self.spec.threads):
-                return super().run(resume, extend)
+                return super().run(resume, extend, overwrite)
         finally:
             if self.team is not None:
                 self.team.close()
@@ -371,9 +373,14 @@ class Simulation(Run):
             found = self.hosted.evaluate(self.worker.space.model)
             line.by_client = found.pop("by_client", None)
             line.metrics.update(found)
+            line.weights_norm = self.worker.space.norm()
             line.seconds["evaluation"] = time.perf_counter() - start
         if line.round == 0:
             line.weights_digest = self.worker.space.digest()
+
+    def guess_loss(self) -> float | None:
+        item = next((items[0] for items in self.items if items), None)
+        return guess_loss(self.worker.objective, self.worker.space.model, item)
 
     def finish(self) -> None:
         """Writes the adapter as a folder that peft loads."""

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 from fedseed.aggregation import AggregationRule, Mean
+from fedseed.hinting import Hinting
 from fedseed.methods import Method
 from fedseed.methods.base import with_remedy
 from fedseed.privacy import settings_of
@@ -40,7 +41,7 @@ def identity_of(text: str) -> bytes:
     return data[len(_DER) :]
 
 
-class SecureSums(BaseModel):
+class SecureSums(BaseModel, metaclass=Hinting):
     """The coordinator learns the sum of a round's answers, and of no single one anything
     (docs/secure-sums.md).
 
