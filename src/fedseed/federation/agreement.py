@@ -42,14 +42,14 @@ class Claim:
         names: tuple[str, ...] | None,
         fingerprint: Fingerprint | None = None,
     ) -> "Claim":
-        """Returns what a process says that has this header."""
+        """Return what a process says that has this header."""
         start = replace(header, base="", base_folder="", first=1, libraries="").encode()
         called = header.base, header.base_folder, header.libraries
         return cls(start, called, weights, names, fingerprint)
 
     @property
     def header(self) -> Header:
-        """Returns the header, decoded anew."""
+        """Return the header, decoded anew."""
         base, base_folder, libraries = self.called
         header = Header.decode(self.start[START.size :])
         return replace(header, base=base, base_folder=base_folder, libraries=libraries)
@@ -70,7 +70,7 @@ class Agreement:
     claims: dict[str, Claim] = field(default_factory=dict)  # what each process said last
 
     def groups(self, clients: Mapping[str, int]) -> list[tuple[int, list[str]]]:
-        """Returns how many clients each opinion has, and its processes, the largest first.
+        """Return how many clients each opinion has, and its processes, the largest first.
 
         Args:
             clients: of each process, how many it speaks for; others do not count.
@@ -86,7 +86,7 @@ class Agreement:
         )
 
     def decided(self, clients: Mapping[str, int], everybody: int, wanted: int) -> Claim | None:
-        """Returns what the run is; None: it can't be said yet.
+        """Return what the run is; None: it can't be said yet.
 
         Args:
             clients: as for `groups`.

@@ -71,7 +71,7 @@ class Answers:
                 self._question = read(Question, body)  # an older one is not answered any more
 
     async def work(self) -> bool:
-        """Do the next thing that there is to do; returns whether there was any."""
+        """Do the next thing that there is to do; return whether there was any."""
         if self.replica.waits:
             await self.replica.advance()
             return True
@@ -79,7 +79,7 @@ class Answers:
 
     @property
     def asked(self) -> bool:
-        """Returns whether a plan or a question waits."""
+        """Return whether a plan or a question waits."""
         return bool(self._plans or self._question)
 
     @property
@@ -93,7 +93,7 @@ class Answers:
 
     @property
     def masking(self) -> "Masking | None":
-        """Returns the hosted clients' secrets, which outlast a reload of the weights.
+        """Return the hosted clients' secrets, which outlast a reload of the weights.
 
         None: nothing is masked.
         """

@@ -64,7 +64,7 @@ class Bounds(BaseModel):
     claims: Annotated[float, Field(gt=1)] | Literal["off"] = 1e4
 
     def outliers(self, sizes: Mapping[int, float], claims: Mapping[int, int]) -> dict[int, str]:
-        """Returns the clients whose updates are out of all proportion, and why.
+        """Return the clients whose updates are out of all proportion, and why.
 
         Args:
             sizes: of each client's update; 0: it says nothing.
@@ -100,7 +100,7 @@ class LastSteps:
     _sizes: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def problem(self, size: float) -> str | None:
-        """Returns why a step of this size is not taken; None: it is."""
+        """Return why a step of this size is not taken; None: it is."""
         if not size <= LARGEST:
             return (
                 f"it is out of all proportion: {size:.3g}, and no honest one is above {LARGEST:.0e}"
@@ -120,11 +120,11 @@ class LastSteps:
 
     @property
     def sizes(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Returns the sizes that are remembered, the newest last."""
+        """Return the sizes that are remembered, the newest last."""
         return np.array(self._sizes, dtype=np.float64)
 
     def load(self, sizes: Iterable[float]) -> None:
-        """Takes sizes up as `sizes` gave them. Raises ValueError."""
+        """Take sizes up as `sizes` gave them. Raises ValueError."""
         found = [float(size) for size in sizes]
         if not all(isfinite(size) and size > 0 for size in found):
             raise ValueError("the size of a step is a number above 0")
@@ -132,7 +132,7 @@ class LastSteps:
 
 
 def too_far(change: Change, layout: Layout) -> str | None:
-    """Returns why a sum of directions or entries can't be added to the weights.
+    """Return why a sum of directions or entries can't be added to the weights.
 
     None: it can, or it is no such sum.
     """
@@ -157,7 +157,7 @@ def too_far(change: Change, layout: Layout) -> str | None:
 
 
 def _beyond(factor: float | Literal["off"], values: Mapping[int, float]) -> list[int]:
-    """Returns whose value is more than `factor` times the median."""
+    """Return whose value is more than `factor` times the median."""
     if factor == "off" or sum(value > 0 for value in values.values()) < FEW:
         return []
     most = factor * lower_median(values.values())
@@ -165,6 +165,6 @@ def _beyond(factor: float | Literal["off"], values: Mapping[int, float]) -> list
 
 
 def lower_median(values: Iterable[float]) -> float:
-    """Returns the lower median of those above zero."""
+    """Return the lower median of those above zero."""
     ordered = sorted(value for value in values if value > 0)
     return ordered[(len(ordered) - 1) // 2]

@@ -53,7 +53,7 @@ class Byzantine:
         messages: Mapping[int, bytes],
         corrupt: Callable[[bytes, AttackKind], bytes],
     ) -> dict[int, bytes]:
-        """Returns what each client sends; honest ones what they were given.
+        """Return what each client sends; honest ones what they were given.
 
         Args:
             number: the round.
@@ -87,7 +87,7 @@ class Byzantine:
     def _lies(
         self, updates: Mapping[int, Any], honest: Mapping[int, Any], liars: list[int], about: About
     ) -> dict[int, Any]:
-        """Returns an update of each liar."""
+        """Return an update of each liar."""
         if self.kind in OMNISCIENT and honest:
             if self.kind == "mimic":
                 return dict.fromkeys(liars, honest[min(honest)])
@@ -122,7 +122,7 @@ class Byzantine:
 
 
 def largest_accepted(sizes: list[float], bounds: Bounds) -> float:
-    """Returns how large an update may be beside others of these sizes, just so that nobody refuses
+    """Return how large an update may be beside others of these sizes, just so that nobody refuses
     it.
     """
     if bounds.proportion == "off" or not any(size > 0 for size in sizes):
@@ -131,7 +131,7 @@ def largest_accepted(sizes: list[float], bounds: Bounds) -> float:
 
 
 def _as_large_as(lie: Any, most: float, about: About) -> Any:
-    """Returns the same update, longer.
+    """Return the same update, longer.
 
     One whose size says nothing, such as a vote, stays as it is.
     """

@@ -109,7 +109,7 @@ class Control(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     def encode(self) -> bytes:
-        """Returns those fields that were set, as JSON."""
+        """Return those fields that were set, as JSON."""
         return json.dumps(self.model_dump(exclude_unset=True)).encode()
 
 
@@ -209,7 +209,7 @@ class Status(Said):
 
 
 def read(kind: type[M], data: bytes) -> M:
-    """Returns a message.
+    """Return a message.
 
     Raises MessageError: not valid, or of so many parts that they take far more memory than it.
     """
@@ -225,7 +225,7 @@ def read(kind: type[M], data: bytes) -> M:
 
 
 def averaged(by_client: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of clients' metrics, each weighed by the examples that it is of.
+    """Return the mean of clients' metrics, each weighed by the examples that it is of.
 
     Who has none is left out.
 

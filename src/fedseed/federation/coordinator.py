@@ -114,7 +114,7 @@ class Coordinator:
         return clients
 
     def sampled(self, number: int, alive: Collection[int] | None = None) -> list[int]:
-        """Returns the clients that take part in a round, whether it was, is or will be.
+        """Return the clients that take part in a round, whether it was, is or will be.
 
         (seed, round) put all clients in an order; the first ones that are alive take part. So who
         is drawn does not depend on who of the others can be reached. Where turns are counted nobody
@@ -132,16 +132,16 @@ class Coordinator:
 
     @property
     def by_turns(self) -> bool:
-        """Returns whether privacy is accounted for by each client's turns."""
+        """Return whether privacy is accounted for by each client's turns."""
         return self.protection is not None and bool(self.protection.mechanism.by_turns)
 
     @property
     def counted(self) -> int:
-        """Returns what privacy is accounted by: steps, or the turns of the client that had most."""
+        """Return what privacy is accounted by: steps, or the turns of the client that had most."""
         return int(self._turns.max(initial=0)) if self.by_turns else self.steps
 
     def last_round(self, rounds: int) -> int:
-        """Returns the last of so many rounds that privacy's budget allows.
+        """Return the last of so many rounds that privacy's budget allows.
 
         It is the same whenever it is asked for.
         """
@@ -172,18 +172,18 @@ class Coordinator:
 
     @property
     def private(self) -> bool:
-        """Returns whether nothing is told of single clients but what the method sends."""
+        """Return whether nothing is told of single clients but what the method sends."""
         return self.sums or self.protection is not None
 
     @property
     def current(self) -> Round:
-        """Returns the open round. Raises RuntimeError if there is none."""
+        """Return the open round. Raises RuntimeError if there is none."""
         if self._open is None:
             raise RuntimeError("no round is open")
         return self._open
 
     def plan(self, client: int) -> bytes:
-        """Returns the message, addressed to everybody, that asks a client to take part in the open
+        """Return the message, addressed to everybody, that asks a client to take part in the open
         round.
         """
         current = self.current
@@ -195,7 +195,7 @@ class Coordinator:
         ).encode()
 
     def plans(self) -> dict[bytes, list[int]]:
-        """Returns the open round's plans, each with the clients it is for: mostly one for all."""
+        """Return the open round's plans, each with the clients it is for: mostly one for all."""
         clients = self.current.clients
         if clients and not self.method.personal_plans:
             return {self.plan(clients[0]): list(clients)}
@@ -235,7 +235,7 @@ class Coordinator:
         current.updates[sender], current.sizes[sender] = update, size
 
     def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
-        """Returns an update and its size. Raises MessageError."""
+        """Return an update and its size. Raises MessageError."""
         update = self.method.decode_update(self.state, current.number, data)
         return update, update.size(About(self.method, self.state, "update", current.number))
 
@@ -300,7 +300,7 @@ class Coordinator:
         ).encode()
 
     def _step(self, answers: Answers) -> tuple[State, bytes, Payload, float]:
-        """Returns the state after answers, the step's bytes and content, its size.
+        """Return the state after answers, the step's bytes and content, its size.
 
         Raises MessageError: it can't be.
         """
@@ -328,7 +328,7 @@ class Coordinator:
         return state, payload, step, size
 
     def weighted_answers(self) -> Answers:
-        """Returns the open round's answers, once it was screened, with the clients' weights."""
+        """Return the open round's answers, once it was screened, with the clients' weights."""
         current = self.current
         clients = sorted(current.updates)
         # as they were screened, whatever was said since
@@ -340,7 +340,7 @@ class Coordinator:
         return Answers(current.number, answers, self.aggregation, past)
 
     def catch_up(self, payloads: Iterable[bytes]) -> list[Content]:
-        """Go on after earlier steps, as an orbit holds them; returns what each holds.
+        """Go on after earlier steps, as an orbit holds them; return what each holds.
 
         Raises MessageError.
         """
@@ -356,7 +356,7 @@ class Coordinator:
 
     @property
     def weights(self) -> bytes | None:
-        """Returns the trainable tensors' bytes, where the method's steps are whole weights and one
+        """Return the trainable tensors' bytes, where the method's steps are whole weights and one
         is known.
         """
         held = getattr(self.state, "weights", None)
@@ -364,7 +364,7 @@ class Coordinator:
 
     @weights.setter
     def weights(self, data: bytes) -> None:
-        """Takes the base's weights, with which a method whose steps replace each other begins.
+        """Take the base's weights, with which a method whose steps replace each other begins.
 
         Raises MessageError.
         """
@@ -372,11 +372,11 @@ class Coordinator:
 
     @property
     def keeps_outcomes(self) -> bool:
-        """Returns whether it remembers what no step says: the rule's last outcome."""
+        """Return whether it remembers what no step says: the rule's last outcome."""
         return self.aggregation.remembers and self.method.lasting_entries
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns what the coordinator remembers besides the steps, as arrays by name.
+        """Return what the coordinator remembers besides the steps, as arrays by name.
 
         Most methods have nothing.
         """
@@ -386,7 +386,7 @@ class Coordinator:
         return {**arrays, **{f"{OUTCOME}{at}": part for at, part in enumerate(self._outcome or ())}}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Takes up what `state_dict` gave. Raises LookupError or ValueError if it does not fit."""
+        """Take up what `state_dict` gave. Raises LookupError or ValueError if it does not fit."""
         parts = sorted(
             (int(name.removeprefix(OUTCOME)), name) for name in arrays if name.startswith(OUTCOME)
         )

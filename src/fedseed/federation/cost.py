@@ -16,7 +16,7 @@ OWN_PHASES = frozenset(("aggregation", "evaluation", "total"))
 
 
 def check_name(name: str) -> str:
-    """Returns the name of a phase or metric. Raises ValueError if it can't be one."""
+    """Return the name of a phase or metric. Raises ValueError if it can't be one."""
     if not 0 < len(name) <= MOST_NAME or not name.isprintable():
         raise ValueError(f"no name of at most {MOST_NAME} characters")
     return name
@@ -64,7 +64,7 @@ class Cost:
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a form that JSON can hold: `Cost(**cost.to_json())` is equal."""
+        """Return a form that JSON can hold: `Cost(**cost.to_json())` is equal."""
         return {name: value for name, value in asdict(self).items() if value}
 
     def fit(self, seconds: float) -> None:
@@ -88,7 +88,7 @@ class Cost:
 
 
 def rounding_warning(moved: float) -> str:
-    """Says that 16-bit weights lose small steps.
+    """Say that 16-bit weights lose small steps.
 
     `moved`: the share that moved in a client's training.
     """

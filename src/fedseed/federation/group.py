@@ -42,7 +42,7 @@ _busy: list[str] = []  # what all do at the moment
 
 
 def space_of(model: Any) -> type[ParameterSpace]:
-    """Shards a model if this process is one of a group; returns its space's class.
+    """Shards a model if this process is one of a group; return its space's class.
 
     Raises RecipeError: it can't be.
     """
@@ -63,7 +63,7 @@ def space_of(model: Any) -> type[ParameterSpace]:
 
 
 def gathered(hosted: Hosted) -> Hosted:
-    """Returns what a group's first process has; others do what it tells them, and end.
+    """Return what a group's first process has; others do what it tells them, and end.
 
     Raises FedseedError.
     """
@@ -82,7 +82,7 @@ def gathered(hosted: Hosted) -> Hosted:
 
 
 def _told(path: str, act: Callable[..., Any], *given: Any) -> Any:
-    """Does what needs every process, and has the others do it."""
+    """Do what needs every process, and has the others do it."""
     if _busy:  # a part of what they do by themselves
         return act(*given)
     given = tuple(list(g) if isinstance(g, Iterator) else g for g in given)
@@ -101,7 +101,7 @@ def _told(path: str, act: Callable[..., Any], *given: Any) -> Any:
 
 
 def _follow(hosted: Hosted) -> NoReturn:
-    """Does what the first process says, until that is over, and ends this one."""
+    """Do what the first process says, until that is over, and ends this one."""
     if _say() != hosted.start:
         raise FedseedError(
             "this process has loaded another base, or other settings, than the first of its group"
@@ -115,7 +115,7 @@ def _follow(hosted: Hosted) -> NoReturn:
 
 
 def _say(order: Any = None) -> Any:
-    """Says what the first process gives to the others; returns it everywhere."""
+    """Say what the first process gives to the others; return it everywhere."""
     from torch.distributed import broadcast_object_list
 
     box = [order]

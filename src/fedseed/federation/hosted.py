@@ -56,12 +56,12 @@ class Hosted:
 
     @property
     def host(self) -> str:
-        """Returns the first of the hosted clients, by whose name the process goes."""
+        """Return the first of the hosted clients, by whose name the process goes."""
         return next(iter(self.items))
 
     @property
     def start(self) -> bytes:
-        """Returns how the orbit begins."""
+        """Return how the orbit begins."""
         return begin(self.header)
 
 

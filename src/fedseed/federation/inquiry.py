@@ -63,7 +63,7 @@ class Inquiry:
         self.late = Late[str](self.session)  # hosts that have let the others wait
 
     def take(self, name: str, what: str, data: bytes) -> None:
-        """Takes a sign of life, which may hold a report. Raises MessageError if it is not valid."""
+        """Take a sign of life, which may hold a report. Raises MessageError if it is not valid."""
         host = self.roster.hosts.get(name)
         try:
             beat = read(Report if what == "report" else Beat, data)
@@ -92,7 +92,7 @@ class Inquiry:
                 self.session.stir()
 
     def _check(self, host: str, report: Report) -> None:
-        """Checks that a report says what it must, of its own clients. Raises MessageError."""
+        """Check that a report says what it must, of its own clients. Raises MessageError."""
         phases = self._phases | (report.spent.seconds.keys() - set(PHASES))
         if len(phases) > MOST_PHASES:
             raise MessageError(f"spent: seconds: more than {MOST_PHASES} phases in all")
@@ -145,7 +145,7 @@ class Inquiry:
         return found
 
     def _compare(self, number: int, reports: Reports) -> str | None:
-        """Returns the digest of more than half of the clients, by the processes that speak for
+        """Return the digest of more than half of the clients, by the processes that speak for
         them.
         """
         speaks_for = Counter(map(self.roster.host_of, self.roster.names))
@@ -173,7 +173,7 @@ class Inquiry:
         return found
 
     async def _reports(self, number: int, evaluate: bool, digest: bool) -> Reports:
-        """Returns reports about a round by host: of all hosts there, or as many as come before the
+        """Return reports about a round by host: of all hosts there, or as many as come before the
         deadline.
         """
         session, roster = self.session, self.roster
@@ -276,7 +276,7 @@ class Inquiry:
     def _next_evaluator(
         self, number: int, alive: Set[str], before: str | None, over: bool
     ) -> str | None:
-        """Returns who evaluates after `before`, whose time may be over: by number, the idle and
+        """Return who evaluates after `before`, whose time may be over: by number, the idle and
         those tried last.
         """
         if over and before is not None:
@@ -313,7 +313,7 @@ class Inquiry:
         return few_evaluated and self._evaluated_for[host] > self.session.settings.patience
 
     def _add_costs(self, line: RoundLine, reports: Reports) -> None:
-        """Adds to a line what the clients' work since the last line has cost."""
+        """Add to a line what the clients' work since the last line has cost."""
         spent = Cost()
         for report in reports.values():
             spent.add(report.spent)

@@ -27,12 +27,12 @@ class Stored:
     frame: bytes  # the message's frame, so that what it is about is known before it is fetched
 
     def encode(self) -> bytes:
-        """Returns the bytes that stand in the message's place."""
+        """Return the bytes that stand in the message's place."""
         return STORED + struct.pack("<Q", self.size) + self.frame + self.name.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "Stored":
-        """Returns the inverse of `encode`. Raises MessageError: the bytes are not valid."""
+        """Return the inverse of `encode`. Raises MessageError: the bytes are not valid."""
         start = len(STORED) + 8
         name = data[start + FRAME_BYTES :].decode("ascii", errors="replace")
         if not _NAME.fullmatch(name):
@@ -42,12 +42,12 @@ class Stored:
 
 
 def is_stored(carried: bytes) -> bool:
-    """Returns whether this is a reference to a message."""
+    """Return whether this is a reference to a message."""
     return carried[: len(STORED)] == STORED
 
 
 async def carry(end: End, message: bytes, name: str) -> bytes:
-    """Returns the message itself, or, if it is large, a reference to it: it is stored as a blob
+    """Return the message itself, or, if it is large, a reference to it: it is stored as a blob
     `name` of this end.
     """
     if len(message) <= end.largest:
@@ -57,7 +57,7 @@ async def carry(end: End, message: bytes, name: str) -> bytes:
 
 
 async def fetch(end: End, carried: bytes, owner: str | None, most: int | None = None) -> bytes:
-    """Returns the message, wherever it is.
+    """Return the message, wherever it is.
 
     Args:
         end: this side's.
@@ -79,7 +79,7 @@ async def fetch(end: End, carried: bytes, owner: str | None, most: int | None = 
 
 
 def about_of(carried: bytes) -> tuple[int, int]:
-    """Returns the round and the attempt that a plan or an answer is about, wherever it is.
+    """Return the round and the attempt that a plan or an answer is about, wherever it is.
 
     They are not checked.
 

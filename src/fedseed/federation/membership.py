@@ -41,33 +41,33 @@ class Roster:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Returns each client's number, by name."""
+        """Return each client's number, by name."""
         return {name: number for number, name in enumerate(self.names)}
 
     def hello(self, name: str, at: int) -> bool:
-        """Notes that a host that fits is there; returns whether that is new."""
+        """Note that a host that fits is there; return whether that is new."""
         host = self.hosts.setdefault(name, Host(0.0))
         new = not host.fits
         host.heard, host.fits, host.at = self.now(), True, at
         return new
 
     def attach(self, client: str, host: str) -> None:
-        """Notes that a client is hosted there from now on."""
+        """Note that a client is hosted there from now on."""
         self._hosted.get(self.host_of(client), set()).discard(client)
         self._hosted.setdefault(host, set()).add(client)
         self._host_of[client] = host
 
     @property
     def attached(self) -> int:
-        """Returns how many clients somebody has spoken for."""
+        """Return how many clients somebody has spoken for."""
         return len(self._host_of)
 
     def host_of(self, client: str) -> str:
-        """Returns the host of a client; a client that nobody has spoken for is its own."""
+        """Return the host of a client; a client that nobody has spoken for is its own."""
         return self._host_of.get(client, client)
 
     def alive(self) -> dict[str, Host]:
-        """Returns the hosts that can be reached."""
+        """Return the hosts that can be reached."""
         return {
             name: host
             for name, host in self.hosts.items()
@@ -79,11 +79,11 @@ class Roster:
         return host.heard > self.now() - self.dead_after if present is None else present
 
     def clients(self) -> list[str]:
-        """Returns the clients that can be reached."""
+        """Return the clients that can be reached."""
         return [client for host in self.alive() for client in self._hosted.get(host, ())]
 
     def name(self, names: Iterable[str]) -> None:
-        """Notes who the clients are, which is known from now on."""
+        """Note who the clients are, which is known from now on."""
         self.names = list(names)
         self.__dict__.pop("numbers", None)
         self.open = False
@@ -100,11 +100,11 @@ class Roster:
                 self.__dict__.pop("numbers", None)
 
     def present(self) -> frozenset[int]:
-        """Returns the numbers of the clients that can be reached."""
+        """Return the numbers of the clients that can be reached."""
         return frozenset(self.numbers[name] for name in self.clients() if name in self.numbers)
 
     def wanted(self, start_with: int | None) -> int:
-        """Returns how many clients must be there before the first round.
+        """Return how many clients must be there before the first round.
 
         0 while that is not known.
         """
@@ -114,7 +114,7 @@ class Roster:
         return max(1, min(wanted, len(self.names) - len(self.outvoted)))
 
     def spoken_for(self) -> dict[str, int]:
-        """Returns how many clients each process that can be reached speaks for.
+        """Return how many clients each process that can be reached speaks for.
 
         All names count while none is known.
         """
@@ -126,7 +126,7 @@ class Roster:
         return {host: count for host, count in counts.items() if count}
 
     def work(self, clients: Iterable[int]) -> dict[int, int]:
-        """Returns of some clients, how many of them are in each one's process: it answers for all
+        """Return of some clients, how many of them are in each one's process: it answers for all
         of those.
         """
         hosts = {client: self.host_of(self.names[client]) for client in clients}
@@ -134,7 +134,7 @@ class Roster:
         return {client: counts[host] for client, host in hosts.items()}
 
     def outvote(self, host: str, out: bool) -> None:
-        """Notes that the clients of a process do not fit what most have, or that they do again."""
+        """Note that the clients of a process do not fit what most have, or that they do again."""
         theirs = self._hosted.get(host, set())
         if not out:
             self.outvoted -= theirs
@@ -144,6 +144,6 @@ class Roster:
             self.hosts[host].fits = False
 
     def away(self) -> list[str]:
-        """Returns who can't be reached, or has not come yet."""
+        """Return who can't be reached, or has not come yet."""
         here = self.present()
         return [name for number, name in enumerate(self.names) if number not in here]

@@ -53,7 +53,7 @@ class Message:
 
     @classmethod
     def decode(cls, data: bytes) -> "Message":
-        """Returns the inverse of `encode`.
+        """Return the inverse of `encode`.
 
         Raises MessageError: another version, cut short, too long or damaged.
         """
@@ -85,7 +85,7 @@ class Message:
         return cls(MessageKind(kind), method, number, client, payload, attempt)
 
     def expect(self, kind: MessageKind, method: int, number: int) -> "Message":
-        """Returns the message, if it is about this.
+        """Return the message, if it is about this.
 
         Raises MessageError: another kind, method or round.
         """

@@ -77,11 +77,11 @@ class NetworkClient:
 
     @property
     def at(self) -> int:
-        """Returns the last step that was applied."""
+        """Return the last step that was applied."""
         return 0 if self.replica is None else self.replica.at
 
     def run(self) -> str:
-        """Take part until the run is over; returns the weights' digest.
+        """Take part until the run is over; return the weights' digest.
 
         Raises FedseedError: it can't.
         """

@@ -50,7 +50,7 @@ LOOK_SECONDS = 2.5  # between two checks that the log is there
 def _summing(
     session: Session, settings: SecureSums, names: Sequence[str], common: tuple[Any, ...]
 ) -> Coordinator:
-    """Returns a coordinator that learns sums alone; who was barred before is so.
+    """Return a coordinator that learns sums alone; who was barred before is so.
 
     Raises ValueError: that can't be.
     """
@@ -106,7 +106,7 @@ class NetworkCoordinator(Working):
         self.began = time.time()
 
     async def start(self, fresh: bool, known: bool) -> Header:
-        """Read the run's log, or wait for clients and make it; returns the header.
+        """Read the run's log, or wait for clients and make it; return the header.
 
         `open` comes next, then `take_over`: until then another coordinator may write.
 
@@ -172,7 +172,7 @@ class NetworkCoordinator(Working):
         self.work(self._watch_log())
 
     async def _watch_log(self, between: float = LOOK_SECONDS) -> None:
-        """Ends the run when the log is another coordinator's, or (partly) lost, also while nothing
+        """End the run when the log is another coordinator's, or (partly) lost, also while nothing
         is written.
         """
         seen = True
@@ -197,14 +197,14 @@ class NetworkCoordinator(Working):
             seen = log is not None
 
     async def close(self) -> None:
-        """Stops watching the log and closes the transport; may be called more than once."""
+        """Stop watching the log and closes the transport; may be called more than once."""
         await self.stop()
         await self.session.end.close()
 
     async def open(
         self, per_round: int, aggregation: AggregationRule, bounds: Bounds | None = None
     ) -> Coordinator:
-        """Makes and returns the coordinator, and lets the clients know.
+        """Make and returns the coordinator, and lets the clients know.
 
         Args:
             per_round: clients in a round.
@@ -258,7 +258,7 @@ class NetworkCoordinator(Working):
         raise NetworkError(told)
 
     async def receive(self, sender: str, what: str, data: bytes) -> bytes | None:
-        """Takes a client's message; returns the answer to a hello."""
+        """Take a client's message; return the answer to a hello."""
         try:
             if what == "update":
                 if self.rounds is not None:
@@ -287,7 +287,7 @@ class NetworkCoordinator(Working):
         return None
 
     def _together(self, one: str, other: str) -> bool:
-        """Tells whether one key speaks for both clients, as far as keys are known: they may be in
+        """Tell whether one key speaks for both clients, as far as keys are known: they may be in
         one process then.
         """
         keys = self.session.end.keys
@@ -298,7 +298,7 @@ class NetworkCoordinator(Working):
         )
 
     def tell(self, line: RoundLine) -> None:
-        """Takes a new line of metrics, or more of a known one, for the status."""
+        """Take a new line of metrics, or more of a known one, for the status."""
         told = line.to_json()
         self.line.update(
             {
@@ -309,7 +309,7 @@ class NetworkCoordinator(Working):
         )
 
     def figures(self) -> dict[str, Any]:
-        """Returns what status and summary both say."""
+        """Return what status and summary both say."""
         return {
             "run": self.run,
             "repeated_rounds": self.rounds.repeated if self.rounds is not None else 0,
@@ -318,7 +318,7 @@ class NetworkCoordinator(Working):
         }
 
     def _privacy(self) -> dict[str, Any] | None:
-        """Returns what the steps have spent so far; None if the method is not private."""
+        """Return what the steps have spent so far; None if the method is not private."""
         mechanism, coordinator = mechanism_of(self.reception.method), self.reception.coordinator
         if mechanism is None:
             return None
@@ -327,7 +327,7 @@ class NetworkCoordinator(Working):
         return mechanism.counted(count if mechanism.by_turns else max(count, len(self.log.steps)))
 
     def status(self) -> dict[str, Any]:
-        """Returns what `fedseed status` shows."""
+        """Return what `fedseed status` shows."""
         rounds, roster, names = self.rounds, self.roster, self.roster.names
         current = None if rounds is None else rounds.open
         missing = [] if current is None else [names[number] for number in sorted(current.missing)]
@@ -358,7 +358,7 @@ LEVELS = ((100, 20, 200), (20, 5, 100), (5, 1, 50), (0, 0, 50))
 
 
 def status_answer(about: Mapping[str, Any], most: int) -> bytes:
-    """Returns a status as JSON, names and refusals shortened until it has `most` bytes.
+    """Return a status as JSON, names and refusals shortened until it has `most` bytes.
 
     `summary.json` has all.
     """
@@ -375,7 +375,7 @@ def status_answer(about: Mapping[str, Any], most: int) -> bytes:
 
 
 def _short(value: Any, names: int, letters: int) -> Any:
-    """Returns texts, lists and tables cut to a bounded length.
+    """Return texts, lists and tables cut to a bounded length.
 
     The status's own tables have fewer entries than that.
     """
@@ -392,7 +392,7 @@ def _short(value: Any, names: int, letters: int) -> Any:
 def _refusals(
     all_of_them: Mapping[str, Mapping[str, int]], names: int, reasons: int, letters: int
 ) -> dict[str, Any]:
-    """Returns the most frequent refusals of the senders with the most.
+    """Return the most frequent refusals of the senders with the most.
 
     The rest is added up as "others".
     """

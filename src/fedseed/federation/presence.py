@@ -53,11 +53,11 @@ class Presence:
             await end_task(task)
 
     def again(self) -> None:
-        """Says hello again once an interruption is over."""
+        """Say hello again once an interruption is over."""
         self._call.set()
 
     def called(self, incarnation: str) -> None:
-        """Answers a coordinator that calls.
+        """Answer a coordinator that calls.
 
         One that this process does not know has to let it in first.
         """

@@ -47,12 +47,12 @@ class Entry:
     body: bytes
 
     def encode(self) -> bytes:
-        """Returns the entry as the stream holds it."""
+        """Return the entry as the stream holds it."""
         return self.kind.encode() + self.body
 
     @classmethod
     def decode(cls, data: bytes) -> "Entry":
-        """Returns the inverse of `encode`. Raises MessageError: the bytes are not an entry."""
+        """Return the inverse of `encode`. Raises MessageError: the bytes are not an entry."""
         kind = chr(data[0]) if data else ""
         shortest = {"H": 4, "S": 8, "T": LINK_BYTES + 2, "M": _NUMBER.size + DIGEST_BYTES, "E": 0}
         if kind not in shortest:
@@ -65,13 +65,13 @@ class Entry:
 
 
 def header_entry(about: Beginning, orbit_start: bytes) -> Entry:
-    """Returns the entry that a log begins with."""
+    """Return the entry that a log begins with."""
     text = about.encode()
     return Entry("H", _NUMBER.pack(len(text)) + text + orbit_start)
 
 
 def read_header(entry: Entry) -> tuple[Beginning, Header, bytes]:
-    """Returns what a header entry says, the orbit's header, and the link that the first step
+    """Return what a header entry says, the orbit's header, and the link that the first step
     follows.
 
     Raises MessageError, or OrbitError of the orbit's beginning, where it is not valid.
@@ -100,7 +100,7 @@ class LogContents(NamedTuple):
 
     @classmethod
     def read(cls, data: Sequence[bytes]) -> "LogContents":
-        """Returns what some entries say, the first one a header.
+        """Return what some entries say, the first one a header.
 
         Raises MessageError or OrbitError.
         """
@@ -112,7 +112,7 @@ class LogContents(NamedTuple):
 
 
 def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, bytes]:
-    """Returns a step's entry, and its link after the `previous` one.
+    """Return a step's entry, and its link after the `previous` one.
 
     `carried`: the message, or a reference to it.
     """
@@ -121,30 +121,30 @@ def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, 
 
 
 def read_step(entry: Entry) -> tuple[bytes, bytes]:
-    """Returns a step entry's link, and its message or reference."""
+    """Return a step entry's link, and its message or reference."""
     return entry.body[:LINK_BYTES], entry.body[LINK_BYTES:]
 
 
 def mark_entry(number: int, digest: str) -> Entry:
-    """Returns the entry that says which weights the clients had after a round."""
+    """Return the entry that says which weights the clients had after a round."""
     return Entry("M", _NUMBER.pack(number) + bytes.fromhex(digest))
 
 
 def read_mark(entry: Entry) -> tuple[int, str]:
-    """Returns the round and the digest of a mark."""
+    """Return the round and the digest of a mark."""
     (number,) = _NUMBER.unpack_from(entry.body)
     return int(number), entry.body[_NUMBER.size : _NUMBER.size + DIGEST_BYTES].hex()
 
 
 def plan_message(clients: Sequence[int], everybody: bool, carried: bytes) -> bytes:
-    """Returns the message of a plan for some clients, by their numbers, or for everybody."""
+    """Return the message of a plan for some clients, by their numbers, or for everybody."""
     if everybody:
         return b"P" + _NUMBER.pack(ALL) + carried
     return b"P" + struct.pack(f"<{1 + len(clients)}I", len(clients), *clients) + carried
 
 
 def read_plan(body: bytes) -> tuple[frozenset[int] | None, bytes]:
-    """Returns the clients that are asked (None: everybody), and the plan message or a reference.
+    """Return the clients that are asked (None: everybody), and the plan message or a reference.
 
     Raises MessageError: the plan is not valid.
     """
@@ -160,12 +160,12 @@ def read_plan(body: bytes) -> tuple[frozenset[int] | None, bytes]:
 
 
 def silent_message(number: int, attempt: int, reason: str) -> bytes:
-    """Returns the message that a client has nothing to send in this round, and why."""
+    """Return the message that a client has nothing to send in this round, and why."""
     return _SILENT.pack(SILENT, number, attempt) + reason.encode()[:_REASON_BYTES]
 
 
 def read_silent(data: bytes) -> tuple[int, int, str]:
-    """Returns the round, the attempt and the reason of a `silent_message`.
+    """Return the round, the attempt and the reason of a `silent_message`.
 
     Raises MessageError: it is not valid.
     """
@@ -176,7 +176,7 @@ def read_silent(data: bytes) -> tuple[int, int, str]:
 
 
 def listed(names: Collection[str], most: int = 8) -> str:
-    """Returns names for a person to read: all of them, or the first few and how many more."""
+    """Return names for a person to read: all of them, or the first few and how many more."""
     ordered = [shown(name, _NAME_CHARACTERS) for name in sorted(names)]
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return ", ".join(ordered[:most]) + more

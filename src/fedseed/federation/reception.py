@@ -37,7 +37,7 @@ BRING_SECONDS = 60.0  # for a client to bring the base's weights, before another
 
 
 def read_start(data: bytes, most: int = MOST_START) -> Header:
-    """Returns how the orbit of somebody who says hello begins.
+    """Return how the orbit of somebody who says hello begins.
 
     Refuses steps behind it, which could cost much to read.
 
@@ -79,11 +79,11 @@ class BaseWeights:
 
     @property
     def missing(self) -> bool:
-        """Returns whether they are still to come."""
+        """Return whether they are still to come."""
         return self.needed and self.data is None
 
     def asks(self, host: str) -> bool:
-        """Returns whether a client is to bring them.
+        """Return whether a client is to bring them.
 
         One is enough; another is asked if this one does not.
         """
@@ -94,7 +94,7 @@ class BaseWeights:
         return True
 
     def take(self, host: str, brought: str, header: Header | None, most: int) -> None:
-        """Takes weights, or a reference, that a client has brought.
+        """Take weights, or a reference, that a client has brought.
 
         `most`: bytes of its largest message.
         """
@@ -126,7 +126,7 @@ class BaseWeights:
         self.session.stir()
 
     def hand_over(self) -> bytes | None:
-        """Returns the weights, which are needed no longer here."""
+        """Return the weights, which are needed no longer here."""
         data, self.data, self.needed = self.data, None, False
         return data
 
@@ -235,7 +235,7 @@ class Reception:
             )
 
     def _all_here(self, here: int) -> bool:
-        """Returns whether the first round can begin: without those that do not fit and do not mend
+        """Return whether the first round can begin: without those that do not fit and do not mend
         that in time.
         """
         roster, settings = self.roster, self.session.settings
@@ -266,7 +266,7 @@ class Reception:
         return {"here": len(self.roster.present()), "wanted": wanted} if self._assembling else None
 
     def _waits(self) -> str:
-        """Returns what the start waits for, for a person."""
+        """Return what the start waits for, for a person."""
         wanted = self.roster.wanted(self.session.settings.start_with) or "?"
         away = [] if self.roster.open else self.roster.away()
         coming = f"; to come: {listed(away)}" if away else ""
@@ -293,7 +293,7 @@ class Reception:
             raise MessageError(f"another recipe or model: {differences[0]} here")
 
     def attach(self, sender: str, about: Attach) -> None:
-        """Notes which process hosts a client and how many examples it has, as it says.
+        """Note which process hosts a client and how many examples it has, as it says.
 
         Raises MessageError.
         """
@@ -311,7 +311,7 @@ class Reception:
             self.coordinator.examples[number] = about.examples
 
     async def hello(self, sender: str, about: Hello) -> bytes:
-        """Returns what a process is told that introduces itself.
+        """Return what a process is told that introduces itself.
 
         Raises MessageError: it is in another's name.
         """
@@ -362,7 +362,7 @@ class Reception:
         return Welcome(**answer).encode()
 
     def _longest_start(self) -> int:
-        """Returns the bytes of the longest header that is decoded: one far longer than the run's
+        """Return the bytes of the longest header that is decoded: one far longer than the run's
         can't be it.
         """
         if self.header is None:
@@ -412,7 +412,7 @@ class Reception:
             self.session.progress.note(f"{host} has {others}: it makes the same tokens")
 
     def _compare_names(self, host: str, names: list[str], all_of_them: bool) -> None:
-        """Checks that a process knows `all_of_them`, or that its own clients may take part.
+        """Check that a process knows `all_of_them`, or that its own clients may take part.
 
         Raises MessageError.
         """
@@ -445,7 +445,7 @@ class Reception:
             )
 
     def largest_message(self) -> int:
-        """Returns the bytes of the largest message of a client: all weights, or what scalars take
+        """Return the bytes of the largest message of a client: all weights, or what scalars take
         of any model.
         """
         assert self.header is not None

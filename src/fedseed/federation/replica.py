@@ -70,12 +70,12 @@ class Replica:
 
     @property
     def waits(self) -> bool:
-        """Returns whether entries have come that are to be applied."""
+        """Return whether entries have come that are to be applied."""
         return bool(self._queue)
 
     @property
     def current(self) -> bool:
-        """Returns whether the weights are those after step `at`."""
+        """Return whether the weights are those after step `at`."""
         return self._awaited is None
 
     async def begin(self, incarnation: str) -> None:
@@ -199,7 +199,7 @@ class Replica:
                 await self._compare(mark[1])
 
     async def _miss(self, entry: Entry, error: MessageError) -> None:
-        """Waits for a step's object that is not there (the server has an older store), or goes on
+        """Wait for a step's object that is not there (the server has an older store), or goes on
         to a new header.
         """
         self._log.missed = self._log.missed or time.monotonic()
@@ -214,7 +214,7 @@ class Replica:
             await asyncio.sleep(MISSED_SECONDS)
 
     async def _fits(self, header: Entry) -> bool:
-        """Returns whether the log is this run's.
+        """Return whether the log is this run's.
 
         Raises FedseedError if it must be, because the coordinator says so.
         """
@@ -295,7 +295,7 @@ class Replica:
             self._awaited = None
 
     async def digest(self) -> str:
-        """Returns the weights' digest."""
+        """Return the weights' digest."""
         version = self.version  # it may begin again meanwhile
         if self._digest[0] != version:
             self._digest = version, await self.thread.do(self.hosted.worker.space.digest)

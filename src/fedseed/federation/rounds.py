@@ -91,7 +91,7 @@ class Rounds:
             self.secure = SecureTalk(self.session, self.roster, self.coordinator, self.late)
 
     def take(self, name: str, data: bytes) -> None:
-        """Takes a client's answer. Raises MessageError."""
+        """Take a client's answer. Raises MessageError."""
         current = self.open
         if current is None and not self._running:
             return  # it answers what was asked before this coordinator started
@@ -120,7 +120,7 @@ class Rounds:
                 self._wait_no_more(current, number)
 
     def _repeated(self, name: str, client: int, data: bytes) -> OpenRound | None:
-        """Returns the round of an answer that has come before and comes again because its plan went
+        """Return the round of an answer that has come before and comes again because its plan went
         out again.
         """
         for past in (self.open, self._before):
@@ -283,7 +283,7 @@ class Rounds:
         return max(self.session.settings.minimum, sums)
 
     def _why(self, current: OpenRound, client: int, within: str) -> str:
-        """Returns why a client's update does not count, and warns of it.
+        """Return why a client's update does not count, and warns of it.
 
         `within`: how long it was waited for.
         """
@@ -304,7 +304,7 @@ class Rounds:
         return why
 
     async def _ask(self, current: OpenRound, plans: dict[bytes, list[int]]) -> str:
-        """Send the plans and wait for answers; returns for how long.
+        """Send the plans and wait for answers; return for how long.
 
         Who lets the others wait is left out (`Late`).
         """

@@ -51,7 +51,7 @@ NOTHING, SOMETHING, OPENED = 0, 1, 2
 
 
 def count_words(method: Method, state: State) -> int:
-    """Returns how many words a client sends: its vector, and its weight unless votes are
+    """Return how many words a client sends: its vector, and its weight unless votes are
     counted.
     """
     kind = summand(method)
@@ -82,7 +82,7 @@ class Suspects:
         self._out, self._until, self._found = -1, 0, True
 
     def among(self, number: int, clients: Collection[int], least: int) -> set[int]:
-        """Returns who of these is left out of a round, unless fewer than `least` would remain."""
+        """Return who of these is left out of a round, unless fewer than `least` would remain."""
         return (
             {self._out}.intersection(clients)
             if number <= self._until and len(clients) > least
@@ -90,7 +90,7 @@ class Suspects:
         )
 
     def lied(self, number: int, clients: Sequence[int]) -> None:
-        """Notes that the sum of a round with these clients proves that one of them lies."""
+        """Note that the sum of a round with these clients proves that one of them lies."""
         if self._out not in clients:
             self._rounds.pop(self._out, None)
         self._lies.update(clients)
@@ -150,7 +150,7 @@ class SecureCoordinator(Coordinator):
         )
 
     def agreeing(self) -> Asking[None]:
-        """Asks for keys before the plans of the open round go out: who sends none is not asked for
+        """Ask for keys before the plans of the open round go out: who sends none is not asked for
         an update.
         """
         current = self.current
@@ -158,7 +158,7 @@ class SecureCoordinator(Coordinator):
         current.clients = [client for client in current.clients if client in setup.members]
 
     def opening(self) -> Asking[None]:
-        """Opens the sum after the last answer has come: `close` makes the step of it."""
+        """Open the sum after the last answer has come: `close` makes the step of it."""
         current = self.current
         vectors = {client: update.words for client, update in current.updates.items()}
         self._sum, members = yield from self.summing.open(current.number, current.attempt, vectors)
@@ -166,7 +166,7 @@ class SecureCoordinator(Coordinator):
             del current.updates[client], current.received[client]
 
     def lose(self, reason: str) -> None:
-        """Gives up the open round's sum, which can't be had: `close` makes an empty step, and says
+        """Give up the open round's sum, which can't be had: `close` makes an empty step, and says
         why.
         """
         current, self._sum = self.current, reason
@@ -186,7 +186,7 @@ class SecureCoordinator(Coordinator):
         return Masked(int.from_bytes(name, "little"), np.frombuffer(data[SETUP_BYTES:], kind)), 0.0
 
     def weighted_answers(self) -> Answers:
-        """Returns one answer that stands for all of them; none, if nobody had anything to send."""
+        """Return one answer that stands for all of them; none, if nobody had anything to send."""
         current = self.current
         kind, form, answers = (
             summand(self.method),
@@ -210,7 +210,7 @@ class SecureCoordinator(Coordinator):
         return replace(answers, answers=(Answer(EVERYBODY, 1.0, kind.of(vector, about)),))
 
     def _impossible(self, current: Round, words: Words, counted: bool) -> str | None:
-        """Returns why no honest clients have this sum, or nobody has anything to send.
+        """Return why no honest clients have this sum, or nobody has anything to send.
 
         None: neither.
         """
@@ -250,7 +250,7 @@ class Masking:
         }
 
     def update(self, state: State, plan: Message, client: int, update: bytes | None) -> bytes:
-        """Returns the message that a client sends in place of its update.
+        """Return the message that a client sends in place of its update.
 
         Args:
             state: the one before the round's step.
@@ -289,7 +289,7 @@ class Masking:
 
 
 def first_round(ask: bytes) -> int | None:
-    """Returns the round that new keys are asked for.
+    """Return the round that new keys are asked for.
 
     None: something else is asked, or nothing that can be read.
     """
@@ -300,7 +300,7 @@ def first_round(ask: bytes) -> int | None:
 
 
 def answered(masking: Masking | None, client: int, ask: bytes) -> bytes:
-    """Returns a client's message that answers an ask.
+    """Return a client's message that answers an ask.
 
     `masking`: its process' secrets, None: it has none yet.
     """
@@ -335,7 +335,7 @@ class SecureTalk:
     _failed: int = 0  # conversations of this round: deadlines may be too short for all
 
     def begin(self) -> None:
-        """Begins a round."""
+        """Begin a round."""
         for client, why in self.coordinator.suspects.news:
             self.session.rejected.add(self.roster.names[client], why)
         self.coordinator.suspects.news.clear()
@@ -400,7 +400,7 @@ class SecureTalk:
         return {client: answer for client, answer in self._answers.items() if answer is not None}
 
     def take(self, client: int, data: bytes) -> None:
-        """Takes a client's answer. Raises MessageError."""
+        """Take a client's answer. Raises MessageError."""
         start = len(SAID) + ABOUT_BYTES
         if len(data) <= start:
             raise MessageError("an answer to an ask of secure sums that is cut short")

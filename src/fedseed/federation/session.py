@@ -52,7 +52,7 @@ class Rejected:
     _since: int = 0
 
     def add(self, sender: str, reason: str) -> None:
-        """Counts one more refusal."""
+        """Count one more refusal."""
         self._since += 1
         sender, reason = shown(sender, MOST_NAME), shown(reason)
         if sender not in self._reasons and len(self._reasons) >= MOST_SENDERS:
@@ -75,12 +75,12 @@ class Rejected:
                 self.progress.warn(f"further refusals: fedseed status {self.run}")
 
     def since(self) -> int:
-        """Returns how many refusals there were since the last call."""
+        """Return how many refusals there were since the last call."""
         count, self._since = self._since, 0
         return count
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Returns how many refusals there were, by sender and reason."""
+        """Return how many refusals there were, by sender and reason."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for (sender, reason), count in self._kept.items():
             found[sender][reason] = count
@@ -139,23 +139,23 @@ class Session:
     _between: float = 1.0  # seconds between calls because of a stranger
 
     def fail(self, error: Exception) -> None:
-        """Ends the run with an error; `pause` raises it."""
+        """End the run with an error; `pause` raises it."""
         self.failure = error
         self.stir()
 
     def stir(self) -> None:
-        """Wakes those who wait in `pause`: something has happened."""
+        """Wake those who wait in `pause`: something has happened."""
         self._changed.set()
 
     async def call(self, soon: Collection[str] = ()) -> None:
-        """Asks everybody to say hello.
+        """Ask everybody to say hello.
 
         `soon`: clients that must not wait for another message to hear of it.
         """
         await self.end.broadcast(b"C" + self.incarnation.encode(), soon)
 
     async def pause(self, seconds: float) -> None:
-        """Waits for something to happen, at most so long. Raises the error that ends the run."""
+        """Wait for something to happen, at most so long. Raises the error that ends the run."""
         if self.failure is not None:
             raise self.failure
         now = self.clock()
@@ -173,7 +173,7 @@ class Session:
 
 
 def between_looks(count: int) -> float:
-    """Returns seconds between two looks at all of so many that are waited for: each costs a
+    """Return seconds between two looks at all of so many that are waited for: each costs a
     microsecond or two.
     """
     return max(0.25, 1e-5 * count)
@@ -216,17 +216,17 @@ class Late(Generic[Who]):
         self._owed[who] = max(0.0, self._owed.get(who, 0.0) + seconds)
 
     def patience(self, who: Who, needed: float) -> float:
-        """Returns for how long somebody may hold up others that needed so many seconds."""
+        """Return for how long somebody may hold up others that needed so many seconds."""
         return max(
             0.0, max(self.session.settings.patience, REPEATED * needed) - self._owed.get(who, 0.0)
         )
 
     def is_out(self, who: Who) -> bool:
-        """Tells whether somebody is left out now."""
+        """Tell whether somebody is left out now."""
         return self.session.clock() < self._out.get(who, (-inf, 0.0))[0]
 
     def named(self) -> list[Who]:
-        """Returns who is left out, or has used up a third of the patience with it."""
+        """Return who is left out, or has used up a third of the patience with it."""
         most = self.session.settings.patience / 3
         return [
             who
@@ -235,7 +235,7 @@ class Late(Generic[Who]):
         ]
 
     def without(self, here: frozenset[Who], least: int) -> frozenset[Who]:
-        """Returns those here who may be asked: all but those left out, unless too few would
+        """Return those here who may be asked: all but those left out, unless too few would
         remain.
         """
         rest = frozenset(who for who in here if not self.is_out(who))
@@ -264,7 +264,7 @@ class Wait(Generic[Who]):
         return max(GRACE_SECONDS, TIMES * self._needed * self.asked.get(who, 1)) * self.longer
 
     def holding(self, answered: Set[Who]) -> Set[Who]:
-        """Notes who has answered by now; returns who is not waited for any longer."""
+        """Note who has answered by now; return who is not waited for any longer."""
         took, enough = self.seconds, len(self._answered) >= self.least
         for who in (answered & self.asked.keys()) - self._answered:
             if enough and took > self._fair(who):
@@ -289,7 +289,7 @@ class Wait(Generic[Who]):
         here: Callable[[], Set[Who]],
         ask: Callable[[Set[Who], bool], Awaitable[None]],
     ) -> Set[Who]:
-        """Asks, and asks again, until all have answered, or nobody is there to wait for, or time is
+        """Ask, and asks again, until all have answered, or nobody is there to wait for, or time is
         over.
 
         Args:
@@ -337,6 +337,6 @@ class Wait(Generic[Who]):
 
     @property
     def within(self) -> str:
-        """Says how long was waited."""
+        """Say how long was waited."""
         longest = self.late.session.settings.deadline * self.longer
         return f"within {round(min(self.seconds, longest), 1):g} s"

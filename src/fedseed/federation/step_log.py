@@ -82,7 +82,7 @@ class StepLog:
         return incarnation
 
     async def read(self, last: int, run: str) -> LogContents:
-        """Read the log up to entry `last`; returns what it says.
+        """Read the log up to entry `last`; return what it says.
 
         Raises NetworkError: it is empty, or MessageError.
         """
@@ -106,7 +106,7 @@ class StepLog:
         self._sessions += 1
 
     async def is_taken_over(self, last: int) -> bool:
-        """Returns whether another coordinator has begun a session by entry `last`.
+        """Return whether another coordinator has begun a session by entry `last`.
 
         Each entry is looked at once.
         """
@@ -116,7 +116,7 @@ class StepLog:
         return sum(data[:1] == b"S" for data in await self.end.entries(last)) > self._sessions
 
     async def take_up(self, run: str, waits: bool) -> Logged:
-        """Returns what earlier sessions have logged; new steps follow these.
+        """Return what earlier sessions have logged; new steps follow these.
 
         Args:
             run: the run's name.
@@ -160,7 +160,7 @@ class StepLog:
             self.marks[number] = digest
 
     async def finish(self) -> None:
-        """Writes that the run is over."""
+        """Write that the run is over."""
         if not self.ended:
             await self._writer.append(Entry("E", b"").encode())
             self.ended = True
@@ -168,5 +168,5 @@ class StepLog:
 
     @property
     def last(self) -> int:
-        """Returns the number of the last entry."""
+        """Return the number of the last entry."""
         return self._writer.last

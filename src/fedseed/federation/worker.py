@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def spent(self) -> Cost:
-        """Returns what the work cost, as it is reported.
+        """Return what the work cost, as it is reported.
 
         Without the losses where nothing is sent.
         """
@@ -94,7 +94,7 @@ class Worker:
 
     @property
     def shares(self) -> bool:
-        """Returns whether a round's clients share forward passes here.
+        """Return whether a round's clients share forward passes here.
 
         Otherwise each works alone.
         """
@@ -133,7 +133,7 @@ class Worker:
         part: int,
         parts: int,
     ) -> dict[Look, Seen]:
-        """Returns a part of the losses that clients share, for another process' `train_all`, of all
+        """Return a part of the losses that clients share, for another process' `train_all`, of all
         who take part.
 
         Args: as of `train_all`, and which part it is, from 0, of how many: so many processes share
@@ -148,7 +148,7 @@ class Worker:
     def _locals(
         self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]
     ) -> tuple[list[Message], list[LocalClient]]:
-        """Returns the plans, read, and the clients that are to follow them."""
+        """Return the plans, read, and the clients that are to follow them."""
         messages = [Message.decode(plan) for plan in plans]
         return messages, [
             LocalClient(
@@ -179,7 +179,7 @@ class Worker:
         return Answer(reply.encode(), None, cost)
 
     def corrupt(self, update: bytes, kind: AttackKind) -> bytes:
-        """Returns what a Byzantine client sends in place of its honest update (simulation)."""
+        """Return what a Byzantine client sends in place of its honest update (simulation)."""
         message, state = Message.decode(update), self.state
         honest = self.method.decode_update(state, message.round, message.payload)
         if self.method.catch_up.replaces:  # the weights before, which a client need not remember

@@ -30,7 +30,7 @@ def _flwr(module: str) -> Any:
 
 
 def server_app(recipe: Path | str) -> "ServerApp":
-    """Returns a ServerApp that coordinates a recipe's run, for `[tool.flwr.app.components]`.
+    """Return a ServerApp that coordinates a recipe's run, for `[tool.flwr.app.components]`.
 
     Args:
         recipe: file or name of the recipe. Flower's run config may add to it: `out` (folder for the
@@ -51,7 +51,7 @@ def server_app(recipe: Path | str) -> "ServerApp":
 
 
 def client_app(recipe: Path | str) -> "ClientApp":
-    """Returns a ClientApp that takes part in a recipe's run, for `[tool.flwr.app.components]`.
+    """Return a ClientApp that takes part in a recipe's run, for `[tool.flwr.app.components]`.
 
     Args:
         recipe: as the ServerApp has it. Flower's node config says whose work a node does: `client`

@@ -63,12 +63,12 @@ class Site:
         return self._view()
 
     def _view(self) -> Hosted:
-        """Returns the model, with the examples of the node's clients alone."""
+        """Return the model, with the examples of the node's clients alone."""
         items = {name: self.whole.items[name] for name in self._mine}
         return replace(self.whole, items=items, evaluate=partial(self._evaluate, list(items)))
 
     def _evaluate(self, mine: Sequence[str], model: torch.nn.Module) -> dict[str, Any]:
-        """Measures the model once for all nodes that it stands for.
+        """Measure the model once for all nodes that it stands for.
 
         Tells of one node's clients alone.
         """
@@ -82,7 +82,7 @@ class Site:
     def exchange(
         self, mine: Sequence[str], state: wire.Table, body: wire.Table
     ) -> tuple[wire.Table, wire.Table]:
-        """Takes what came for a node, and does what there is to do.
+        """Take what came for a node, and does what there is to do.
 
         Returns the reply, and what Flower is to keep.
 
@@ -117,7 +117,7 @@ class Site:
 
 
 def everybody(recipe: Recipe) -> list[str]:
-    """Returns a recipe's clients whose data lies here, by number.
+    """Return a recipe's clients whose data lies here, by number.
 
     Raises RecipeError: nothing says who they are.
     """
@@ -133,7 +133,7 @@ def everybody(recipe: Recipe) -> list[str]:
 
 
 def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = None) -> Any:
-    """Answers one message of the ServerApp.
+    """Answer one message of the ServerApp.
 
     The reply's "problem" says in a line why there is no other answer.
 
@@ -168,7 +168,7 @@ def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = No
 def _site(
     run: int, place: Place, recipe: Path | str, run_config: Mapping[str, Any], load: Load | None
 ) -> tuple[Site, list[str]]:
-    """Returns this process' site for a node, made when the node first comes, and the node's
+    """Return this process' site for a node, made when the node first comes, and the node's
     clients.
     """
     key = (run, place.clients, place.own)

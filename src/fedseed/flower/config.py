@@ -17,7 +17,7 @@ RUN_KEYS = ("recipe", "out", "data", "set")
 
 
 def recipe_of(recipe: Path | str, run_config: Mapping[str, Any]) -> Recipe:
-    """Returns the app's recipe with what the run config adds.
+    """Return the app's recipe with what the run config adds.
 
     Args:
         recipe: the app's; the run config's `recipe` goes before it.
@@ -44,13 +44,13 @@ class Place:
     partition: tuple[int, int]
 
     def mine(self, names: list[str]) -> list[str]:
-        """Returns this node's clients among those whose examples are here."""
+        """Return this node's clients among those whose examples are here."""
         number, count = self.partition
         return names[number::count]
 
 
 def place_of(node_config: Mapping[str, Any]) -> Place:
-    """Returns a node's own configuration.
+    """Return a node's own configuration.
 
     Raises RecipeError: it does not say whose work the node does.
     """

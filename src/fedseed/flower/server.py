@@ -21,7 +21,7 @@ OUT = "runs/flower"
 def coordinate(
     grid: Any, context: Any, recipe: Path | str, progress: Progress | None = None
 ) -> RunResult:
-    """Coordinates a recipe's run over Flower's Grid; returns what the run's folder holds.
+    """Coordinates a recipe's run over Flower's Grid; return what the run's folder holds.
 
     Args:
         grid: Flower's.

@@ -23,7 +23,7 @@ Bytes = Callable[[int], bytes]
 
 
 def below(limit: int, random: Bytes = os.urandom) -> int:
-    """Returns a whole number from 0 to limit - 1, each as likely.
+    """Return a whole number from 0 to limit - 1, each as likely.
 
     Args:
         limit: at least 1.
@@ -37,7 +37,7 @@ def below(limit: int, random: Bytes = os.urandom) -> int:
 
 
 def happens(above: int, under: int, random: Bytes = os.urandom) -> bool:
-    """Returns whether an event happens that has the probability e^-(above / under) (Algorithm 1).
+    """Return whether an event happens that has the probability e^-(above / under) (Algorithm 1).
 
     Args:
         above: at least 0.
@@ -55,7 +55,7 @@ def happens(above: int, under: int, random: Bytes = os.urandom) -> bool:
 
 
 def discrete_gaussian(sigma: int, count: int, random: Bytes = os.urandom) -> NDArray[np.int64]:
-    """Returns whole numbers of the discrete Gaussian distribution around 0 (Algorithm 3).
+    """Return whole numbers of the discrete Gaussian distribution around 0 (Algorithm 3).
 
     Args:
         sigma: from 1 to 2^44, the distribution's parameter: very nearly its deviation.
@@ -77,7 +77,7 @@ def discrete_gaussian(sigma: int, count: int, random: Bytes = os.urandom) -> NDA
 
 
 def _discrete_laplace(scale: int, random: Bytes) -> int:
-    """Returns a whole number y with odds in proportion to e^(-|y| / scale) (Algorithm 2)."""
+    """Return a whole number y with odds in proportion to e^(-|y| / scale) (Algorithm 2)."""
     while True:
         size = below(scale, random)
         if not happens(size, scale, random):
@@ -92,7 +92,7 @@ def _discrete_laplace(scale: int, random: Bytes) -> int:
 def private_batches(
     items: Sequence[Any], size: int, privacy: PrivacySettings, order: int
 ) -> Iterator[list[Any]]:
-    """Yields endless batches where `[privacy]` protects each example: none is in a batch twice.
+    """Yield endless batches where `[privacy]` protects each example: none is in a batch twice.
 
     none       in the order of a seed that everybody knows; a pass ends with a batch that has no
     room left beside it

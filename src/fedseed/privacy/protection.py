@@ -89,7 +89,7 @@ _REQUIRED = (
 
 
 def vote_epsilon(method: Method) -> float | None:
-    """Returns epsilon of each vote of a method whose clients vote (DP-FeedSign).
+    """Return epsilon of each vote of a method whose clients vote (DP-FeedSign).
 
     None: no vote is drawn.
     """
@@ -97,7 +97,7 @@ def vote_epsilon(method: Method) -> float | None:
 
 
 def protects(method: Method) -> frozenset[Level]:
-    """Returns what `[privacy]` can protect: single examples of estimates, clients whose vectors a
+    """Return what `[privacy]` can protect: single examples of estimates, clients whose vectors a
     step adds up.
     """
     kind = method.update_type
@@ -108,7 +108,7 @@ def protects(method: Method) -> frozenset[Level]:
 
 
 def unprotected(method: Method, settings: PrivacySettings) -> str | None:
-    """Returns why these settings can't protect a method's data; None: they can."""
+    """Return why these settings can't protect a method's data; None: they can."""
     if (epsilon := vote_epsilon(method)) is not None:
         return (
             f"method.epsilon = {epsilon:g} is DP-FeedSign, with an account of its own: leave "
@@ -165,7 +165,7 @@ class Private(Method, ABC):
 
 @cache
 def _private(kind: type[Method]) -> type[Private]:
-    """Returns the kind of method that has `[privacy]`, too."""
+    """Return the kind of method that has `[privacy]`, too."""
     return type(
         kind.__name__,
         (Private, kind),
@@ -174,7 +174,7 @@ def _private(kind: type[Method]) -> type[Private]:
 
 
 def _plain(method: Method) -> Method:
-    """Returns the method without `[privacy]`."""
+    """Return the method without `[privacy]`."""
     if not isinstance(method, Private):
         return method
     return method.kind.model_construct(
@@ -183,7 +183,7 @@ def _plain(method: Method) -> Method:
 
 
 def protected(method: Method, settings: PrivacySettings) -> Method:
-    """Returns a method with a recipe's `[privacy]`.
+    """Return a method with a recipe's `[privacy]`.
 
     Raises:
         ValueError: these settings can't protect its data; names the keys.
@@ -201,7 +201,7 @@ def protected(method: Method, settings: PrivacySettings) -> Method:
 
 
 def check_dtypes(method: Method, dtypes: Iterable[str]) -> None:
-    """Refuses to protect examples in passes where one moves what others' losses become.
+    """Refuse to protect examples in passes where one moves what others' losses become.
 
     Raises ValueError.
 
@@ -223,7 +223,7 @@ def check_dtypes(method: Method, dtypes: Iterable[str]) -> None:
 
 
 def read_method(kind: type[Method], settings: dict[str, Any]) -> Method:
-    """Returns a method from the settings that an orbit has of it.
+    """Return a method from the settings that an orbit has of it.
 
     Raises ValueError, pydantic's included.
     """
@@ -235,12 +235,12 @@ def read_method(kind: type[Method], settings: dict[str, Any]) -> Method:
 
 
 def settings_of(method: Method) -> PrivacySettings | None:
-    """Returns the `[privacy]` that a method was given; None: none."""
+    """Return the `[privacy]` that a method was given; None: none."""
     return method.private if isinstance(method, Private) else None
 
 
 def mechanism_of(method: Method) -> PrivateScalars | PrivateSign | None:
-    """Returns what makes a run of a method private, and keeps its account; None: nothing does.
+    """Return what makes a run of a method private, and keeps its account; None: nothing does.
 
     Of a run that has one nothing else is told that depends on a client's data (docs/trust.md): no
     losses, no counts, no reasons, no seconds of clients' work. Its account is of what the
@@ -251,7 +251,7 @@ def mechanism_of(method: Method) -> PrivateScalars | PrivateSign | None:
 
 
 def protection_of(method: Method) -> "Protection | None":
-    """Returns what wraps a method's client and its answers; None: nothing does."""
+    """Return what wraps a method's client and its answers; None: nothing does."""
     settings, epsilon = settings_of(method), vote_epsilon(method)
     if epsilon is not None:
         nowhere: Any = None  # how many votes there are depends on the settings alone
@@ -268,7 +268,7 @@ def protection_of(method: Method) -> "Protection | None":
 
 
 def misfit(method: Method, rule: AggregationRule, per_round: int | None = None) -> str | None:
-    """Returns why a rule can't combine a method's answers, private or not, of so many clients.
+    """Return why a rule can't combine a method's answers, private or not, of so many clients.
 
     None if it can.
     """
@@ -310,13 +310,13 @@ class Protection(ABC):
 
     @abstractmethod
     def train(self, state: State, plan: Any, client: Client) -> Payload:
-        """Returns what a client answers, for `Method.train`.
+        """Return what a client answers, for `Method.train`.
 
         Raises NonFiniteError where silence tells nothing.
         """
 
     def combined(self, state: State, answers: Answers, asked: int) -> Answers:
-        """Returns what the method is given in place of a round's answers.
+        """Return what the method is given in place of a round's answers.
 
         Args:
             state: the one before the step.
@@ -348,7 +348,7 @@ class ProtectedClients(Protection):
     bounds = True
 
     def train(self, state: State, plan: Any, client: Client) -> Payload:
-        """Returns the update at most `clip` long.
+        """Return the update at most `clip` long.
 
         One of zeros where nothing was usable, for silence would tell.
         """
@@ -360,7 +360,7 @@ class ProtectedClients(Protection):
         return update.with_vector(about.unit * within, about)
 
     def combined(self, state: State, answers: Answers, asked: int) -> Answers:
-        """Returns one answer that stands for all: the noisy mean of the bounded vectors."""
+        """Return one answer that stands for all: the noisy mean of the bounded vectors."""
         about, kind = About(self.method, state, "update", answers.round), summand(self.method)
 
         def noisy(updates: Sequence[Any], asked: int) -> Any:
@@ -388,7 +388,7 @@ class ProtectedVotes(Protection):
         return self.method.train(state, plan, _Voting(client))
 
     def combined(self, state: State, answers: Answers, asked: int) -> Answers:
-        """Returns one vote that stands for all: drawn by the sum of the votes, each counting the
+        """Return one vote that stands for all: drawn by the sum of the votes, each counting the
         same.
         """
         if not answers:
@@ -404,7 +404,7 @@ def _instead(answers: Answers, update: Payload) -> Answers:
 
 
 def summand(method: Method) -> type[Summand]:
-    """Returns what a method's updates are, which can be added up."""
+    """Return what a method's updates are, which can be added up."""
     assert issubclass(method.update_type, Summand)
     return method.update_type
 
@@ -425,7 +425,7 @@ class _Voting(_Wrapped):
     """
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yields the client's batches; empty ones where it has no example."""
+        """Yield the client's batches; empty ones where it has no example."""
         with suppress(NonFiniteError):
             yield from self.inner.batches(size)
         while True:
@@ -461,7 +461,7 @@ class _Measuring(_Wrapped):
         self.mechanism = mechanism
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yields batches as `[privacy]` has them drawn, no example twice in one.
+        """Yield batches as `[privacy]` has them drawn, no example twice in one.
 
         They may be smaller, or empty.
         """
@@ -477,7 +477,7 @@ class _Measuring(_Wrapped):
         items: Sequence[Any],
         one_sided: bool = False,
     ) -> list[Projection]:
-        """Returns one noisy vector, and no losses.
+        """Return one noisy vector, and no losses.
 
         An example whose loss is not finite counts as unchanged.
         """

@@ -56,13 +56,13 @@ class PrivateScalars:
 
     @property
     def sigma(self) -> int:
-        """Returns the deviation of the noise, in whole numbers."""
+        """Return the deviation of the noise, in whole numbers."""
         return ceil(self.settings.noise * self.levels)
 
     def noisy_sum(
         self, vectors: Sequence[NDArray[np.floating[Any]]], length: int
     ) -> NDArray[np.float64]:
-        """Returns the sum of bounded vectors, and noise.
+        """Return the sum of bounded vectors, and noise.
 
         Args:
             vectors: each of shape (length,); one that is not finite counts as zeros. There may be
@@ -75,7 +75,7 @@ class PrivateScalars:
         return np.asarray(total * (self.settings.clip / self.levels), dtype=np.float64)
 
     def mean(self, vectors: Sequence[NDArray[np.floating[Any]]], asked: int) -> NDArray[np.float64]:
-        """Returns the noisy sum of clients' vectors divided by how many were asked, however many
+        """Return the noisy sum of clients' vectors divided by how many were asked, however many
         have answered.
 
         Args:
@@ -86,7 +86,7 @@ class PrivateScalars:
 
     @property
     def affordable(self) -> int | None:
-        """Returns the most turns within the budget; None: there is no budget."""
+        """Return the most turns within the budget; None: there is no budget."""
         if (budget := self.settings.budget) is None:
             return None
         low, high = 0, 1  # what is within it, and what is not
@@ -102,7 +102,7 @@ class PrivateScalars:
         return self.settings.budget is not None and self.epsilon(turns) <= self.settings.budget
 
     def epsilon(self, turns: int) -> float:
-        """Returns epsilon at delta of so many turns."""
+        """Return epsilon at delta of so many turns."""
         if turns == 0:
             return 0.0
         return composed_epsilon(
@@ -117,11 +117,11 @@ class PrivateScalars:
         return Releases(self.sigma / self.levels, rate, self.releases)
 
     def counted(self, rounds: int) -> dict[str, Any]:
-        """Returns `spent`, for `status`."""
+        """Return `spent`, for `status`."""
         return self.spent(rounds)
 
     def spent(self, rounds: int) -> dict[str, Any]:
-        """Returns what so many turns of the client that was asked most often have spent.
+        """Return what so many turns of the client that was asked most often have spent.
 
         Returns:
             `level`, `adjacency` (how neighbours differ: by one more, or by nothing in one's place),
@@ -142,7 +142,7 @@ class PrivateScalars:
 
 
 def whole(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> NDArray[np.int64]:
-    """Returns a vector in whole numbers, at most `levels` long.
+    """Return a vector in whole numbers, at most `levels` long.
 
     Args:
         vector: 1-D; zeros, if it is not finite.
@@ -166,7 +166,7 @@ def whole(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> NDArra
 
 
 def bounded(vector: NDArray[np.floating[Any]], clip: float) -> NDArray[np.float64]:
-    """Returns a vector shortened to `clip`, up to rounding; zeros, if it is not finite."""
+    """Return a vector shortened to `clip`, up to rounding; zeros, if it is not finite."""
     return np.asarray(whole(vector, clip, LEVELS) * (clip / LEVELS), dtype=np.float64)
 
 
@@ -261,7 +261,7 @@ def _step_of(kinds: Sequence[Releases], highest: float) -> float:
 
 @cache
 def _one_release(multiplier: float, rate: float, step: float) -> Any:
-    """Returns the privacy loss distribution of one noisy vector of a sampled batch, in whole
+    """Return the privacy loss distribution of one noisy vector of a sampled batch, in whole
     multiples of `step`.
     """
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
@@ -274,7 +274,7 @@ def _one_release(multiplier: float, rate: float, step: float) -> Any:
 def noise_for(
     epsilon: float, turns: int, settings: PrivacySettings, releases: int = 1, batch: int = 1
 ) -> float:
-    """Returns the least noise, to a thousandth of it, with which so many turns spend epsilon.
+    """Return the least noise, to a thousandth of it, with which so many turns spend epsilon.
 
     Args:
         epsilon: at the settings' delta.

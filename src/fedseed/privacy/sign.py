@@ -40,7 +40,7 @@ class PrivateSign:
     affordable: ClassVar[None] = None  # rounds within a budget: there is none
 
     def draw(self, sums: Sequence[int] | NDArray[Any]) -> list[int]:
-        """Returns +1 or -1 for each sum S of votes, exactly with the odds of Eq. 21.
+        """Return +1 or -1 for each sum S of votes, exactly with the odds of Eq. 21.
 
         Of a fair coin's outcomes the likely one is always kept, the other with probability e^-(eps
         |S| / 2).
@@ -57,11 +57,11 @@ class PrivateSign:
         return [one(int(total)) for total in sums]
 
     def log_chance(self, sums: NDArray[Any], signs: NDArray[np.integer[Any]]) -> float:
-        """Returns log P(draw(sums) = signs)."""
+        """Return log P(draw(sums) = signs)."""
         return float(-np.logaddexp(0.0, -0.5 * self.epsilon * sums * signs).sum())
 
     def counted(self, rounds: int) -> dict[str, float]:
-        """Returns what `spent` says and takes no time to compute, for `status`."""
+        """Return what `spent` says and takes no time to compute, for `status`."""
         votes = rounds * self.votes
         return {
             "epsilon_per_vote": self.epsilon,
@@ -70,7 +70,7 @@ class PrivateSign:
         }
 
     def spent(self, rounds: int) -> dict[str, Any]:
-        """Returns, over T votes, T epsilon by plain composition, and the tighter epsilon at delta =
+        """Return, over T votes, T epsilon by plain composition, and the tighter epsilon at delta =
         1e-5.
 
         Both are of another client's data in place of one's (`adjacency`). The latter is what the
@@ -87,7 +87,7 @@ class PrivateSign:
 
 
 def _composed(epsilon: float, votes: int) -> float:
-    """Returns epsilon at delta of so many votes, by their privacy loss distribution.
+    """Return epsilon at delta of so many votes, by their privacy loss distribution.
 
     Infinite: it can't be computed.
 

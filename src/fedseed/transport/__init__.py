@@ -13,7 +13,7 @@ from fedseed.transport.nats_address import DEFAULT_PORTS, FORMS
 
 
 def transport(access: Access, run: str) -> Transport:
-    """Returns the transport that an address asks for; nothing is connected yet.
+    """Return the transport that an address asks for; nothing is connected yet.
 
     Args:
         access: how to reach it.

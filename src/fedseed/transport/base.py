@@ -35,7 +35,7 @@ Stop = Callable[[], Awaitable[None]]  # ends what was begun; may be called again
 
 
 def check_run(name: str) -> str:
-    """Returns a run's name, as every transport takes it.
+    """Return a run's name, as every transport takes it.
 
     Raises:
         RecipeError: it has other characters than letters, digits, - and _.
@@ -202,7 +202,7 @@ class End(ABC):
 
     @abstractmethod
     async def log(self) -> Log | None:
-        """Returns how the log stands, None if there is none."""
+        """Return how the log stands, None if there is none."""
 
     @abstractmethod
     async def follow(self, after: int, take: Take) -> Stop:
@@ -219,7 +219,7 @@ class End(ABC):
 
     @abstractmethod
     async def entries(self, last: int | None = None) -> list[bytes]:
-        """Returns the log's entries up to number `last`; None: all that it has now."""
+        """Return the log's entries up to number `last`; None: all that it has now."""
 
     @abstractmethod
     async def put(self, name: str, data: bytes) -> None:
@@ -324,7 +324,7 @@ class CoordinatorEnd(End):
         return time.monotonic()
 
     def present(self, name: str) -> bool | None:
-        """Returns whether a client's process is connected, where the transport knows.
+        """Return whether a client's process is connected, where the transport knows.
 
         None: only signs of life tell.
         """
@@ -343,15 +343,15 @@ class Transport(ABC):
 
     @abstractmethod
     async def coordinator(self, events: Events = QUIET) -> CoordinatorEnd:
-        """Returns the coordinator's end."""
+        """Return the coordinator's end."""
 
     @abstractmethod
     async def client(self, name: str, events: Events = QUIET) -> ClientEnd:
-        """Returns the end of a client, the first of several in one process."""
+        """Return the end of a client, the first of several in one process."""
 
     @abstractmethod
     async def watcher(self) -> End:
-        """Returns the end of somebody who only asks."""
+        """Return the end of somebody who only asks."""
 
 
 async def end_task(task: "asyncio.Task[Any]") -> None:

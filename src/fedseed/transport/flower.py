@@ -100,13 +100,13 @@ class FlowerTransport(MemoryTransport, Working):
         return FlowerCoordinator(self._shared, self, events)
 
     def begin(self, end: "FlowerCoordinator", rejected: Rejected) -> None:
-        """Adds a coordinator that listens; with the first one, exchanges begin."""
+        """Add a coordinator that listens; with the first one, exchanges begin."""
         self._listeners[end] = rejected
         if self._task is None:
             self.work(self._keep_going())
 
     async def end(self, end: "FlowerCoordinator") -> None:
-        """Removes a coordinator that listened; with the last one, exchanges end."""
+        """Remove a coordinator that listened; with the last one, exchanges end."""
         if self._listeners.pop(end, None) is not None and not self._listeners:
             await self.stop()
             self._task = None
@@ -114,12 +114,12 @@ class FlowerTransport(MemoryTransport, Working):
                 await self._forget(node)
 
     def present(self, name: str) -> bool:
-        """Returns whether the node that speaks for a client is there, and has not just failed."""
+        """Return whether the node that speaks for a client is there, and has not just failed."""
         node = self._nodes.get(self._node_of.get(name, -1))
         return node is not None and not node.failed
 
     def hurry(self, to: Collection[str] | None) -> None:
-        """Makes these clients (None: all) hear a broadcast soon.
+        """Make these clients (None: all) hear a broadcast soon.
 
         Others hear it when there is more to say.
         """
@@ -229,7 +229,7 @@ class FlowerTransport(MemoryTransport, Working):
             self._fail(node, "it can't be reached", told)
 
     async def _replies(self) -> list[tuple[_Node, Any]]:
-        """Returns replies that have come; None for a node whose time is over."""
+        """Return replies that have come; None for a node whose time is over."""
         waited = {
             node.exchange[0]: node for node in self._nodes.values() if node.exchange is not None
         }
@@ -244,7 +244,7 @@ class FlowerTransport(MemoryTransport, Working):
         return found + [(node, None) for node in waited.values() if node.since < late]
 
     async def _take(self, node: _Node, message: Any) -> None:
-        """Takes a node's reply; None: there was none in time."""
+        """Take a node's reply; None: there was none in time."""
         assert node.exchange is not None
         (_, told), node.exchange = node.exchange, None
         try:
@@ -272,7 +272,7 @@ class FlowerTransport(MemoryTransport, Working):
     async def _say(
         self, node: _Node, reply: wire.Reply, said: list[tuple[wire.Said, bytes]]
     ) -> None:
-        """Does at the hub what a node's reply asks: stores and drops blobs, sends messages and
+        """Do at the hub what a node's reply asks: stores and drops blobs, sends messages and
         questions.
         """
         if node.proxy is None:
@@ -302,7 +302,7 @@ class FlowerTransport(MemoryTransport, Working):
         node.urgent = node.urgent or reply.waits
 
     def _speaks(self, node: _Node, client: str) -> int | None:
-        """Lets a node speak for a client.
+        """Let a node speak for a client.
 
         Returns the node that does so already, if another one does.
         """
@@ -323,13 +323,13 @@ class FlowerTransport(MemoryTransport, Working):
             node.answers[question] = answer
 
     def _tell_again(self, node: _Node, told: Sequence[bytes]) -> None:
-        """Puts what a node could make no use of before what is new to it."""
+        """Put what a node could make no use of before what is new to it."""
         new = list(node.told)
         node.told.clear()
         node.told.extend([*told, *new])
 
     def _fail(self, node: _Node, why: str, told: Sequence[bytes]) -> None:
-        """Notes that a node has not answered as it should.
+        """Note that a node has not answered as it should.
 
         Asked again later, it hears what it has missed.
         """

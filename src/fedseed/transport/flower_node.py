@@ -80,7 +80,7 @@ class NodeEnd(Beside, ClientEnd):
         return True
 
     def reply(self, heard: bool = True) -> Table:
-        """Returns what the exchange carries back.
+        """Return what the exchange carries back.
 
         Args:
             heard: whether use could be made of what was told; otherwise it is told again.
@@ -98,7 +98,7 @@ class NodeEnd(Beside, ClientEnd):
         return found
 
     def state(self) -> Table:
-        """Returns what a later process of this node needs."""
+        """Return what a later process of this node needs."""
         blobs = self._shared.blobs.get(None, {})
         return {
             "log": list(self._shared.log or ()),
@@ -115,7 +115,7 @@ class NodeEnd(Beside, ClientEnd):
         self._shared.blobs = {None: dict(blobs)}
 
     async def status(self, seconds: float) -> bytes | None:
-        """Returns None: nodes can't ask for the status."""
+        """Return None: nodes can't ask for the status."""
         return None
 
     async def put(self, name: str, data: bytes) -> None:

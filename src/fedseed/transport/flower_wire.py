@@ -77,7 +77,7 @@ class Reply(BaseModel):
 
     @classmethod
     def read(cls, message: Any) -> "tuple[Reply, list[tuple[Said, bytes]]]":
-        """Returns a node's reply, and the messages in it.
+        """Return a node's reply, and the messages in it.
 
         Args:
             message: Flower's.
@@ -102,7 +102,7 @@ class Reply(BaseModel):
 
 
 def record(table: Mapping[str, Any]) -> Any:
-    """Returns a table as Flower's ConfigRecord.
+    """Return a table as Flower's ConfigRecord.
 
     Empty lists, which Flower can't type, are left out.
     """
@@ -112,14 +112,14 @@ def record(table: Mapping[str, Any]) -> Any:
 
 
 def content(table: Mapping[str, Any]) -> Any:
-    """Returns a message's content: a RecordDict with one ConfigRecord."""
+    """Return a message's content: a RecordDict with one ConfigRecord."""
     from flwr.app import RecordDict
 
     return RecordDict({RECORD: record(table)})
 
 
 def table(message: Any) -> Table:
-    """Returns what a message holds.
+    """Return what a message holds.
 
     Raises:
         MessageError: not a message of fedseed's.

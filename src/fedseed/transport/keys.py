@@ -52,7 +52,7 @@ def make(
     recipe: str = "recipe.toml",
     own_data: bool = False,
 ) -> list[str]:
-    """Writes keys, certificates and configuration into a new folder.
+    """Write keys, certificates and configuration into a new folder.
 
     Returns what to do with them, line by line.
 
@@ -174,7 +174,7 @@ def _checked_host(host: str) -> str:
 
 
 def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the clients that each key may speak for, by its name.
+    """Return the clients that each key may speak for, by its name.
 
     Raises RecipeError: a name is wrong, or taken.
     """
@@ -217,7 +217,7 @@ def _write_secret(path: Path, data: bytes) -> None:
 
 
 def permissions(subjects: Subjects, clients: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns what a process that hosts some clients may publish and subscribe to.
+    """Return what a process that hosts some clients may publish and subscribe to.
 
     Args:
         subjects: the run's subjects.
@@ -245,7 +245,7 @@ def configuration(
     folder: Path,
     version: tuple[int, ...] | None = None,
 ) -> str:
-    """Returns the configuration of a nats-server.
+    """Return the configuration of a nats-server.
 
     Args:
         subjects: the run's subjects.
@@ -289,7 +289,7 @@ def configuration(
 
 
 def _certificates(out: Path, hosts: Sequence[str], days: int) -> None:
-    """Writes an authority's certificate, and the server's, signed by it.
+    """Write an authority's certificate, and the server's, signed by it.
 
     The authority's key is not kept.
     """

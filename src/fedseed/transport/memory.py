@@ -54,7 +54,7 @@ class Shared:
             self.blobs.get(owner, {}).pop(name, None)
 
     def listeners(self, kind: type[E]) -> list[E]:
-        """Returns the ends of a kind that listen."""
+        """Return the ends of a kind that listen."""
         with self.lock:
             return [end for end in self.ends if isinstance(end, kind) and end.hears]
 
@@ -78,7 +78,7 @@ class Hub:
         self._runs: dict[str, MemoryTransport] = {}
 
     def transport(self, run: str) -> "MemoryTransport":
-        """Returns the way to a run."""
+        """Return the way to a run."""
         return self._runs.setdefault(run, MemoryTransport(run))
 
 
@@ -114,7 +114,7 @@ class Beside(base.End):
             raise NetworkError(f"the connection to run {self._shared.run} is closed")
 
     async def _reach(self) -> Shared:
-        """Returns what is kept, once it is sure to be the newest.
+        """Return what is kept, once it is sure to be the newest.
 
         Raises NetworkError if the end is closed.
         """
@@ -238,7 +238,7 @@ class MemoryClient(MemoryEnd, base.ClientEnd):
         self._call(lambda: self._take(data))
 
     def _asked(self, client: str, what: str, data: bytes) -> list[Callable[[Reply | None], None]]:
-        """Returns what tells each coordinator."""
+        """Return what tells each coordinator."""
         copied = _copy(data)
         return [
             partial(one.tell, client, what, copied)
@@ -266,7 +266,7 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd, base.Working):
         self.hears = True
 
     def tell(self, sender: str, what: str, data: bytes, reply: Reply | None) -> None:
-        """Puts what a client has sent into the mail."""
+        """Put what a client has sent into the mail."""
         self._call(lambda: self._mail.put_nowait((sender, what, data, reply)))
 
     def tell_status(self, reply: Reply) -> None:
@@ -330,5 +330,5 @@ class MemoryLogWriter(base.LogWriter):
 
 
 def _copy(data: bytes) -> bytes:
-    """Returns a copy: what arrives does not change when the sender changes what was sent."""
+    """Return a copy: what arrives does not change when the sender changes what was sent."""
     return bytes(memoryview(data))

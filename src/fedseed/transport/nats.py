@@ -222,7 +222,7 @@ class NatsEnd(ObjectsEnd):
 
 
 async def settled(connection: Guarded) -> None:
-    """Returns when the server has what was subscribed to and said before.
+    """Return when the server has what was subscribed to and said before.
 
     nats-py writes the ping of a flush ahead of what still waits to be written; a second flush is
     behind all of it.

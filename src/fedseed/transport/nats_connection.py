@@ -67,13 +67,13 @@ class Guarded(Client):
         await super().close()
 
     def restarted(self) -> None:
-        """Ends an interruption: what was asked before it may never be answered."""
+        """End an interruption: what was asked before it may never be answered."""
         if self._interrupted is not None:
             self._interrupted.set_result(None)
             self._interrupted = None
 
     async def unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns what some work returns that asks the server.
+        """Return what some work returns that asks the server.
 
         Raises Interrupted if the connection was interrupted.
         """
@@ -110,7 +110,7 @@ class Guarded(Client):
             return None
 
     async def headers_in(self, data: bytes) -> dict[str, str] | None:
-        """Returns the headers that a server gives as bytes.
+        """Return the headers that a server gives as bytes.
 
         None: there are none, or none that can be read.
         """
@@ -124,7 +124,7 @@ class Guarded(Client):
         payload_size: int,
         headers: dict[str, Any] | None,
     ) -> Coroutine[Any, Any, None]:
-        """Refuses subjects that would be no line of the protocol: others' names may be in them."""
+        """Refuse subjects that would be no line of the protocol: others' names may be in them."""
         both = subject + reply
         if len(both.encode()) > MOST_SUBJECTS or _NO_SUBJECT.search(both):
             raise nats.errors.BadSubjectError
@@ -140,7 +140,7 @@ class Guarded(Client):
 
 
 def _as_text(data: bytes) -> bytes:
-    """Returns the same in UTF-8, whatever it is: what is not is replaced, and so it is nobody's
+    """Return the same in UTF-8, whatever it is: what is not is replaced, and so it is nobody's
     name.
     """
     return data if data.isascii() else data.decode(errors="replace").encode()

@@ -56,7 +56,7 @@ class Turns(Generic[T]):
     _some: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, whose: Hashable, message: T, size: int) -> None:
-        """Adds a message that waits, or drops this one or others where there is no room.
+        """Add a message that waits, or drops this one or others where there is no room.
 
         Args:
             whose: the line's name.
@@ -88,7 +88,7 @@ class Turns(Generic[T]):
         return message
 
     async def next(self) -> T:
-        """Returns the first message of the line whose turn it is; waits until there is one."""
+        """Return the first message of the line whose turn it is; waits until there is one."""
         while not self._lines:
             self._some.clear()
             await self._some.wait()
@@ -125,13 +125,13 @@ class Hearing(Working):
         self._turns = Turns[_Said](PENDING_BYTES, lambda said: self.dropped(said.sender))
 
     async def begin(self) -> None:
-        """Begins to listen."""
+        """Begin to listen."""
         up = f"{self.subjects.root}.up.*.*"
         await self.connection.subscribe(up, cb=self._take, pending_bytes_limit=PENDING_BYTES)
         self.work(self._keep_looking())
 
     async def _take(self, message: Msg) -> None:
-        """Puts a message that has come in its line, if it can be somebody's.
+        """Put a message that has come in its line, if it can be somebody's.
 
         Rejects it otherwise.
         """
@@ -204,7 +204,7 @@ class Questions(Working):
     _asked: bool = False  # since the newest answer
 
     async def begin(self) -> None:
-        """Begins to listen."""
+        """Begin to listen."""
         await self.connection.subscribe(
             self.subjects.status, cb=self._take, pending_bytes_limit=PENDING_QUESTIONS
         )
@@ -236,14 +236,14 @@ class Pulse(Working):
         self._heard = self._at = time.monotonic()
 
     def now(self) -> float:
-        """Returns the time in seconds, which is never less than before."""
+        """Return the time in seconds, which is never less than before."""
         if self._task is None:
             return time.monotonic()
         self._at = max(self._at, min(time.monotonic(), self._heard + DEAF_SECONDS) - self._lost)
         return self._at
 
     async def begin(self) -> None:
-        """Begins to listen."""
+        """Begin to listen."""
         inbox = self.connection.new_inbox()
         await self.connection.subscribe(inbox, cb=self._hear)
         self._heard = self._at = time.monotonic()

@@ -97,7 +97,7 @@ def with_remedy(error: BaseException, stream: str) -> str:
 
 
 async def is_missing(connection: Guarded, stream: str) -> bool:
-    """Returns whether the server has no such stream, and still has none a moment later.
+    """Return whether the server has no such stream, and still has none a moment later.
 
     Raises:
         Interrupted: it does not say.
@@ -122,7 +122,7 @@ class Stored(NamedTuple):
     headers: dict[str, str] | None
 
     def same(self, other: "Stored") -> bool:
-        """Returns whether it is this message, which may come with headers that the server adds
+        """Return whether it is this message, which may come with headers that the server adds
         where it repeats.
         """
         mine, others = (signature_in(message.headers) for message in (self, other))
@@ -132,7 +132,7 @@ class Stored(NamedTuple):
 async def stored(
     connection: Guarded, stream: str, first: int = 1, subject: str = ">"
 ) -> AsyncGenerator["Stored"]:
-    """Yields the messages that stand in a stream, in order, without a consumer on the server.
+    """Yield the messages that stand in a stream, in order, without a consumer on the server.
 
     They are asked for by number, many at a time. `Guarded.unless_interrupted` ends the reading
     where an answer is lost.
@@ -173,7 +173,7 @@ async def stored(
 
 
 async def _get(connection: Guarded, stream: str, sequence: int, subject: str) -> Stored | None:
-    """Returns the message of this number, or the first after it; None: there is none.
+    """Return the message of this number, or the first after it; None: there is none.
 
     Raises nats' errors.
     """
@@ -313,7 +313,7 @@ class LogFollower(Working):
         self._sure, self._seen = interruptions, True
 
     async def _deliver(self, message: Msg) -> None:
-        """Hands out what the server repeats of what it has stored."""
+        """Hand out what the server repeats of what it has stored."""
         number = (message.headers or {}).get("Nats-Sequence", "")[:20]
         if self._sure == self.connection.stats["reconnects"] and number == str(self._last + 1):
             self._hand_out(Stored(self._last + 1, message.data, message.headers))
@@ -366,7 +366,7 @@ class NatsLogWriter(LogWriter):
             raise Fenced(found) from None
 
     async def _publish(self, entry: bytes, headers: dict[str, str], last: int | None) -> int:
-        """Publish after a message, or after whatever there is; returns the sequence number."""
+        """Publish after a message, or after whatever there is; return the sequence number."""
         expected = {} if last is None else {"Nats-Expected-Last-Sequence": str(last)}
         try:
             receipt = await self._stream.publish(
@@ -397,7 +397,7 @@ class NatsLogWriter(LogWriter):
         return receipt.seq
 
     async def _is_older(self, last: int) -> bool:
-        """Returns whether the stream ends before a message that stood in it."""
+        """Return whether the stream ends before a message that stood in it."""
         try:
             return bool(
                 (await self._stream.stream_info(self.subjects.stream)).state.last_seq < last
@@ -406,7 +406,7 @@ class NatsLogWriter(LogWriter):
             raise Interrupted(str(error)) from error
 
     async def _next(self, chain: Chain) -> bytes | None:
-        """Returns the next entry that counts.
+        """Return the next entry that counts.
 
         None: there are only others' messages, up to where the log stands now.
         """

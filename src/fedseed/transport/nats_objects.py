@@ -117,7 +117,7 @@ class ObjectsEnd(End):
             await asyncio.gather(*sending, return_exceptions=True)
 
     async def _make_room(self) -> bool:
-        """Deletes what others have written into this store, or an earlier process.
+        """Delete what others have written into this store, or an earlier process.
 
         Returns whether there was any.
         """

@@ -40,7 +40,7 @@ Headers = Mapping[str, str] | None
 
 
 def seed_of(path: Path) -> str:
-    """Returns the seed in a key file. Raises RecipeError if there is none."""
+    """Return the seed in a key file. Raises RecipeError if there is none."""
     for line in _lines(path):
         if line.startswith("S"):
             return line
@@ -58,7 +58,7 @@ def _lines(path: Path) -> list[str]:
 def key_file(
     seed: str, coordinator: str | None = None, clients: Iterable[tuple[str, str]] = ()
 ) -> str:
-    """Returns what stands in a key file.
+    """Return what stands in a key file.
 
     Args:
         seed: the owner's.
@@ -73,7 +73,7 @@ def key_file(
 
 
 def _public(text: str, where: str) -> VerifyKey:
-    """Returns a public NKEY: a byte for its kind, the key, and a checksum."""
+    """Return a public NKEY: a byte for its kind, the key, and a checksum."""
     try:
         data = base64.b32decode(text)
     except ValueError:
@@ -84,7 +84,7 @@ def _public(text: str, where: str) -> VerifyKey:
 
 
 def _digested(subject: str, data: bytes, after: bytes) -> bytes:
-    """Returns what is signed: all parts, none of which can be taken for a piece of another."""
+    """Return what is signed: all parts, none of which can be taken for a piece of another."""
     digest = hashlib.blake2b(data, digest_size=_KEY_BYTES).digest()
     return _BEGINNING + digest + len(after).to_bytes(4, "little") + after + subject.encode()
 
@@ -101,7 +101,7 @@ class Signatures:
 
     @classmethod
     def read(cls, path: Path | None, coordinating: bool = False) -> "Signatures":
-        """Returns those that a key file allows; without one, none.
+        """Return those that a key file allows; without one, none.
 
         Args:
             path: the file.
@@ -127,7 +127,7 @@ class Signatures:
         return cls(own, coordinator, clients or None)
 
     def headers(self, subject: str, data: bytes, after: bytes = b"") -> dict[str, str] | None:
-        """Returns the header with a signature of 64 bytes; None: there is no key.
+        """Return the header with a signature of 64 bytes; None: there is no key.
 
         Args:
             subject: where the message goes.
@@ -142,19 +142,19 @@ class Signatures:
     def of_coordinator(
         self, subject: str, data: bytes, headers: Headers, after: bytes = b""
     ) -> bool:
-        """Returns whether a message is the coordinator's, as far as that is checked."""
+        """Return whether a message is the coordinator's, as far as that is checked."""
         return self.coordinator is None or _fits(self.coordinator, subject, data, headers, after)
 
     def of_client(
         self, name: str, subject: str, data: bytes, headers: Headers, after: bytes = b""
     ) -> bool:
-        """Returns whether a message is that client's, as far as that is checked."""
+        """Return whether a message is that client's, as far as that is checked."""
         if self.clients is None:
             return True
         return any(_fits(key, subject, data, headers, after) for key in self.clients.get(name, ()))
 
     def line(self, name: str) -> bytes | None:
-        """Returns which messages must stay in order: those of one key.
+        """Return which messages must stay in order: those of one key.
 
         None: none, or nobody's key is known.
         """
@@ -163,7 +163,7 @@ class Signatures:
 
 
 def signature_in(headers: Headers) -> bytes | None:
-    """Returns the signature that a message carries, whosever it is; None: none."""
+    """Return the signature that a message carries, whosever it is; None: none."""
     text = (headers or {}).get(HEADER, "")
     try:
         signature = base64.b64decode(text, validate=True)
@@ -200,11 +200,11 @@ class Chain:
 
     @property
     def checks(self) -> bool:
-        """Returns whether anything is told apart."""
+        """Return whether anything is told apart."""
         return self.signatures.coordinator is not None
 
     def take(self, data: bytes, headers: Headers) -> bool:
-        """Returns whether this entry counts, after those that counted before."""
+        """Return whether this entry counts, after those that counted before."""
         signature = signature_in(headers) or b""
         if not self.checks:
             self.head = signature
@@ -222,7 +222,7 @@ class Chain:
         return True
 
     def sign(self, data: bytes) -> tuple[dict[str, str], bytes]:
-        """Returns the header of the next entry, if it is signed, and what `head` is once it stands
+        """Return the header of the next entry, if it is signed, and what `head` is once it stands
         in the log.
         """
         headers = self.signatures.headers(self.subject, data, self.head) or {}

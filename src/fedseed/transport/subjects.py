@@ -21,7 +21,7 @@ _BETWEEN = "._-@+ "  # what a name may have besides letters and digits
 
 
 def name_problem(name: str) -> str | None:
-    """Returns what keeps a text from being a client's name, None if it is one: the same wherever
+    """Return what keeps a text from being a client's name, None if it is one: the same wherever
     somebody names one.
 
     Letters and digits of any script, and between them . _ - @ + and single spaces. So a name is a
@@ -48,7 +48,7 @@ def name_problem(name: str) -> str | None:
 
 @lru_cache(4096)
 def token(name: str) -> str:
-    """Returns a client's name as one part of a subject: letters, digits, - and _ stay, other bytes
+    """Return a client's name as one part of a subject: letters, digits, - and _ stay, other bytes
     become =XX.
     """
     return quote(name, safe="").replace("%", "=").replace(".", "=2E").replace("~", "=7E")
@@ -56,7 +56,7 @@ def token(name: str) -> str:
 
 @lru_cache(4096)  # each message's subject is looked at
 def name_of(part: str) -> str | None:
-    """Returns the inverse of `token`; None for a part that is nobody's token."""
+    """Return the inverse of `token`; None for a part that is nobody's token."""
     try:
         name = unquote_to_bytes(part.replace("=", "%")).decode()
     except UnicodeError:
@@ -79,17 +79,17 @@ class Subjects:
         return f"{self.root}.up.{token(client)}.{what}"
 
     def inbox(self, name: str) -> str:
-        """Returns where replies to somebody go."""
+        """Return where replies to somebody go."""
         return f"{self.root}.in.{token(name)}"
 
     def statuses(self, name: str) -> str:
-        """Returns where answers about the status go, for all who ask as coordinators or watchers
+        """Return where answers about the status go, for all who ask as coordinators or watchers
         (`RESERVED`).
         """
         return f"{self.inbox(name)}.all"
 
     def bucket(self, client: str | None = None) -> str:
-        """Returns the object store of a client, or (None) the coordinator's."""
+        """Return the object store of a client, or (None) the coordinator's."""
         if client is None:
             return f"{self.stream}--down"
         plain = token(client)
@@ -98,5 +98,5 @@ class Subjects:
         return f"{self.stream}--up--{plain}"
 
     def chunks(self, owner: str | None, name: str) -> str:
-        """Returns the subject of an object's chunks."""
+        """Return the subject of an object's chunks."""
         return f"$O.{self.bucket(owner)}.C.{name}"

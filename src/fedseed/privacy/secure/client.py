@@ -68,7 +68,7 @@ class _Setup:
     said: dict[tuple[int, ...], tuple[bytes, bytes]] = field(default_factory=dict)
 
     def signed_by(self, client: int, signature: bytes, asked: bytes, said: bytes) -> bool:
-        """Returns whether a client has signed this answer to an ask of this setup."""
+        """Return whether a client has signed this answer to an ask of this setup."""
         about = told(self.agreed, client, asked, said)
         return keys.signature_fits(self.bundles[client].identity, signature, about)
 
@@ -101,7 +101,7 @@ class SecureClient:
                 ) from error
 
     def answer(self, ask: bytes) -> bytes:
-        """Returns what to say to an ask; the same ask is answered alike.
+        """Return what to say to an ask; the same ask is answered alike.
 
         Raises MessageError: nothing, and why.
         """
@@ -141,7 +141,7 @@ class SecureClient:
         return answer
 
     def masked(self, round: int, attempt: int, words: Words) -> bytes:
-        """Returns this client's part of a round's sum: the setup's name, and the masked words.
+        """Return this client's part of a round's sum: the setup's name, and the masked words.
 
         Raises:
             MessageError: there are no keys for it, another vector was masked with them, or a later
@@ -170,7 +170,7 @@ class SecureClient:
         return setup.masked[at][1]
 
     def _for(self, round: int, attempt: int) -> tuple[_Setup, int]:
-        """Returns the newest setup with keys for an attempt of a round, and its place there.
+        """Return the newest setup with keys for an attempt of a round, and its place there.
 
         Raises MessageError.
         """

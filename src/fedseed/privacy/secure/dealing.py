@@ -30,12 +30,12 @@ class Part:
     hashes: tuple[bytes, ...]
 
     def encode(self) -> bytes:
-        """Returns it as it travels."""
+        """Return it as it travels."""
         return self.key + self.text + b"".join(self.hashes)
 
     @classmethod
     def decode(cls, data: bytes, count: int) -> "Part":
-        """Reads what `encode` has written, for the two secrets of so many rounds.
+        """Read what `encode` has written, for the two secrets of so many rounds.
 
         It has `part_bytes`.
         """
@@ -47,7 +47,7 @@ class Part:
         )
 
     def shares(self, own: X25519PrivateKey, other: bytes, about: bytes) -> list[bytes]:
-        """Returns what it holds, by its holder's private key and its own, or the other way round.
+        """Return what it holds, by its holder's private key and its own, or the other way round.
 
         Raises:
             MessageError: it can't be read, or does not hold shares, or other ones than were hashed.
@@ -65,17 +65,17 @@ class Part:
 
 
 def part_bytes(count: int) -> int:
-    """Returns the bytes of a part for so many rounds."""
+    """Return the bytes of a part for so many rounds."""
     return keys.KEY_BYTES + keys.TAG_BYTES + 2 * count * (SHARE_BYTES + PROOF_BYTES)
 
 
 def about(setup: bytes, dealer: int, holder: int) -> bytes:
-    """Returns the name of a part."""
+    """Return the name of a part."""
     return b"shares" + setup + numbers([dealer]) + numbers([holder])
 
 
 def hashed(share: bytes) -> bytes:
-    """Returns a hash that says later which share it was."""
+    """Return a hash that says later which share it was."""
     return sha256(b"fedseed secure sums: share" + share).digest()[:PROOF_BYTES]
 
 
@@ -86,7 +86,7 @@ def deal(
     bundles: Mapping[int, Bundle],
     threshold: int,
 ) -> dict[int, tuple[X25519PrivateKey, Part]]:
-    """Returns a part of a dealer's secrets for each holder, and the key that seals it.
+    """Return a part of a dealer's secrets for each holder, and the key that seals it.
 
     Raises MessageError.
     """
@@ -104,13 +104,13 @@ def deal(
 
 
 def read_parts(body: bytes, holders: Sequence[int], count: int) -> dict[int, Part]:
-    """Returns a dealer's parts, by holder. Raises MessageError."""
+    """Return a dealer's parts, by holder. Raises MessageError."""
     parts = pieces(body, len(holders), part_bytes(count))
     return {holder: Part.decode(data, count) for holder, data in zip(holders, parts, strict=True)}
 
 
 def fits(bundle: Bundle, at: int, own: bool, secret: bytes | None) -> bool:
-    """Returns whether shares give the seed whose hash (of its own mask), or whose public key, a
+    """Return whether shares give the seed whose hash (of its own mask), or whose public key, a
     client has sent.
     """
     if secret is None:
@@ -132,13 +132,13 @@ class Fault:
     answer: bytes  # the dealer's answer that had them, with its signature
 
     def encode(self) -> bytes:
-        """Returns it as it travels."""
+        """Return it as it travels."""
         who = numbers([self.dealer]) + numbers(list(self.shares)) + bytes([self.own])
         return who + b"".join(self.shares.values()) + self.answer
 
     @classmethod
     def decode(cls, data: bytes) -> "Fault":
-        """Reads what `encode` has written. Raises MessageError."""
+        """Read what `encode` has written. Raises MessageError."""
         dealers, rest = read_numbers(data)
         holders, rest = read_numbers(rest)
         if len(dealers) != 1:
@@ -148,7 +148,7 @@ class Fault:
         return cls(dealers[0], rest[:1] == b"\1", shares, rest[stop:])
 
     def shown(self, parts: Mapping[int, Part], bundle: Bundle, at: int, threshold: int) -> bool:
-        """Returns whether it is so, by the dealer's parts and public keys, for a round's place in
+        """Return whether it is so, by the dealer's parts and public keys, for a round's place in
         the setup.
         """
         shares = self.shares.items()

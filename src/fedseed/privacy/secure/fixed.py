@@ -22,11 +22,11 @@ class FixedPoint:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Returns a word's dtype, little-endian."""
+        """Return a word's dtype, little-endian."""
         return np.dtype(f"<u{self.bits // 8}")
 
     def write(self, values: NDArray[np.floating[Any]], weight: int = 1) -> Words:
-        """Returns words for weight * values.
+        """Return words for weight * values.
 
         One that is too large becomes the largest that a client may have.
 
@@ -40,7 +40,7 @@ class FixedPoint:
         return np.clip(scaled, -most, most).astype(np.int64).astype(self.dtype)
 
     def read(self, words: Words) -> NDArray[np.float64]:
-        """Returns the numbers that a sum of words stands for."""
+        """Return the numbers that a sum of words stands for."""
         return (
             words.astype(self.dtype).view(self.dtype.str.replace("u", "i")).astype(np.float64)
             / 2.0**self.fraction

@@ -25,24 +25,24 @@ _NONCE = bytes(12)  # each key encrypts one message
 
 
 def derived(secret: bytes, use: bytes) -> bytes:
-    """Returns a key for one use, by HKDF with SHA-256."""
+    """Return a key for one use, by HKDF with SHA-256."""
     return HKDF(
         algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"fedseed secure sums: " + use
     ).derive(secret)
 
 
 def private(seed: bytes) -> X25519PrivateKey:
-    """Returns the key pair of a seed of 16 bytes: whoever has put the seed together has the key."""
+    """Return the key pair of a seed of 16 bytes: whoever has put the seed together has the key."""
     return X25519PrivateKey.from_private_bytes(derived(seed, b"mask key"))
 
 
 def public(key: X25519PrivateKey | Ed25519PrivateKey) -> bytes:
-    """Returns the public half of a key, 32 bytes."""
+    """Return the public half of a key, 32 bytes."""
     return key.public_key().public_bytes_raw()
 
 
 def committed(seed: bytes) -> bytes:
-    """Returns a hash to check the self mask's seed by once it is put together.
+    """Return a hash to check the self mask's seed by once it is put together.
 
     128 bits can't be guessed before.
     """
@@ -57,7 +57,7 @@ def check_public(data: bytes) -> None:
 
 
 def agreed(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:
-    """Returns the key that two agree on, for one use.
+    """Return the key that two agree on, for one use.
 
     Args:
         own: a private key.
@@ -93,7 +93,7 @@ def unseal(key: bytes, data: bytes, about: bytes) -> bytes:
 
 
 def mask(key: bytes, count: int, form: FixedPoint) -> Words:
-    """Returns `count` words that nobody without the key tells from random ones: AES-256 in counter
+    """Return `count` words that nobody without the key tells from random ones: AES-256 in counter
     mode, from 0.
     """
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
@@ -101,12 +101,12 @@ def mask(key: bytes, count: int, form: FixedPoint) -> Words:
 
 
 def self_mask(seed: bytes, count: int, form: FixedPoint) -> Words:
-    """Returns a client's own mask, PRG(b_u)."""
+    """Return a client's own mask, PRG(b_u)."""
     return mask(derived(seed, b"self mask"), count, form)
 
 
 def pair_key(own: X25519PrivateKey, other: bytes, setup: bytes, at: int) -> bytes:
-    """Returns the key of the mask that two clients share in a round, by its place in a setup.
+    """Return the key of the mask that two clients share in a round, by its place in a setup.
 
     Raises MessageError.
     """
@@ -114,7 +114,7 @@ def pair_key(own: X25519PrivateKey, other: bytes, setup: bytes, at: int) -> byte
 
 
 def pair_mask(key: bytes, me: int, other: int, count: int, form: FixedPoint) -> Words:
-    """Returns what a client adds for one other: +PRG(s_uv) if its number is the lower one, else
+    """Return what a client adds for one other: +PRG(s_uv) if its number is the lower one, else
     -PRG(s_uv).
 
     Args:
@@ -129,7 +129,7 @@ def pair_mask(key: bytes, me: int, other: int, count: int, form: FixedPoint) -> 
 
 
 def signature_fits(key: bytes, signature: bytes, text: bytes) -> bool:
-    """Returns whether the signature is this key's of this text."""
+    """Return whether the signature is this key's of this text."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
     except (InvalidSignature, ValueError):

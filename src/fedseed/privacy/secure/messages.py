@@ -53,25 +53,25 @@ class Phase(IntEnum):
 
 
 def framed(phase: Phase, setup: bytes, body: bytes = b"") -> bytes:
-    """Returns an ask or an answer as bytes."""
+    """Return an ask or an answer as bytes."""
     return bytes([phase]) + setup + body
 
 
 def unframed(data: bytes) -> tuple[Phase, bytes, bytes]:
-    """Returns phase, setup and body. Raises MessageError."""
+    """Return phase, setup and body. Raises MessageError."""
     if len(data) < 1 + SETUP_BYTES or data[0] not in Phase.__members__.values():
         raise MessageError("not a message of secure sums")
     return Phase(data[0]), data[1 : 1 + SETUP_BYTES], data[1 + SETUP_BYTES :]
 
 
 def signed_parts(answer: bytes) -> tuple[bytes, bytes, bytes]:
-    """Returns what an answer says, its body, and its signature. Raises MessageError."""
+    """Return what an answer says, its body, and its signature. Raises MessageError."""
     said, signature = answer[:-SIGNATURE_BYTES], answer[-SIGNATURE_BYTES:]
     return said, unframed(said)[2], signature
 
 
 def told(agreed: bytes, client: int, asked: bytes, said: bytes) -> bytes:
-    """Returns what a client signs.
+    """Return what a client signs.
 
     Args:
         agreed: the digest of everybody's keys; empty while they are not known, and with the hash of
@@ -134,13 +134,13 @@ class Terms:
     clients: tuple[int, ...]  # who is asked
 
     def encode(self) -> bytes:
-        """Returns the ask as bytes."""
+        """Return the ask as bytes."""
         about = _TERMS.pack(self.round, self.attempt, self.count, self.threshold)
         return framed(Phase.KEYS, self.setup, about + numbers(self.clients))
 
     @classmethod
     def decode(cls, setup: bytes, body: bytes) -> "Terms":
-        """Reads what `encode` has written. Raises MessageError."""
+        """Read what `encode` has written. Raises MessageError."""
         if len(body) < _TERMS.size:
             raise MessageError("terms that are cut short")
         clients, rest = read_numbers(body[_TERMS.size :])
@@ -150,7 +150,7 @@ class Terms:
         return cls(setup, number, attempt, count, threshold, clients)
 
     def place(self, round: int, attempt: int) -> int | None:
-        """Returns which of its keys are for this attempt of a round; None: none."""
+        """Return which of its keys are for this attempt of a round; None: none."""
         at = round - self.round
         fits = attempt == self.attempt if at == 0 else attempt == 0
         return at if fits and 0 <= at < self.count else None
@@ -167,14 +167,14 @@ class Bundle:
     signature: bytes = b""  # of the answer that they came in
 
     def encode(self) -> bytes:
-        """Returns it as it travels."""
+        """Return it as it travels."""
         return b"".join(
             (self.identity, self.sealing, *self.masks, *self.commitments, self.signature)
         )
 
     @classmethod
     def decode(cls, data: bytes, count: int) -> "Bundle":
-        """Reads what `encode` has written, for so many rounds. Raises MessageError."""
+        """Read what `encode` has written, for so many rounds. Raises MessageError."""
         keys = pieces(data[:-SIGNATURE_BYTES], 2 + 2 * count, KEY_BYTES)
         return cls(
             keys[0],
@@ -186,18 +186,18 @@ class Bundle:
 
 
 def share_ask(setup: bytes, bundles: Mapping[int, Bundle]) -> bytes:
-    """Returns the ask that hands out everybody's public keys."""
+    """Return the ask that hands out everybody's public keys."""
     parts = b"".join(bundle.encode() for bundle in bundles.values())
     return framed(Phase.SHARES, setup, numbers(list(bundles)) + parts)
 
 
 def digest_of(bundles: Mapping[int, Bundle]) -> bytes:
-    """Returns a digest that tells everybody's public keys of a setup from all others."""
+    """Return a digest that tells everybody's public keys of a setup from all others."""
     return sha256(share_ask(b"", bundles)).digest()
 
 
 def read_bundles(body: bytes, count: int) -> dict[int, Bundle]:
-    """Returns the keys in such an ask. Raises MessageError."""
+    """Return the keys in such an ask. Raises MessageError."""
     clients, rest = read_numbers(body)
     return {
         c: Bundle.decode(data, count)
@@ -206,12 +206,12 @@ def read_bundles(body: bytes, count: int) -> dict[int, Bundle]:
 
 
 def round_ask(phase: Phase, setup: bytes, round: int, attempt: int, body: bytes) -> bytes:
-    """Returns an ask about an attempt of a round."""
+    """Return an ask about an attempt of a round."""
     return framed(phase, setup, _ROUND.pack(round, attempt) + body)
 
 
 def read_round(body: bytes) -> tuple[int, int, bytes]:
-    """Returns round, attempt, and what follows. Raises MessageError."""
+    """Return round, attempt, and what follows. Raises MessageError."""
     if len(body) < _ROUND.size:
         raise MessageError("a message of secure sums that is cut short")
     number, attempt = _ROUND.unpack_from(body)

@@ -20,14 +20,14 @@ _KEY_BYTES = 32
 
 
 def identity_text(key: bytes) -> str:
-    """Returns a public Ed25519 key of 32 bytes, as recipes have it: the line of base64 in its PEM
+    """Return a public Ed25519 key of 32 bytes, as recipes have it: the line of base64 in its PEM
     file.
     """
     return b64encode(_DER + key).decode()
 
 
 def identity_of(text: str) -> bytes:
-    """Reads a key that `identity_text` has written. Raises ValueError."""
+    """Read a key that `identity_text` has written. Raises ValueError."""
     try:
         data = b64decode(text, validate=True)
     except ValueError:
@@ -87,11 +87,11 @@ class SecureSums(BaseModel):
 
     @property
     def least(self) -> int:
-        """Returns how many clients' vectors a sum must have."""
+        """Return how many clients' vectors a sum must have."""
         return max(self.threshold, FEWEST)
 
     def known(self, numbers: Mapping[str, int]) -> dict[int, bytes] | None:
-        """Returns the clients' public keys by number; None: nothing is known of them.
+        """Return the clients' public keys by number; None: nothing is known of them.
 
         Args:
             numbers: those of all clients, by name.
@@ -105,7 +105,7 @@ class SecureSums(BaseModel):
         }
 
     def unknown(self, names: Iterable[str]) -> str | None:
-        """Returns which of these clients has no key in a recipe that has others'.
+        """Return which of these clients has no key in a recipe that has others'.
 
         None: all have, or none has.
         """
@@ -118,7 +118,7 @@ class SecureSums(BaseModel):
         )
 
     def form(self, counted: bool) -> FixedPoint:
-        """Returns how numbers are written.
+        """Return how numbers are written.
 
         Args:
             counted: whole numbers without weights, such as votes.
@@ -127,7 +127,7 @@ class SecureSums(BaseModel):
         return FixedPoint(bits, fraction, self.most_clients)
 
     def problem(self, per_round: int) -> str | None:
-        """Returns why so many clients in a round can't be; None: they can."""
+        """Return why so many clients in a round can't be; None: they can."""
         there = f"a round has {per_round} clients (federation.per_round)"
         if per_round < FEWEST:
             return (
@@ -152,7 +152,7 @@ class SecureSums(BaseModel):
 def secure_problem(
     settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None
 ) -> str | None:
-    """Returns why secure sums can't be had; None: they can.
+    """Return why secure sums can't be had; None: they can.
 
     Args:
         settings: the recipe's.

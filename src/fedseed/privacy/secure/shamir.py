@@ -47,7 +47,7 @@ def split(secret: bytes, at: Sequence[int], threshold: int) -> list[bytes]:
 
 
 def read_share(data: bytes) -> int:
-    """Returns a share's number. Raises MessageError if it is none."""
+    """Return a share's number. Raises MessageError if it is none."""
     value = int.from_bytes(data, "little")
     if len(data) != SHARE_BYTES or value >= PRIME:
         raise MessageError("a share that is no number below 2^130 - 5")
@@ -55,7 +55,7 @@ def read_share(data: bytes) -> int:
 
 
 def factors(at: Sequence[int]) -> list[int]:
-    """Returns Lagrange's factors for f(0) = sum_i factor_i f(x_i)."""
+    """Return Lagrange's factors for f(0) = sum_i factor_i f(x_i)."""
     found = []
     for i, x in enumerate(at):
         above = below = 1
@@ -68,7 +68,7 @@ def factors(at: Sequence[int]) -> list[int]:
 
 
 def join(shares: Mapping[int, int], by: Sequence[int] | None = None) -> bytes | None:
-    """Returns the secret.
+    """Return the secret.
 
     Args:
         shares: exactly as many as are needed, by whose they are.

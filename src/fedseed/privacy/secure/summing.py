@@ -66,7 +66,7 @@ class Setup:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Returns the clients whose shares all members have."""
+        """Return the clients whose shares all members have."""
         return tuple(self.parts)
 
 
@@ -129,7 +129,7 @@ class Summing:
     def open(
         self, round: int, attempt: int, vectors: Mapping[int, Words]
     ) -> Asking[tuple[Words, tuple[int, ...]]]:
-        """Returns the sum of the vectors without masks, and whose they are: all but those who have
+        """Return the sum of the vectors without masks, and whose they are: all but those who have
         dealt wrongly.
 
         Args:
@@ -172,7 +172,7 @@ class _Talk:
     def ask(
         self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T]
     ) -> Asking[dict[int, T]]:
-        """Returns what was read in answers.
+        """Return what was read in answers.
 
         Bars whoever has signed what can't be; ignores what is not signed.
         """
@@ -192,7 +192,7 @@ class _Talk:
         return found
 
     def _signed(self, client: int, ask: bytes, answer: bytes) -> bytes:
-        """Returns what a client has answered.
+        """Return what a client has answered.
 
         Raises MessageError: that is not signed, or answers something else.
         """
@@ -220,7 +220,7 @@ class _Agreeing(_Talk):
     """The conversation that keys are agreed on in."""
 
     def setup(self) -> Asking[Setup]:
-        """Returns the keys. Raises TooFewError."""
+        """Return the keys. Raises TooFewError."""
         summing, terms = self.summing, self.keys.terms
         summing.setup = None
         self.keys.bundles = yield from self.ask(
@@ -265,7 +265,7 @@ class _Agreeing(_Talk):
         return bundle
 
     def _read_receipt(self, client: int, body: bytes) -> tuple[int, ...]:
-        """Returns whose shares a client says that it can't read."""
+        """Return whose shares a client says that it can't read."""
         accused, hashes = read_numbers(body)
         if not set(accused) <= self.keys.parts.keys() - {client} or pieces(
             hashes, len(accused), HASH_BYTES
@@ -274,7 +274,7 @@ class _Agreeing(_Talk):
         return accused
 
     def _judge(self, accused: Mapping[int, Sequence[int]]) -> Asking[None]:
-        """Lets each dealer show what the part of one accuser was sealed with: then everybody can
+        """Let each dealer show what the part of one accuser was sealed with: then everybody can
         read it, or nobody.
         """
         said, pairs, asks = self.heard[-1], {}, {}
@@ -327,7 +327,7 @@ class _Opening(_Talk):
         self.at = at
 
     def total(self) -> Asking[tuple[Words, tuple[int, ...]]]:
-        """Returns the sum, and who is in it. Raises TooFewError, LostError."""
+        """Return the sum, and who is in it. Raises TooFewError, LostError."""
         summing, members = self.summing, self.keys.members
         summing.enough(self.survivors, "have sent their vectors", FEWEST)
         ask = self._ask(Phase.CONFIRM, numbers(members) + numbers(self.survivors))
@@ -373,7 +373,7 @@ class _Opening(_Talk):
     def _insist(
         self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T], least: int
     ) -> Asking[dict[int, T]]:
-        """Asks up to OPENING_TRIES times: the same ask is answered alike."""
+        """Ask up to OPENING_TRIES times: the same ask is answered alike."""
         found: dict[int, T] = {}
         for _ in range(OPENING_TRIES):
             found |= yield from self.ask(
@@ -384,7 +384,7 @@ class _Opening(_Talk):
         return found
 
     def _read_shares(self, client: int, body: bytes) -> list[bytes]:
-        """Returns a share of each member."""
+        """Return a share of each member."""
         shares = pieces(body, len(self.keys.members), shamir.SHARE_BYTES)
         for (dealer, parts), share in zip(self.keys.parts.items(), shares, strict=True):
             if parts[client].hashes[2 * self.at + (dealer in self.survivors)] != hashed(share):
@@ -394,7 +394,7 @@ class _Opening(_Talk):
     def _secrets(
         self, held: Mapping[int, Sequence[bytes]]
     ) -> tuple[dict[int, bytes], dict[int, Fault]]:
-        """Returns one seed of each member (of survivors their own mask's, else their key's), or its
+        """Return one seed of each member (of survivors their own mask's, else their key's), or its
         fault.
         """
         secrets, faults = {}, {}
@@ -420,7 +420,7 @@ class _Opening(_Talk):
         secrets: Mapping[int, bytes],
         pairs: Mapping[int, Mapping[int, bytes]],
     ) -> Words:
-        """Takes away what did not cancel: own masks, and the masks for those who are not in the
+        """Take away what did not cancel: own masks, and the masks for those who are not in the
         sum.
         """
         form, setup = self.summing.form, self.keys.terms.setup
@@ -441,7 +441,7 @@ class _Opening(_Talk):
 
 
 def convicted(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozenset[int]:
-    """Returns who is barred by what was heard.
+    """Return who is barred by what was heard.
 
     Anybody can check it, and who has kept to the rules is never barred.
 
@@ -471,7 +471,7 @@ def convicted(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozens
 
 
 def keep_proof(folder: Path, client: int, proof: Proof) -> None:
-    """Writes why a client is barred into the file of its number. Raises StorageError."""
+    """Write why a client is barred into the file of its number. Raises StorageError."""
     heard = [
         {str(one): b64encode(answer).decode() for one, answer in answers.items()}
         for answers in proof.heard
@@ -488,7 +488,7 @@ def keep_proof(folder: Path, client: int, proof: Proof) -> None:
 def kept_proofs(
     folder: Path, known: Mapping[int, bytes] | None
 ) -> tuple[dict[int, Proof], list[Path]]:
-    """Reads the proofs in a folder, and holds the conversation of each again.
+    """Read the proofs in a folder, and holds the conversation of each again.
 
     Args:
         folder: where `keep_proof` has written them; it need not be there.
