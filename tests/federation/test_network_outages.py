@@ -146,7 +146,7 @@ def test_a_plan_of_a_log_that_was_set_back_is_in_nobodys_way():
     for number in (2, 2, 1):
         plan = Message(MessageKind.PLAN, 5, number, EVERYBODY, b"").encode()
         answers.hear(plan_message([], True, plan))
-    assert asyncio.run(answers.try_plan()) and not answers.asked
+    assert asyncio.run(answers.try_plan()) and not answers.has_request
 
 
 @pytest.mark.parametrize("name", mark(["feedsign", "fedavg"], lambda name: False))
@@ -166,7 +166,7 @@ def test_who_comes_after_the_end_gets_the_model(
 
     orbit = None if name == "fedavg" else tmp_path / "late.orbit"
     one, said = late(net.recipe, orbit)
-    assert one.run() == expected and one.at == 4
+    assert one.run() == expected and one.last_step == 4
     assert any("waiting for the coordinator" in text for text in said.said)
     if orbit is not None:
         assert orbit.read_bytes() == (net.out / "model.orbit").read_bytes()

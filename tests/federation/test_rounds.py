@@ -118,7 +118,7 @@ def test_who_answers_just_before_each_deadline_takes_no_more_time_than_the_other
     for number in range(1, 101):
         one.round(number)
     assert one.now < 2 * 100 * 10  # what the others take alone, each round 10 s
-    assert one.rounds.late.named() == [0]
+    assert one.rounds.stragglers.list_slow() == [0]
     said = [text for text in one.heard.warnings if "not asked" in text]
     assert (
         said[0]
@@ -133,7 +133,7 @@ def test_who_is_the_last_of_each_round_by_far_is_left_out_when_that_adds_up():
     one = Answering({"a": last, "b": yes, "c": yes, "d": yes}, 4, patience=200.0)
     rounds = [one.round(number)[0] for number in range(1, 101)]
     assert [len(clients) for clients in rounds[:4]] == [4, 4, 3, 3] and one.now < 2 * 100 * 10
-    assert one.rounds.late.named() == [0]
+    assert one.rounds.stragglers.list_slow() == [0]
 
 
 @pytest.mark.parametrize("more", [{"patience": 1e6}, {"minimum": 2}])

@@ -33,7 +33,7 @@ from fedseed.cli.common import (
     stepping,
 )
 from fedseed.errors import FedseedError, NetworkError, RecipeError, plural
-from fedseed.federation.control import Status, read
+from fedseed.federation.control import Status, parse_control
 from fedseed.federation.protocol import listed
 from fedseed.metrics import metric_of, metric_title, shown_metrics
 from fedseed.orbit import Orbit
@@ -341,7 +341,7 @@ def join(
         )
         process = joining(load, name, way, orbit)
         digest = process.run()
-    say(f"the run {name} is over: {process.at} rounds")
+    say(f"the run {name} is over: {process.last_step} rounds")
     console.print(f"weights digest: {digest}", highlight=False)
     if site.out is not None:
         keep(process, digest, site.out)
@@ -567,7 +567,7 @@ async def ask(reach: Access, run: str) -> dict[str, Any]:
     try:
         answer = await end.status(STATUS_SECONDS)
         if answer is not None:
-            return read(Status, answer).model_dump(exclude_unset=True)
+            return parse_control(Status, answer).model_dump(exclude_unset=True)
         log = await end.log()
         if log is None:
             raise NetworkError(f"the server knows no run {run}")

@@ -113,7 +113,7 @@ class Site:
         await answers.presence.greet()
         while await answers.work():
             pass
-        return answers.presence.welcome or not answers.asked
+        return answers.presence.welcome or not answers.has_request
 
 
 def everybody(recipe: Recipe) -> list[str]:

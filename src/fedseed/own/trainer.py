@@ -237,9 +237,9 @@ def patch(
         digest = _apart(process.run)
         assert process.replica is not None
         trainer.model = trainer.model_wrapped = process.replica.hosted.worker.space.model
-        trainer.state.global_step = process.at
+        trainer.state.global_step = process.last_step
         last = process.evaluations[-1] if process.evaluations else {}
         measured = {key: value for key, value in last.items() if isinstance(value, float)}
-        return TrainOutput(process.at, nan, {**measured, "weights_digest": digest})
+        return TrainOutput(process.last_step, nan, {**measured, "weights_digest": digest})
 
     trainer.train = train

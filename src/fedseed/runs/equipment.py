@@ -10,7 +10,7 @@ import torch
 
 from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
-from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
+from fedseed.federation.control import HELD_OUT, VALIDATION, average_metrics
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.group import gathered, space_of
 from fedseed.federation.hosted import Hosted
@@ -353,7 +353,7 @@ def _of_parties(
                     VALIDATION: len(validation),
                     VALIDATION_LOSS: mean_loss(model, objective, validation),
                 }
-        return {"by_client": by_client, **averaged(by_client)}
+        return {"by_client": by_client, **average_metrics(by_client)}
 
     return evaluate, notes
 

@@ -173,7 +173,7 @@ class _AtHand(Session):
         }
         about = Message.decode(next(iter(plans.values())))
         if self.byzantine is not None:
-            sent = self.byzantine.sent(about.round, sent, self.hosted.worker.corrupt)
+            sent = self.byzantine.corrupt_messages(about.round, sent, self.hosted.worker.corrupt)
         for client, answer in answers.items():
             self._now.spent.add(answer.spent)
             message = sent.get(client) or silent_message(
