@@ -88,9 +88,11 @@ def test_the_noise_is_what_the_account_is_told():
     assert abs(np.corrcoef(found[0][:-1], found[0][1:])[0, 1]) < 0.04
     same = mechanism("client", noise=3.0).noisy_sum([np.full(10_000, 1e-3)] * 2, 10_000)
     assert same - found[0] == pytest.approx(np.full(10_000, 2e-3), abs=1e-6)
-    divided = mechanism("client").mean([np.zeros(10_000)] * 3, asked=4)
+    divided = mechanism("client").mean([np.zeros(10_000)] * 3, client_count=4)
     assert divided == pytest.approx(found[1] / 4)
-    assert mechanism("client").mean([np.zeros(10_000)], asked=2) == pytest.approx(found[1] / 2)
+    assert mechanism("client").mean([np.zeros(10_000)], client_count=2) == pytest.approx(
+        found[1] / 2
+    )
 
 
 # -- the account

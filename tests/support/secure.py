@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import TooFewError, keys
 from fedseed.privacy.secure.client import SecureClient
-from fedseed.privacy.secure.dealing import about, deal, hashed
+from fedseed.privacy.secure.dealing import deal, hash_share, name_part
 from fedseed.privacy.secure.fixed import FixedPoint
 from fedseed.privacy.secure.messages import Phase, numbers, pieces, read_numbers, unframed
 from fedseed.privacy.secure.shamir import PRIME, SHARE_BYTES
@@ -196,33 +196,33 @@ class Liar(SecureClient):
 
     def _shares(self, setup, body):
         found = super()._shares(setup, body)
-        victims = [holder for holder in setup.dealt if holder != self.number]
+        victims = [holder for holder in setup.dealt_parts if holder != self.number]
         victims = victims[:1] if "to one" in self.lie else victims
         if self.lie == "too few parts":
             return found[: len(found) // 2]
         if self.lie == "another secret":
             secrets = [token_bytes(16) for _ in range(2 * setup.terms.count)]
-            setup.dealt = deal(
+            setup.dealt_parts = deal(
                 secrets, setup.terms.setup, self.number, setup.bundles, setup.terms.threshold
             )
         for holder in victims:
-            key, part = setup.dealt[holder]
+            key, part = setup.dealt_parts[holder]
             shares = [randbelow(PRIME).to_bytes(SHARE_BYTES, "little") for _ in part.hashes]
-            use = about(setup.terms.setup, self.number, holder)
+            use = name_part(setup.terms.setup, self.number, holder)
             text = keys.seal(
-                keys.agreed(key, setup.bundles[holder].sealing, use), b"".join(shares), use
+                keys.agree(key, setup.bundles[holder].sealing, use), b"".join(shares), use
             )
             if "unreadable" in self.lie:
                 part = replace(part, text=token_bytes(len(part.text)))
             elif self.lie == "other hashes":
                 part = replace(part, text=text)
             elif "wrong shares" in self.lie or "deals wrongly" in self.lie:
-                part = replace(part, text=text, hashes=tuple(map(hashed, shares)))
-            setup.dealt[holder] = key, part
-        return b"".join(part.encode() for _, part in setup.dealt.values())
+                part = replace(part, text=text, hashes=tuple(map(hash_share, shares)))
+            setup.dealt_parts[holder] = key, part
+        return b"".join(part.encode() for _, part in setup.dealt_parts.values())
 
-    def _take(self, setup, body):
-        found = super()._take(setup, body)
+    def _receive_shares(self, setup, body):
+        found = super()._receive_shares(setup, body)
         if not self.lie.startswith("accuses"):
             setup.members = read_numbers(body)[0]  # it goes on whatever it got
             return found

@@ -37,7 +37,7 @@ class InMemory(Hub):
     """The transport in one process."""
 
     def interrupt(self, end):
-        end._events.again()  # nothing is ever lost
+        end._events.reconnected()  # nothing is ever lost
 
 
 class AtAddress:

@@ -59,7 +59,7 @@ class Room:
 
     def signed(self, subject, data):
         """The header that Mallory's key makes."""
-        return Signatures.read(self.keys / "mallory.nk").headers(subject, data)
+        return Signatures.from_key_file(self.keys / "mallory.nk").headers(subject, data)
 
     async def open(self):
         async def receive(sender, what, data):
@@ -232,7 +232,7 @@ async def test_objects_are_their_owners(room):
     for subject in (SUBJECTS.chunks("honest", "update"), SUBJECTS.chunks(None, "step")):
         await room.reply_to(GET, subject)
     await room.mallory.flush()
-    signatures = Signatures.read(room.keys / "mallory.nk")
+    signatures = Signatures.from_key_file(room.keys / "mallory.nk")
     for name, place in (
         ("bad", "x"),
         ("bad", "a.0.99999999999999999999"),

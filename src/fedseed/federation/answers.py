@@ -107,7 +107,7 @@ class Answers:
 
             examples = {numbers[name]: len(items) for name, items in hosted.items.items()}
             identities = {numbers[name]: key for name, key in hosted.identities.items()}
-            folder, public_keys = hosted.opened, hosted.secure.known(numbers)
+            folder, public_keys = hosted.opened, hosted.secure.public_keys(numbers)
             round_files: dict[int, Path] = {}
             if folder is not None:
                 round_files = {numbers[name]: folder / name for name in hosted.items}

@@ -57,12 +57,12 @@ def _make_secure_coordinator(
     from fedseed.federation.secure import SecureCoordinator
     from fedseed.privacy.secure.summing import kept_proofs
 
-    problem = settings.unknown(names)
+    problem = settings.missing_key(names)
     if problem is not None:
         raise ValueError(problem)
     coordinator = SecureCoordinator(settings, *common)
     summing = coordinator.summing
-    summing.known = settings.known({name: number for number, name in enumerate(names)})
+    summing.known = settings.public_keys({name: number for number, name in enumerate(names)})
     if session.settings.proofs is not None:
         summing.barred, invalid_files = kept_proofs(session.settings.proofs, summing.known)
         for path in invalid_files:

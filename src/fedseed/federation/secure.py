@@ -198,9 +198,9 @@ class SecureCoordinator(Coordinator):
             return answers
         self.suspects.record_true_sum(current.number, sorted(current.updates))
         if kind.counted:
-            vector = form.read(self._sum)
+            vector = form.decode(self._sum)
         else:
-            vector = form.read(self._sum[:-1]) / int(self._sum[-1])
+            vector = form.decode(self._sum[:-1]) / int(self._sum[-1])
         return replace(answers, answers=(Answer(EVERYBODY, 1.0, kind.of(vector, context)),))
 
     def _impossible(self, current: Round, words: Words, counted: bool) -> str | None:
@@ -212,7 +212,7 @@ class SecureCoordinator(Coordinator):
         highest = len(current.updates)
         if counted:
             summed = "votes"
-            total = int(np.abs(self.summing.form.read(words)).max(initial=0))
+            total = int(np.abs(self.summing.form.decode(words)).max(initial=0))
         else:
             total = int(words[-1])
             if total == 0:
@@ -278,7 +278,7 @@ class Masking:
         payload = Message.decode(update).payload
         vector = self.method.decode_update(state, number, payload).vector(context)
         if kind.counted:
-            return self.form.write(vector)
+            return self.form.encode(vector)
         weight = self.examples[client] if self.method.weighting == "examples" else 1
         largest = float(np.abs(vector).max(initial=0.0)) * weight
         step = 2.0**-self.form.fraction
@@ -289,7 +289,7 @@ class Masking:
                 f"secure_sums.fraction_bits, {self.form.fraction} now, 48 at most"
             )
             self.warn = None
-        return np.append(self.form.write(vector, weight), self.form.dtype.type(weight))
+        return np.append(self.form.encode(vector, weight), self.form.dtype.type(weight))
 
 
 def first_round(ask: bytes) -> int | None:

@@ -1,4 +1,4 @@
-"""Differential privacy: mechanisms, what they have spent, and where they wrap a method."""
+"""Differential privacy: mechanisms, accounts of what they have spent, and wrappers of a method."""
 
 from fedseed.privacy.protection import mechanism_of, misfit, protected, protection_of, settings_of
 from fedseed.privacy.scalars import PrivateScalars, noise_for

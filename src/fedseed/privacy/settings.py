@@ -1,6 +1,4 @@
-"""A recipe's `[privacy]`: what is protected, how it is bounded, how much noise it gets, and how
-much may be spent.
-"""
+"""A recipe's `[privacy]`: the protected data, bounds, noise, and budget."""
 
 from typing import Annotated, Literal
 
@@ -61,5 +59,5 @@ class PrivacySettings(BaseModel):
         return self
 
 
-# why a client of a private run sends nothing: the reason would depend on its data
+# the reason that a client of a private run gives for sending nothing: another would reveal data
 WITHHELD = "nothing to send"

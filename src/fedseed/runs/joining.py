@@ -306,7 +306,7 @@ def identities(
                 f"--identity {file}: the recipe has nobody's public key (secure_sums.identities)"
             )
         return {}
-    if (problem := sums.unknown(clients)) is not None:
+    if (problem := sums.missing_key(clients)) is not None:
         raise RecipeError(problem)
     if file is None:
         raise RecipeError(

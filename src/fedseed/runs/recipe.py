@@ -502,7 +502,7 @@ class Recipe(Table):
             None
             if sums is None
             else secure_problem(sums, self.method, self.aggregation, per_round),
-            None if sums is None else sums.unknown(clients or ()),
+            None if sums is None else sums.missing_key(clients or ()),
             None
             if self.reward is None
             else self.reward.problem() or without_gradients(self.method),

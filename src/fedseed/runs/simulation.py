@@ -25,7 +25,7 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.messages import Message
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.rounds import Gathered, Rounds
-from fedseed.federation.secure import Masking, SecureCoordinator, answered
+from fedseed.federation.secure import Masking, SecureCoordinator, answer_ask
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.worker import Answer
 from fedseed.methods import Method
@@ -153,7 +153,7 @@ class _AtHand(Session):
             elif self.masking is not None:
                 for client in clients:
                     self.rounds.take(
-                        self.hosted.names[client], answered(self.masking, client, message)
+                        self.hosted.names[client], answer_ask(self.masking, client, message)
                     )
         if plans:
             self._train(dict(sorted(plans.items())))

@@ -148,11 +148,11 @@ def test_what_a_client_signs_says_who_answers_which_ask_knowing_which_keys():
     about = [b"agreed", 7, b"a" * 32, b"said"]
     who, whole = (
         b"fedseed secure sums: answer" + sha256(b"agreed").digest() + struct.pack("<I", 7),
-        wire.told(*about),
+        wire.signing_payload(*about),
     )
     assert whole == who + b"a" * 32 + b"said"
     for at, other in enumerate((b"", 8, b"b" * 32, b"sai")):
-        assert wire.told(*about[:at], other, *about[at + 1 :]) != whole
+        assert wire.signing_payload(*about[:at], other, *about[at + 1 :]) != whole
 
 
 def test_parts_and_faults():

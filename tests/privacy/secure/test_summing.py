@@ -33,7 +33,7 @@ from fedseed.privacy.secure.shamir import PRIME, SHARE_BYTES, factors, join, rea
 from fedseed.privacy.secure.summing import convicted
 from support.secure import FORM, LIES, UNPROVEN, Room
 
-VALUES = {c: FORM.write(np.array([1.5, -2.25, 1e3 * c, 0.0, -c])) for c in range(9)}
+VALUES = {c: FORM.encode(np.array([1.5, -2.25, 1e3 * c, 0.0, -c])) for c in range(9)}
 
 
 def plain(clients):
@@ -85,15 +85,16 @@ def test_what_is_no_share_is_refused():
 def test_words_add_up_exactly_and_never_over(form):
     random = np.random.default_rng(1)
     made = random.normal(size=50) * 100
-    assert np.abs(form.read(form.write(made)) - made).max() <= 0.5 / 2**form.fraction
+    assert np.abs(form.decode(form.encode(made)) - made).max() <= 0.5 / 2**form.fraction
     assert (
-        form.read(form.write(made, 3)) == np.rint(made * 3 * 2.0**form.fraction) / 2**form.fraction
+        form.decode(form.encode(made, 3))
+        == np.rint(made * 3 * 2.0**form.fraction) / 2**form.fraction
     ).all()
     most = 2.0 ** (form.bits - 1 - form.fraction)
     huge = np.array([np.finfo(float).max, -np.finfo(float).max, 2 * most / form.clients])
-    total = sum((form.write(huge) for _ in range(form.clients)), start=np.zeros(3, form.dtype))
-    assert (np.sign(form.read(total)) == [1, -1, 1]).all()
-    assert np.allclose(np.abs(form.read(total)), most, rtol=1e-2)
+    total = sum((form.encode(huge) for _ in range(form.clients)), start=np.zeros(3, form.dtype))
+    assert (np.sign(form.decode(total)) == [1, -1, 1]).all()
+    assert np.allclose(np.abs(form.decode(total)), most, rtol=1e-2)
 
 
 def test_words_by_hand():
@@ -101,14 +102,14 @@ def test_words_by_hand():
     1) / n.
     """
     form = FixedPoint(32, 0, 1)
-    assert form.write(np.array([0.5, 1.5, -1.0, 3e9, -3e9])).tolist() == [
+    assert form.encode(np.array([0.5, 1.5, -1.0, 3e9, -3e9])).tolist() == [
         0,
         2,
         2**32 - 1,
         2**31 - 2,
         2**31 + 2,
     ]
-    assert form.read(np.array([3, 2**31 - 1, 2**31, 2**32 - 1], dtype=np.uint32)).tolist() == [
+    assert form.decode(np.array([3, 2**31 - 1, 2**31, 2**32 - 1], dtype=np.uint32)).tolist() == [
         3,
         2**31 - 1,
         -(2**31),
@@ -297,7 +298,7 @@ def test_nobody_disowns_an_honest_dealer():
     room, _ = ready()
     setup = room.summing.setup
     shares = {
-        holder: room.clients[holder]._setups[setup.terms.setup].held[4][1] for holder in (0, 1, 2)
+        holder: room.clients[holder]._setups[setup.terms.setup].shares[4][1] for holder in (0, 1, 2)
     }
     for wrong in (shares, {**shares, 1: bytes(17)}, {0: shares[0], 1: shares[1]}):
         fault = Fault(4, True, wrong, setup.heard[1][4])
