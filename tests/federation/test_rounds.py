@@ -12,7 +12,7 @@ from fedseed.federation.protocol import read_plan
 from fedseed.federation.rounds import Rounds
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.methods import FeedSign, ZOFedSGD
-from fedseed.privacy import PrivacySettings, protected
+from fedseed.privacy import PrivacySettings, protect
 from fedseed.transport.memory import MemoryEnd
 from support.heard import Heard
 from support.reception import LAYOUT
@@ -187,11 +187,9 @@ def test_under_privacy_nobody_takes_the_place_of_one_that_is_away():
 
     So no client has more turns than are counted.
     """
-    method = protected(
-        ZOFedSGD(seeds="shared"), PrivacySettings(level="client", clip=1.0, noise=1.0)
-    )
+    method = protect(ZOFedSGD(seeds="shared"), PrivacySettings(level="client", clip=1.0, noise=1.0))
     run = Answering({"a": yes, "b": yes}, 1, method, b"\0" * 4, away="b")
-    asked = [run.coordinator.sampled(number) for number in range(1, 9)]
+    asked = [run.coordinator.sample_clients(number) for number in range(1, 9)]
     assert {0} in map(set, asked) and {1} in map(set, asked)
     taken = [run.round(number)[0] for number in range(1, 9)]
     assert taken == [["ab"[client] for client in clients] for clients in asked] and run.turns >= 10

@@ -38,7 +38,7 @@ def test_configurations(tmp_path):
         None,
     )
     found = [
-        place_of({"partition-id": n, "num-partitions": 2}).mine(["a", "b", "c"]) for n in range(2)
+        place_of({"partition-id": n, "num-partitions": 2}).select(["a", "b", "c"]) for n in range(2)
     ]
     assert found == [["a", "c"], ["b"]]
     with pytest.raises(RecipeError, match="node config: whose work does this node do"):

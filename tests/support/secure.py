@@ -14,7 +14,7 @@ from fedseed.privacy.secure import TooFewError, keys
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.dealing import deal, hash_share, name_part
 from fedseed.privacy.secure.fixed import FixedPoint
-from fedseed.privacy.secure.messages import Phase, numbers, pieces, read_numbers, unframed
+from fedseed.privacy.secure.messages import Phase, numbers, pieces, read_numbers, unframe
 from fedseed.privacy.secure.shamir import PRIME, SHARE_BYTES
 from fedseed.privacy.secure.summing import Summing
 
@@ -62,7 +62,7 @@ class Room:
         self.heard = []  # what the coordinator got: (client, phase or "vector", bytes)
 
     def say(self, client, ask):
-        phase = unframed(ask)[0]
+        phase = unframe(ask)[0]
         if client in self.gone.get(phase, ()):
             return None
         answer = self.changed(
@@ -116,7 +116,7 @@ class Room:
         found = {}
         for client in self.summing.setup.members:
             if client not in self.gone.get("vector", ()):
-                data = self.clients[client].masked(round, attempt, values[client])
+                data = self.clients[client].mask_words(round, attempt, values[client])
                 self.heard.append((client, "vector", data))
                 assert data[:8] == self.summing.setup.terms.setup
                 found[client] = np.frombuffer(data[8:], dtype=self.form.dtype)
@@ -168,14 +168,14 @@ class Liar(SecureClient):
         self.lie = lie
         self.silent = {Phase[name] for name in silent}
 
-    def masked(self, round, attempt, words):
+    def mask_words(self, round, attempt, words):
         if self.lie == ABSURD:
             words = words.copy()
             words[-1] = 1000 if len(words) == 1 else 1 << 40
-        return super().masked(round, attempt, words)
+        return super().mask_words(round, attempt, words)
 
     def answer(self, ask):
-        phase = unframed(ask)[0]
+        phase = unframe(ask)[0]
         hides = {
             "unreadable, and shows nothing": Phase.REVEAL,
             "wrong shares, and is silent": Phase.OPEN,

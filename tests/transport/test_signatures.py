@@ -120,11 +120,11 @@ def test_a_chain_knows_what_did_not_count_up_to_a_bound(keys, monkeypatch):
     writing, reading = Chain(read(keys, "coordinator"), "log"), Chain(read(keys, "a"), "log")
     first, writing.head = writing.sign(b"one")
     assert not any(reading.take(data, None) for data in (b"x", b"x", b"y", b"z", b"z", b"x"))
-    assert reading._others == {
+    assert reading._rejected == {
         hashlib.blake2b(data, digest_size=16).digest() for data in (b"x", b"y")
     }
     assert (
-        reading.take(b"one", first) and not reading.take(b"y", None) and len(reading._others) == 1
+        reading.take(b"one", first) and not reading.take(b"y", None) and len(reading._rejected) == 1
     )
     assert reading.take(b"two", writing.sign(b"two")[0])
     plain = Chain(Signatures(), "log")

@@ -34,7 +34,7 @@ from fedseed.cli.common import (
 )
 from fedseed.errors import FedseedError, NetworkError, RecipeError, plural
 from fedseed.federation.control import Status, parse_control
-from fedseed.federation.protocol import listed
+from fedseed.federation.protocol import list_names
 from fedseed.metrics import metric_of, metric_title, shown_metrics
 from fedseed.orbit import Orbit
 from fedseed.processes import alone
@@ -606,7 +606,7 @@ def describe(about: dict[str, Any]) -> list[str]:
         f"{about['run']} ({about['method']}): round {about['round']} of {about['rounds']}, "
         f"since {time.strftime('%Y-%m-%d %H:%M', time.gmtime(about['began']))} UTC",
         f"clients  {about['alive']} of {about['clients']} alive"
-        + (f"; away: {listed(about['away'])}" if about["away"] else ""),
+        + (f"; away: {list_names(about['away'])}" if about["away"] else ""),
     ]
     if about.get("waiting"):
         waiting = about["waiting"]
@@ -615,9 +615,9 @@ def describe(about: dict[str, Any]) -> list[str]:
             "has begun"
         )
     if about["waiting_for"]:
-        lines.append(f"waiting  for {listed(about['waiting_for'])}")
+        lines.append(f"waiting  for {list_names(about['waiting_for'])}")
     if about.get("late"):
-        lines.append(f"late     {listed(about['late'])}: several times as long as the others")
+        lines.append(f"late     {list_names(about['late'])}: several times as long as the others")
     if "bytes_up" in last:
         lines.append(
             f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and "
@@ -639,7 +639,7 @@ def describe(about: dict[str, Any]) -> list[str]:
     if about["repeated_rounds"]:
         lines.append(f"repeated {about['repeated_rounds']} rounds had too few answers")
     if about["drifted"]:
-        lines.append(f"drifted  {listed(about['drifted'])}")
+        lines.append(f"drifted  {list_names(about['drifted'])}")
     for name, reasons in about["refusals"].items():
         for reason, count in reasons.items():
             lines.append(f"refused  {count} of {name}: {reason}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fedseed.federation.fingerprint import Fingerprint
-from fedseed.federation.protocol import listed
+from fedseed.federation.protocol import list_names
 from fedseed.orbit import Header
 from fedseed.orbit.header import START
 
@@ -60,7 +60,7 @@ class Claim:
         if self.fingerprint is not None:
             text += f", tokens {self.fingerprint.tokens} ({self.fingerprint.describe_versions()})"
         if self.names is not None:
-            text += f", the clients {listed(self.names)}"
+            text += f", the clients {list_names(self.names)}"
         return text
 
 

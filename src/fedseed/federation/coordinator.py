@@ -109,11 +109,11 @@ class Coordinator:
         Returns:
             The clients that take part, in ascending order.
         """
-        clients = self.sampled(number, alive)
+        clients = self.sample_clients(number, alive)
         self._open = Round(number, clients, attempt)
         return clients
 
-    def sampled(self, number: int, alive: Collection[int] | None = None) -> list[int]:
+    def sample_clients(self, number: int, alive: Collection[int] | None = None) -> list[int]:
         """Return the clients that take part in a past, present or future round.
 
         (seed, round) put all clients in an order, and the first ones that are alive take part. So a
@@ -175,7 +175,7 @@ class Coordinator:
         if self.per_round >= len(turns):
             turns += 1
         else:
-            turns[self.sampled(number)] += 1
+            turns[self.sample_clients(number)] += 1
 
     def _advance(self, step: Payload) -> None:
         self.state = self.method.advance(self.state, step)
@@ -294,7 +294,7 @@ class Coordinator:
         if self.untaken is not None:
             answers = replace(answers, answers=())
         if self.protection is not None:
-            answers = self.protection.combined(self.state, answers, len(current.clients))
+            answers = self.protection.combine(self.state, answers, len(current.clients))
         try:
             self.state, payload, step, size = self._step(answers)
         except MessageError as error:

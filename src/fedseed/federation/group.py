@@ -61,7 +61,7 @@ def space_of(model: Any) -> type[ParameterSpace]:
     return ShardedSpace
 
 
-def gathered(hosted: Hosted) -> Hosted:
+def lead_group(hosted: Hosted) -> Hosted:
     """Return `hosted`, whose collective calls now run in the whole group.
 
     Only the first process returns: the others follow its orders, and end.

@@ -16,7 +16,7 @@ from fedseed.federation.control import (
 )
 from fedseed.federation.cost import MOST_PHASES, Cost
 from fedseed.federation.membership import Host, Roster
-from fedseed.federation.protocol import listed
+from fedseed.federation.protocol import list_names
 from fedseed.federation.session import (
     GRACE_SECONDS,
     RESEND_SECONDS,
@@ -217,7 +217,8 @@ class Inquiry:
         if drifted:
             self.drifted |= drifted
             self.session.progress.warn(
-                f"round {number}: {listed(drifted)} has other weights: it repairs itself by replay"
+                f"round {number}: {list_names(drifted)} has other weights: it repairs itself by "
+                "replay"
             )
         return majority_digest
 
@@ -340,7 +341,7 @@ class Inquiry:
         if not question.is_noted:
             question.is_noted = True
             self.session.progress.warn(
-                f"round {question.number}: no report has come: waiting for {listed(alive)}"
+                f"round {question.number}: no report has come: waiting for {list_names(alive)}"
             )
 
     def _check_hope(self, question: _OpenQuestion, alive: Mapping[str, Host], now: float) -> None:
@@ -348,8 +349,8 @@ class Inquiry:
         if question.all_tried and now > question.give_up_at and alive.keys() <= question.answered:
             seconds = MOST_DEADLINES * self.session.settings.deadline
             raise NetworkError(
-                f"round {question.number}: {listed(alive)} have answered for {seconds:g} s, and "
-                "none has sent an evaluation that can be used"
+                f"round {question.number}: {list_names(alive)} have answered for {seconds:g} s, "
+                "and none has sent an evaluation that can be used"
             )
 
     def _begin_wait(self, hosts: Set[str]) -> Wait[str]:

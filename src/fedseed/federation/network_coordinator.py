@@ -19,7 +19,7 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.membership import Roster
-from fedseed.federation.protocol import listed
+from fedseed.federation.protocol import list_names
 from fedseed.federation.reception import Reception
 from fedseed.federation.rounds import Rounds
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
@@ -55,7 +55,7 @@ def _make_secure_coordinator(
     Raises ValueError: the settings do not fit the clients or the method.
     """
     from fedseed.federation.secure import SecureCoordinator
-    from fedseed.privacy.secure.summing import kept_proofs
+    from fedseed.privacy.secure.summing import load_proofs
 
     problem = settings.missing_key(names)
     if problem is not None:
@@ -64,7 +64,7 @@ def _make_secure_coordinator(
     summing = coordinator.summing
     summing.known = settings.public_keys({name: number for number, name in enumerate(names)})
     if session.settings.proofs is not None:
-        summing.barred, invalid_files = kept_proofs(session.settings.proofs, summing.known)
+        summing.barred, invalid_files = load_proofs(session.settings.proofs, summing.known)
         for path in invalid_files:
             session.progress.warn(f"{path} shows nothing, so nobody is barred by it")
     return coordinator
@@ -159,7 +159,7 @@ class NetworkCoordinator(Working):
         if log.beginning.fingerprint is not None:
             self.reception.fingerprint = Fingerprint.from_json(log.beginning.fingerprint)
         if self.roster.names and self.roster.names != names:
-            log_clients, recipe_clients = listed(names), listed(self.roster.names)
+            log_clients, recipe_clients = list_names(names), list_names(self.roster.names)
             raise MessageError(
                 f"run {self.run} began with the clients {log_clients}, the recipe has "
                 f"{recipe_clients}: choose another name (--run), or delete it from the server with "

@@ -175,7 +175,7 @@ def read_silent(data: bytes) -> tuple[int, int, str]:
     return number, attempt, shown(data[_SILENT.size :].decode(errors="replace"))
 
 
-def listed(names: Collection[str], shown_count: int = 8) -> str:
+def list_names(names: Collection[str], shown_count: int = 8) -> str:
     """Return sorted names as a text: all of them, or the first few and the number of the rest."""
     ordered = [shown(name, _NAME_CHARACTERS) for name in sorted(names)]
     rest = f" and {len(ordered) - shown_count} more" if len(ordered) > shown_count else ""

@@ -15,7 +15,7 @@ from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.large import fetch
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.protocol import listed
+from fedseed.federation.protocol import list_names
 from fedseed.federation.session import RESEND_SECONDS, Session
 from fedseed.methods import Method
 from fedseed.orbit import Header
@@ -226,7 +226,7 @@ class Reception:
     def _fail_without_majority(self, clients: dict[str, int]) -> NoReturn:
         claims = self.agreement.claims
         opinions = "; ".join(
-            f"{count} ({listed(hosts)}): {claims[hosts[0]]}"
+            f"{count} ({list_names(hosts)}): {claims[hosts[0]]}"
             for count, hosts in self.agreement.groups(clients)
         )
         raise RecipeError(
@@ -269,9 +269,9 @@ class Reception:
         if self._ready_since is None:
             self._ready_since = now
             self.session.progress.warn(
-                f"{listed(roster.outvoted)} has another base, layout, first weights or tokens than "
-                "most: "
-                f"in {settings.deadline:g} s (federation.deadline) the run begins without"
+                f"{list_names(roster.outvoted)} has another base, layout, first weights or tokens "
+                f"than most: in {settings.deadline:g} s (federation.deadline) the run begins "
+                "without"
             )
         roster.goes_without = now >= self._ready_since + settings.deadline
         return roster.goes_without
@@ -291,7 +291,7 @@ class Reception:
         """Return a text about the clients that the start waits for."""
         required = self.roster.required_clients(self.session.settings.start_with) or "?"
         missing = [] if self.roster.open else self.roster.away()
-        coming = f"; to come: {listed(missing)}" if missing else ""
+        coming = f"; to come: {list_names(missing)}" if missing else ""
         return f"{len(self.roster.present())} of {required} clients are here{coming}"
 
     def check(self, header: Header, first: Header | None) -> None:
@@ -338,23 +338,11 @@ class Reception:
 
         Raises MessageError: the sender speaks for another process.
         """
-        host, names, names_matter = message.host, message.names, message.names_matter
+        host = message.host
         if host != sender:
             raise MessageError(f"it speaks for client {host}")
         try:
-            header = read_start(base64.b64decode(message.header), self._longest_start())
-            self.check(header, None)
-            fingerprint = None
-            if message.fingerprint is not None:
-                fingerprint = Fingerprint.from_json(message.fingerprint)
-            self._compare(header, message.begins, host, fingerprint)
-            # a process that lists all clients has an opinion on them while nobody else does
-            listing: tuple[str, ...] | None = None
-            if names_matter and not self.roster.names and not self.roster.open:
-                listing = tuple(names)
-            self._compare_names(host, names, names_matter)
-            # no orbit could begin with some headers
-            claim = Claim.from_header(header, message.begins, listing, fingerprint)
+            claim = self._check_hello(message)
         except (OrbitError, MessageError) as error:
             self.session.rejected.add(host, str(error))
             return Welcome(refused=shown(error, MOST_REFUSAL)).encode()
@@ -385,6 +373,26 @@ class Reception:
         if is_complete or 10 * self._new_hellos >= len(self.roster.hosts):
             self.session.stir()
         return Welcome(**answer).encode()
+
+    def _check_hello(self, message: Hello) -> Claim:
+        """Check that a process fits the run, and return its claim.
+
+        Raises OrbitError or MessageError: it does not fit.
+        """
+        host, names, names_matter = message.host, message.names, message.names_matter
+        header = read_start(base64.b64decode(message.header), self._longest_start())
+        self.check(header, None)
+        fingerprint = None
+        if message.fingerprint is not None:
+            fingerprint = Fingerprint.from_json(message.fingerprint)
+        self._compare(header, message.begins, host, fingerprint)
+        # a process that lists all clients has an opinion on them while nobody else does
+        listing: tuple[str, ...] | None = None
+        if names_matter and not self.roster.names and not self.roster.open:
+            listing = tuple(names)
+        self._compare_names(host, names, names_matter)
+        # no orbit could begin with some headers
+        return Claim.from_header(header, message.begins, listing, fingerprint)
 
     def _longest_start(self) -> int:
         """Return the most bytes of a header that is decoded.
@@ -456,7 +464,7 @@ class Reception:
             # this list is one opinion (`agreement`)
             pass
         elif names_matter and names != roster.names:
-            lists = f"{listed(names)} there, {listed(roster.names)} here"
+            lists = f"{list_names(names)} there, {list_names(roster.names)} here"
             order = " in another order" if sorted(names) == sorted(roster.names) else ""
             raise MessageError(f"another list of clients{order}: {lists}")
         elif not roster.names:
@@ -477,7 +485,7 @@ class Reception:
         if self.session.settings.enrols:
             late = "; it has begun, and nobody else can enrol"
         raise MessageError(
-            f"this run has no client {listed(unknown)}: it has {listed(roster.names)}{late}"
+            f"this run has no client {list_names(unknown)}: it has {list_names(roster.names)}{late}"
         )
 
     def largest_message(self) -> int:

@@ -15,7 +15,7 @@ from fedseed.federation.data_note import check_data, check_fingerprint
 from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.large import fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES, Message
-from fedseed.federation.protocol import Entry, listed, read_header, read_mark, read_step
+from fedseed.federation.protocol import Entry, list_names, read_header, read_mark, read_step
 from fedseed.orbit import Record
 from fedseed.orbit.record import link
 from fedseed.reports.progress import Progress
@@ -243,7 +243,7 @@ class Replica:
             if any(name not in beginning.names for name in self.hosted.items):
                 raise FedseedError(
                     f"run {self.run} has no client {self.hosted.host}: it has "
-                    f"{listed(beginning.names)}"
+                    f"{list_names(beginning.names)}"
                 )
             check_fingerprint(self.hosted, beginning.fingerprint)
             self._check_data(beginning.epoch)

@@ -37,9 +37,9 @@ from fedseed.privacy.protection import summand
 from fedseed.privacy.secure import LostError, OpenedBeforeError, TooFewError
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.fixed import Words
-from fedseed.privacy.secure.messages import SETUP_BYTES, Phase, Terms, unframed
+from fedseed.privacy.secure.messages import SETUP_BYTES, Phase, Terms, unframe
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
-from fedseed.privacy.secure.summing import Asking, Summing, keep_proof
+from fedseed.privacy.secure.summing import Asking, Summing, save_proof
 from fedseed.text import shown
 
 FIRST_EXCLUSION = 8  # rounds of the first exclusion of a client that may have lied in a sum
@@ -265,7 +265,7 @@ class Masking:
         Raises MessageError: no keys were agreed on for this attempt.
         """
         words = self._words(state, plan.round, client, update)
-        payload = self.clients[client].masked(plan.round, plan.attempt, words)
+        payload = self.clients[client].mask_words(plan.round, plan.attempt, words)
         return Message(
             MessageKind.UPDATE, self.method.code, plan.round, client, payload, plan.attempt
         ).encode()
@@ -298,7 +298,7 @@ def first_round(ask: bytes) -> int | None:
     None: it asks for something else, or is not valid.
     """
     with suppress(MessageError):
-        phase, setup, body = unframed(ask)
+        phase, setup, body = unframe(ask)
         return Terms.decode(setup, body).round if phase is Phase.KEYS else None
     return None
 
@@ -450,7 +450,7 @@ class SecureTalk:
             self._shown_barred.add(client)
             self.session.rejected.add(names[client], barred[client].reason)
             if proofs is not None:
-                keep_proof(proofs, client, barred[client])
+                save_proof(proofs, client, barred[client])
         for client, reason in doubted.items():
             self.session.rejected.add(names[client], reason)
             self.stragglers.leave_out(

@@ -124,7 +124,7 @@ class Account:
             vectors[turn.noise, turn.rate] += turn.releases
         return _epsilon_of(vectors, self.limits.delta)
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Return a line on what was used, and what is allowed."""
         limits = self.limits
         usage = f"{plural(self.turns, 'turn')} used, epsilon {self.epsilon():.4g}"

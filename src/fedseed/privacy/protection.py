@@ -30,7 +30,7 @@ from fedseed.methods.base import ALL, Answer, Answers, Method
 from fedseed.methods.payload import About, Payload, State, Summand
 from fedseed.methods.zeroth import Projection, ZerothOrder
 from fedseed.privacy.draws import private_batches
-from fedseed.privacy.scalars import PrivateScalars, bounded
+from fedseed.privacy.scalars import PrivateScalars, shorten
 from fedseed.privacy.settings import Level, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
 from fedseed.randomness import Basis, Domain, derive
@@ -157,14 +157,14 @@ def _counts_votes(method: Method) -> bool:
 class Private(Method, ABC):
     """A method with a recipe's `[privacy]`, which orbits keep among its settings.
 
-    `protected` makes one.
+    `protect` makes one.
     """
 
     kind: ClassVar[type[Method]]  # the class of the method without it
     private: PrivacySettings = Field(json_schema_extra={"internal": True})
 
     def __reduce__(self) -> Any:
-        return protected, (_plain(self), self.private)
+        return protect, (_plain(self), self.private)
 
 
 @cache
@@ -186,7 +186,7 @@ def _plain(method: Method) -> Method:
     )
 
 
-def protected(method: Method, settings: PrivacySettings) -> Method:
+def protect(method: Method, settings: PrivacySettings) -> Method:
     """Return a method with a recipe's `[privacy]`.
 
     Raises:
@@ -234,7 +234,7 @@ def read_method(kind: type[Method], settings: dict[str, Any]) -> Method:
         {key: value for key, value in settings.items() if key != "private"}
     )
     private = settings.get("private")
-    return method if private is None else protected(method, PrivacySettings.model_validate(private))
+    return method if private is None else protect(method, PrivacySettings.model_validate(private))
 
 
 def settings_of(method: Method) -> PrivacySettings | None:
@@ -322,7 +322,7 @@ class Protection(ABC):
         Raises NonFiniteError: only where sending nothing reveals nothing.
         """
 
-    def combined(self, state: State, answers: Answers, client_count: int) -> Answers:
+    def combine(self, state: State, answers: Answers, client_count: int) -> Answers:
         """Return the answers that the method gets in place of a round's answers.
 
         Args:
@@ -361,12 +361,12 @@ class ProtectedClients(Protection):
         update = kind.of(np.zeros(kind.words(context)), context)
         with suppress(NonFiniteError):
             update = self.method.train(state, plan, client)  # type: ignore[assignment]
-        bounded_vector = bounded(
+        bounded_vector = shorten(
             update.vector(context) / context.unit, self.mechanism.settings.clip
         )
         return update.with_vector(context.unit * bounded_vector, context)
 
-    def combined(self, state: State, answers: Answers, client_count: int) -> Answers:
+    def combine(self, state: State, answers: Answers, client_count: int) -> Answers:
         """Return one answer that stands for all: the noisy mean of the bounded vectors."""
         context, kind = About(self.method, state, "update", answers.round), summand(self.method)
 
@@ -392,7 +392,7 @@ class ProtectedVotes(Protection):
     def train(self, state: State, plan: Any, client: Client) -> Payload:
         return self.method.train(state, plan, _Voting(client))
 
-    def combined(self, state: State, answers: Answers, client_count: int) -> Answers:
+    def combine(self, state: State, answers: Answers, client_count: int) -> Answers:
         """Return one vote that stands for all, drawn by the sum of equally weighted votes."""
         if not answers:
             return answers

@@ -71,7 +71,7 @@ class PrivateScalars:
         """
         total = discrete_gaussian(self.sigma, length, self.random)
         for vector in vectors:
-            total += whole(vector, self.settings.clip, self.levels)
+            total += to_levels(vector, self.settings.clip, self.levels)
         return np.asarray(total * (self.settings.clip / self.levels), dtype=np.float64)
 
     def mean(
@@ -148,7 +148,7 @@ class PrivateScalars:
         return figures if settings.budget is None else {**figures, "budget": settings.budget}
 
 
-def whole(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> NDArray[np.int64]:
+def to_levels(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> NDArray[np.int64]:
     """Return a vector in whole numbers, at most `levels` long.
 
     Args:
@@ -165,8 +165,8 @@ def whole(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> NDArra
         return np.zeros(len(doubles), dtype=np.int64)
     scaled = doubles / largest  # so that no square overflows
     norm = float(np.sqrt(np.square(scaled).sum()))
-    length_over_clip = 1.0 if largest * norm > clip else largest * norm / clip
-    factor = levels * length_over_clip / norm
+    share_of_clip = 1.0 if largest * norm > clip else largest * norm / clip
+    factor = levels * share_of_clip / norm
     numbers = np.trunc(scaled * factor).astype(np.int64)
     # the last bits of doubles may add a little
     while int(np.square(numbers).sum()) > levels * levels:
@@ -174,9 +174,9 @@ def whole(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> NDArra
     return numbers
 
 
-def bounded(vector: NDArray[np.floating[Any]], clip: float) -> NDArray[np.float64]:
+def shorten(vector: NDArray[np.floating[Any]], clip: float) -> NDArray[np.float64]:
     """Return a vector shortened to `clip`, up to rounding; zeros if it is not finite."""
-    return np.asarray(whole(vector, clip, LEVELS) * (clip / LEVELS), dtype=np.float64)
+    return np.asarray(to_levels(vector, clip, LEVELS) * (clip / LEVELS), dtype=np.float64)
 
 
 @dataclass(frozen=True, order=True)

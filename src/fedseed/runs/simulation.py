@@ -327,7 +327,7 @@ class Simulation(Run):
     def catch_up(self, restored: Restored) -> None:
         self.worker.catch_up(restored.records)
         for number in range(1, restored.round + 1) if self.hosted.accounts else ():
-            for client in self.coordinator.sampled(number):
+            for client in self.coordinator.sample_clients(number):
                 account = self.hosted.accounts[self.names[client]]
                 account.count_earlier(run_of(self.hosted), kind_of(self.hosted))
         memory = self.worker.memory.folder

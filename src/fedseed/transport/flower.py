@@ -36,7 +36,7 @@ QUOTING_CODES = (1, 2)
 _EXCEPTION = re.compile(r"<class '([\w.]{1,80})'>", re.ASCII)
 
 
-def reported(error: Any) -> str:
+def describe_error(error: Any) -> str:
     """Return the text in the coordinator's log for an error that Flower sends in place of a reply.
 
     For an exception in a node's ClientApp Flower sends its text, too, which may quote an example:
@@ -250,7 +250,7 @@ class FlowerTransport(MemoryTransport, Working):
             if message is None:
                 raise MessageError(f"no answer within {self._patience:g} s")
             if message.has_error():
-                raise MessageError(f"Flower reports: {reported(message.error)}")
+                raise MessageError(f"Flower reports: {describe_error(message.error)}")
             reply, messages = wire.Reply.parse(message)
             node.have = reply.have
             node.restless = node.restless + 1 if reply.waits or not reply.heard else 0

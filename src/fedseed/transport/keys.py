@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.text import shown
 from fedseed.transport.base import check_run
-from fedseed.transport.nats_address import bracketed
+from fedseed.transport.nats_address import bracket_host
 from fedseed.transport.nats_server import (
     LOCAL,
     PROGRAM,
@@ -103,58 +103,49 @@ def make(
     if set(hosts) <= LOCAL:  # the default is to listen on all of the machine's addresses
         text = f'host: "{hosts[0]}"\n{text}'
     _write_secret(folder / "nats-server.conf", text.encode())
-    reach = ["--run", run, "--nats", f"tls://{bracketed(hosts[0])}:{port}"]
+    reach = ["--run", run, "--nats", f"tls://{bracket_host(hosts[0])}:{port}"]
+    ca_file = folder / "ca.pem"
     lines = [
         "# the server",
         _command(_as_typed(program), "-c", folder / "nats-server.conf"),
         "# the coordinator",
-    ]
-    lines.append(
         _command(
-            "fedseed",
-            "serve",
-            recipe,
-            *reach,
-            "--key",
-            folder / "coordinator.nk",
-            "--ca",
-            folder / "ca.pem",
-        )
-    )
+            *("fedseed", "serve", recipe, *reach),
+            *("--key", folder / "coordinator.nk", "--ca", ca_file),
+        ),
+    ]
     for name, clients_of in hosted.items():
-        client_options = [word for client in clients_of for word in ("--client", client)]
-        data: list[str] = []
-        data_hint = ""
-        if own_data:
-            data = ["--data", f"{name}.jsonl" if clients_of == [name] else name]
-            data_hint = f", and its data ({data[1]}, say)"
-        lines.append(
-            f"# {name}, in a folder with {Path(recipe).name}, {name}.nk, ca.pem{data_hint}"
-        )
-        lines.append(
-            _command(
-                "fedseed",
-                "join",
-                Path(recipe).name,
-                *reach,
-                "--key",
-                f"{name}.nk",
-                "--ca",
-                "ca.pem",
-                *client_options,
-                *data,
-                "--out",
-                f"model-{name}",
-            )
-        )
+        lines += _join_lines(name, clients_of, Path(recipe).name, reach, own_data)
     lines.append("# anybody who has watcher.nk and ca.pem")
-    watcher = ("--key", folder / "watcher.nk", "--ca", folder / "ca.pem", "--watch")
+    watcher = ("--key", folder / "watcher.nk", "--ca", ca_file, "--watch")
     lines.append(_command("fedseed", "status", run, *reach[2:], *watcher))
     lines.append(
         f"# Give each client {Path(recipe).name}, its .nk file and ca.pem, over a safe way; the "
         "other files stay here."
     )
     return lines
+
+
+def _join_lines(
+    name: str, clients: Sequence[str], recipe: str, reach: Sequence[str], own_data: bool
+) -> list[str]:
+    """Return the comment and the command of the process that has the key `name`."""
+    client_options = [word for client in clients for word in ("--client", client)]
+    data: list[str] = []
+    data_hint = ""
+    if own_data:
+        data = ["--data", f"{name}.jsonl" if clients == [name] else name]
+        data_hint = f", and its data ({data[1]}, say)"
+    return [
+        f"# {name}, in a folder with {recipe}, {name}.nk, ca.pem{data_hint}",
+        _command(
+            *("fedseed", "join", recipe, *reach),
+            *("--key", f"{name}.nk", "--ca", "ca.pem"),
+            *client_options,
+            *data,
+            *("--out", f"model-{name}"),
+        ),
+    ]
 
 
 def _checked_host(host: str) -> str:

@@ -31,7 +31,7 @@ from fedseed.transport.nats_log import (
     NatsLogWriter,
     is_missing,
     is_without_jetstream,
-    stored,
+    read_stream,
     with_remedy,
 )
 from fedseed.transport.nats_objects import ObjectsEnd
@@ -46,7 +46,7 @@ MORE = "docs/federation.md says what that means"
 
 
 @contextmanager
-def explained(failure: str, stream: str = "") -> Iterator[None]:
+def network_errors(failure: str, stream: str = "") -> Iterator[None]:
     """Raise the library's errors as one of fedseed's.
 
     Args:
@@ -168,7 +168,7 @@ class NatsEnd(ObjectsEnd):
         entries: list[bytes] = []
         chain = Chain(self.signatures, self.subjects.log)
         sequence = 0
-        async with aclosing(stored(self.connection, self.subjects.stream)) as messages:
+        async with aclosing(read_stream(self.connection, self.subjects.stream)) as messages:
             async for message in messages:
                 if message.sequence > sequence + 1:
                     raise base.LogCutError(self.subjects.run)
@@ -219,7 +219,7 @@ class NatsEnd(ObjectsEnd):
         headers = self.signatures.headers(subject, data)
         # during a long interruption messages that are not stored are lost
         lost = nats.errors.OutboundBufferLimitError
-        with explained(f"nothing can be sent to run {self.subjects.run}"), suppress(lost):
+        with network_errors(f"nothing can be sent to run {self.subjects.run}"), suppress(lost):
             await (connection or self.connection).publish(subject, data, headers=headers)
 
 
@@ -228,7 +228,7 @@ async def wait_for_server(connection: Guarded) -> None:
 
     nats-py writes the ping of a flush ahead of pending data; a second flush comes after all of it.
     """
-    with explained("the server does not answer"):
+    with network_errors("the server does not answer"):
         for _ in range(2):
             await connection.flush()
 
@@ -350,7 +350,7 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
                 deny_purge=True,
                 republish=api.RePublish(src=self.subjects.log, dest=self.subjects.entries),
             )
-            with explained(f"the log of run {self.subjects.run} can't be made"):
+            with network_errors(f"the log of run {self.subjects.run} can't be made"):
                 await self.connection.jetstream(timeout=REQUEST_SECONDS).add_stream(settings)
 
         chain = Chain(self.signatures, self.subjects.log)
@@ -382,7 +382,7 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
 
     async def allow(self, owner: str | None, byte_limit: int | None) -> None:
         bucket = self.subjects.bucket(owner)
-        with explained(f"the object store {bucket} can't be made"):
+        with network_errors(f"the object store {bucket} can't be made"):
             try:
                 await self._stream.object_store(bucket)
             except NotFoundError:
@@ -394,7 +394,7 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
     async def delete(self) -> None:
         stream = self.connection.jetstream(timeout=REQUEST_SECONDS)
         buckets = f"OBJ_{self.subjects.stream}--"
-        with explained(f"run {self.subjects.run} can't be deleted"):
+        with network_errors(f"run {self.subjects.run} can't be deleted"):
             names: list[str] = []
             while page := await stream.streams_info(offset=len(names)):
                 names += [str(info.config.name) for info in page]

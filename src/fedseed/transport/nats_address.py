@@ -11,7 +11,7 @@ ENCRYPTED = ("tls", "wss")
 WEB_SOCKETS = ("ws", "wss")
 
 
-def bracketed(host: str) -> str:
+def bracket_host(host: str) -> str:
     """Return a host as it is written in an address: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
@@ -28,7 +28,7 @@ class Address:
     @property
     def place(self) -> str:
         """Host and port as a text for people."""
-        return f"{bracketed(self.host)}:{self.port}"
+        return f"{bracket_host(self.host)}:{self.port}"
 
     @property
     def encrypted(self) -> bool:

@@ -129,7 +129,7 @@ class Stored(NamedTuple):
         )
 
 
-async def stored(
+async def read_stream(
     connection: Guarded, stream: str, first: int = 1, subject: str = ">"
 ) -> AsyncGenerator["Stored"]:
     """Yield the messages of a stream in order, without a consumer on the server.
@@ -285,11 +285,11 @@ class LogFollower(Working):
     async def _catch_up(self) -> None:
         """Take all entries of the log.
 
-        Raises the errors of `stored`, and LogCutError: entries are missing.
+        Raises the errors of `read_stream`, and LogCutError: entries are missing.
         """
         last_known, interruptions = self._last_message, self.connection.stats["reconnects"]
         async with aclosing(
-            stored(self.connection, self.subjects.stream, self._last + (last_known is None))
+            read_stream(self.connection, self.subjects.stream, self._last + (last_known is None))
         ) as messages:
             async for message in messages:
                 if last_known is not None and not message.is_same(last_known):
@@ -419,7 +419,7 @@ class NatsLogWriter(LogWriter):
     async def _read_on(self, chain: Chain) -> bytes | None:
         sequence = self._sequence
         async with aclosing(
-            stored(self.connection, self.subjects.stream, sequence + 1)
+            read_stream(self.connection, self.subjects.stream, sequence + 1)
         ) as messages:
             async for message in messages:
                 sequence = message.sequence

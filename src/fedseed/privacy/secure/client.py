@@ -29,7 +29,7 @@ from fedseed.privacy.secure.messages import (
     Phase,
     Terms,
     digest_of,
-    framed,
+    frame,
     numbers,
     pieces,
     read_bundles,
@@ -38,7 +38,7 @@ from fedseed.privacy.secure.messages import (
     share_ask,
     signed_parts,
     signing_payload,
-    unframed,
+    unframe,
 )
 from fedseed.privacy.secure.settings import FEWEST, MOST_ROUNDS
 from fedseed.privacy.secure.shamir import SECRET_BYTES
@@ -106,7 +106,7 @@ class SecureClient:
 
         Raises MessageError: there is no answer; the text has the reason.
         """
-        phase, name, body = unframed(ask)
+        phase, name, body = unframe(ask)
         if phase is Phase.KEYS:
             if name not in self._setups:
                 self._begin(Terms.decode(name, body))
@@ -131,7 +131,7 @@ class SecureClient:
             Phase.OPEN: self._open,
             Phase.DISOWN: self._disown,
         }
-        content = framed(phase, name, handlers[phase](setup, body))
+        content = frame(phase, name, handlers[phase](setup, body))
         agreed = b"" if phase is Phase.KEYS else setup.agreed
         if phase is Phase.OPEN:
             agreed += sha256(setup.answers[(Phase.DELIVER,)][0]).digest()
@@ -142,7 +142,7 @@ class SecureClient:
             setup.answers[place] = ask, answer
         return answer
 
-    def masked(self, round: int, attempt: int, words: Words) -> bytes:
+    def mask_words(self, round: int, attempt: int, words: Words) -> bytes:
         """Return this client's part of a round's sum: the setup's name and the masked words.
 
         Raises:
@@ -234,7 +234,7 @@ class SecureClient:
                 raise MessageError(f"client {client} signs with another key than is known")
             unsigned = replace(bundle, signature=b"").encode()
             content = signing_payload(
-                b"", client, ask_hash, framed(Phase.KEYS, terms.setup, unsigned)
+                b"", client, ask_hash, frame(Phase.KEYS, terms.setup, unsigned)
             )
             if not keys.signature_fits(bundle.identity, bundle.signature, content):
                 raise MessageError(f"client {client} has not signed its keys")
@@ -275,7 +275,7 @@ class SecureClient:
         ask_hash = rest[:HASH_BYTES]
         content, accusing, signature = signed_parts(rest[HASH_BYTES:])
         accused_dealers, hashes = read_numbers(accusing)
-        is_receipt = unframed(content)[:2] == (Phase.DELIVER, setup.terms.setup)
+        is_receipt = unframe(content)[:2] == (Phase.DELIVER, setup.terms.setup)
         if accuser not in setup.dealt_parts or not is_receipt:
             raise MessageError(f"client {accuser} has accused nobody")
         key, part = setup.dealt_parts[accuser]
@@ -311,7 +311,7 @@ class SecureClient:
         self._may_open(round, attempt)
         setup.signed[position] = (
             survivors,
-            sha256(framed(Phase.CONFIRM, setup.terms.setup, body)).digest(),
+            sha256(frame(Phase.CONFIRM, setup.terms.setup, body)).digest(),
         )
         return b""
 
@@ -345,7 +345,7 @@ class SecureClient:
             raise MessageError(f"round {round}: this client has signed nobody's list of survivors")
         self._may_open(round, attempt)
         survivors, ask_hash = setup.signed[position]
-        content = framed(Phase.CONFIRM, setup.terms.setup)
+        content = frame(Phase.CONFIRM, setup.terms.setup)
         signed = [
             signer
             for signer, signature in zip(
@@ -375,7 +375,7 @@ class SecureClient:
         content, parts, signature = signed_parts(fault.answer)
         ask_hash = sha256(share_ask(setup.terms.setup, setup.bundles)).digest()
         if (
-            unframed(content)[0] is not Phase.SHARES
+            unframe(content)[0] is not Phase.SHARES
             or not setup.signed_by(fault.dealer, signature, ask_hash, content)
             or not fault.is_proven(
                 read_parts(parts, list(setup.bundles), setup.terms.count),

@@ -50,12 +50,12 @@ class Phase(IntEnum):
     DISOWN = 7
 
 
-def framed(phase: Phase, setup: bytes, body: bytes = b"") -> bytes:
+def frame(phase: Phase, setup: bytes, body: bytes = b"") -> bytes:
     """Return an ask or an answer as bytes."""
     return bytes([phase]) + setup + body
 
 
-def unframed(data: bytes) -> tuple[Phase, bytes, bytes]:
+def unframe(data: bytes) -> tuple[Phase, bytes, bytes]:
     """Return phase, setup and body. Raises MessageError."""
     if len(data) < 1 + SETUP_BYTES or data[0] not in Phase.__members__.values():
         raise MessageError("not a message of secure sums")
@@ -65,7 +65,7 @@ def unframed(data: bytes) -> tuple[Phase, bytes, bytes]:
 def signed_parts(answer: bytes) -> tuple[bytes, bytes, bytes]:
     """Return an answer without signature, its body, and its signature. Raises MessageError."""
     content, signature = answer[:-SIGNATURE_BYTES], answer[-SIGNATURE_BYTES:]
-    return content, unframed(content)[2], signature
+    return content, unframe(content)[2], signature
 
 
 def signing_payload(agreed: bytes, client: int, ask_hash: bytes, content: bytes) -> bytes:
@@ -133,7 +133,7 @@ class Terms:
     def encode(self) -> bytes:
         """Return the ask as bytes."""
         header = _TERMS.pack(self.round, self.attempt, self.count, self.threshold)
-        return framed(Phase.KEYS, self.setup, header + numbers(self.clients))
+        return frame(Phase.KEYS, self.setup, header + numbers(self.clients))
 
     @classmethod
     def decode(cls, setup: bytes, body: bytes) -> "Terms":
@@ -185,7 +185,7 @@ class Bundle:
 def share_ask(setup: bytes, bundles: Mapping[int, Bundle]) -> bytes:
     """Return the ask that hands out everybody's public keys."""
     parts = b"".join(bundle.encode() for bundle in bundles.values())
-    return framed(Phase.SHARES, setup, numbers(list(bundles)) + parts)
+    return frame(Phase.SHARES, setup, numbers(list(bundles)) + parts)
 
 
 def digest_of(bundles: Mapping[int, Bundle]) -> bytes:
@@ -204,7 +204,7 @@ def read_bundles(body: bytes, count: int) -> dict[int, Bundle]:
 
 def round_ask(phase: Phase, setup: bytes, round: int, attempt: int, body: bytes) -> bytes:
     """Return an ask about an attempt of a round."""
-    return framed(phase, setup, _ROUND.pack(round, attempt) + body)
+    return frame(phase, setup, _ROUND.pack(round, attempt) + body)
 
 
 def read_round(body: bytes) -> tuple[int, int, bytes]:

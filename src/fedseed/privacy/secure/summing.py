@@ -3,7 +3,7 @@ liars.
 
 Conversations are generators: they yield asks by client, and are sent the answers. So the caller
 carries the bytes, and decides how long to wait. Clients are barred only for what they have signed:
-`convicted` repeats a conversation with the recorded answers, so anybody can check it.
+`replay_proof` repeats a conversation with the recorded answers, so anybody can check it.
 """
 
 import json
@@ -38,7 +38,7 @@ from fedseed.privacy.secure.messages import (
     Phase,
     Terms,
     digest_of,
-    framed,
+    frame,
     numbers,
     pieces,
     read_numbers,
@@ -46,7 +46,7 @@ from fedseed.privacy.secure.messages import (
     share_ask,
     signed_parts,
     signing_payload,
-    unframed,
+    unframe,
 )
 from fedseed.privacy.secure.settings import FEWEST
 
@@ -201,7 +201,7 @@ class _Talk:
             try:
                 results[client] = parse(client, body)
             except MessageError as error:
-                self.bar(client, f"its {unframed(answer)[0].name.lower()} message: {error}")
+                self.bar(client, f"its {unframe(answer)[0].name.lower()} message: {error}")
         return results
 
     def _signed(self, client: int, ask: bytes, answer: bytes) -> bytes:
@@ -210,8 +210,8 @@ class _Talk:
         Raises MessageError: it is not signed, or answers another ask.
         """
         content, body, signature = signed_parts(answer)
-        phase, name, _ = unframed(ask)
-        if unframed(content)[:2] != (phase, name):
+        phase, name, _ = unframe(ask)
+        if unframe(content)[:2] != (phase, name):
             raise MessageError("it answers what it was not asked")
         agreed, public_keys = self.keys.agreed, self.summing.known
         if phase is Phase.KEYS:
@@ -264,7 +264,7 @@ class _Agreeing(_Talk):
         """Return the ask that delivers all members' parts to a holder."""
         parts = b"".join(parts[holder].encode() for parts in self.keys.parts.values())
         body = numbers(list(self.keys.parts)) + parts
-        return framed(Phase.DELIVER, self.keys.terms.setup, body)
+        return frame(Phase.DELIVER, self.keys.terms.setup, body)
 
     def _read_keys(self, client: int, body: bytes) -> Bundle:
         bundle = Bundle.decode(
@@ -294,7 +294,7 @@ class _Agreeing(_Talk):
             accusers = [client for client, dealers in accused.items() if dealer in dealers]
             pairs[dealer] = accuser = accusers[dealer % len(accusers)]
             accusation = numbers([accuser]) + self.keys.delivered[accuser] + receipts[accuser]
-            asks[dealer] = framed(Phase.REVEAL, self.keys.terms.setup, accusation)
+            asks[dealer] = frame(Phase.REVEAL, self.keys.terms.setup, accusation)
 
         def parse(dealer: int, body: bytes) -> X25519PrivateKey:
             key = X25519PrivateKey.from_private_bytes(pieces(body, 1, keys.KEY_BYTES)[0])
@@ -457,7 +457,7 @@ class _Opening(_Talk):
         return total
 
 
-def convicted(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozenset[int]:
+def replay_proof(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozenset[int]:
     """Return the clients that a proof bars.
 
     Anybody can check it, and a client that keeps to the rules is never barred.
@@ -485,7 +485,7 @@ def convicted(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozens
     return frozenset(summing.barred)
 
 
-def keep_proof(folder: Path, client: int, proof: Proof) -> None:
+def save_proof(folder: Path, client: int, proof: Proof) -> None:
     """Write the proof against a client into the file of its number. Raises StorageError."""
     transcript = []
     for answers in proof.heard:
@@ -501,13 +501,13 @@ def keep_proof(folder: Path, client: int, proof: Proof) -> None:
     write_whole(folder / f"{client}.json", json.dumps({**table, "opening": proof.opening}).encode())
 
 
-def kept_proofs(
+def load_proofs(
     folder: Path, known: Mapping[int, bytes] | None
 ) -> tuple[dict[int, Proof], list[Path]]:
     """Read and check the proofs in a folder.
 
     Args:
-        folder: the folder of `keep_proof`; it need not exist.
+        folder: the folder of `save_proof`; it need not exist.
         known: the clients' public keys, by number; None: those that they send.
 
     Returns:
@@ -517,7 +517,7 @@ def kept_proofs(
     for path in sorted(folder.glob("*.json")):
         try:
             table = json.loads(path.read_bytes())
-            _, setup, terms = unframed(b64decode(table["terms"]))
+            _, setup, terms = unframe(b64decode(table["terms"]))
             transcript = []
             for answers in table["heard"]:
                 transcript.append(
@@ -527,7 +527,7 @@ def kept_proofs(
             proof = Proof(
                 str(table["reason"]), Terms.decode(setup, terms), tuple(transcript), opening
             )
-            if int(path.stem) not in convicted(proof, known):
+            if int(path.stem) not in replay_proof(proof, known):
                 raise ValueError("it shows nothing")
             proofs[int(path.stem)] = proof
         except (MessageError, ValueError, TypeError, KeyError, AttributeError):
