@@ -194,11 +194,13 @@ def test_a_step_whose_object_a_server_has_lost_is_asked_for_again_or_passed_over
     monkeypatch.setattr(replica, "MISSED_SECONDS", 0.0)
     entries = [Entry("T", b"lost"), Entry("M", b""), *([Entry("H", b"")] if begins_again else [])]
     one = SimpleNamespace(_log=SimpleNamespace(missed=None), _queue=deque(entries[1:]))
-    asyncio.run(replica.Replica._miss(one, entries[0], MessageError("it is not there")))
+    asyncio.run(replica.Replica._handle_missing(one, entries[0], MessageError("it is not there")))
     assert [entry.kind for entry in one._queue] == (["H"] if begins_again else ["T", "M"])
     if not begins_again:
         one._log.missed -= replica.WEIGHTS_PATIENCE_SECONDS
         with pytest.raises(NetworkError, match="a step of the log can't be had: it is not there"):
             asyncio.run(
-                replica.Replica._miss(one, one._queue.popleft(), MessageError("it is not there"))
+                replica.Replica._handle_missing(
+                    one, one._queue.popleft(), MessageError("it is not there")
+                )
             )

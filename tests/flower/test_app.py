@@ -32,7 +32,7 @@ def test_configurations(tmp_path):
     with pytest.raises(RecipeError, match="run config: unknown key 'rounds'"):
         recipe_of(path, {"rounds": 3})
     place = place_of({"client": "north, south", "data": "/d"})
-    assert (place.clients, str(place.own.path), place.own.evaluation_file) == (
+    assert (place.clients, str(place.own_data.path), place.own_data.evaluation_file) == (
         ("north", "south"),
         "/d",
         None,
