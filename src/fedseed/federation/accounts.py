@@ -92,7 +92,7 @@ def turn_of(hosted: Hosted, plan: Message, name: str, number: int) -> Turn:
 def earlier_answer(
     accounts: Mapping[str, Account], turn: Turn, plan: Message, number: int
 ) -> Answer | None:
-    """Return what a client has answered to a question before.
+    """Return a client's earlier answer to the same question.
 
     Args:
         accounts: by client.
@@ -122,9 +122,9 @@ def charge(
     """Count a client's answer, on disk before this returns.
 
     Args:
-        accounts: by client; one that has none is not counted.
+        accounts: by client; a client without one is not counted.
         turn: the turn that the plan asks for.
-        answer: what the client has computed.
+        answer: the client's computed answer.
         plan: the plan's message.
         number: the client's in the run.
 

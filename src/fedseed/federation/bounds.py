@@ -40,7 +40,7 @@ from fedseed.weights.layout import Layout
 
 MIN_SIZES = 3  # sizes that a median needs
 WINDOW = 16  # steps that the next one is compared with
-HIGHEST = {"float16": 65504.0}  # what a weight can hold, where that is less than LARGEST
+HIGHEST = {"float16": 65504.0}  # largest weight, where it is below LARGEST
 
 
 class Bounds(BaseModel):

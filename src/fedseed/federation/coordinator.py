@@ -163,7 +163,7 @@ class Coordinator:
             self._add_turns(turns, number)
             most_turns[number - 1] = turns.max()
         mechanism = self.protection.mechanism
-        # mostly all rounds are within the budget; counting what it affords takes forty times longer
+        # usually all rounds are within the budget; computing its limit takes forty times longer
         if mechanism.within_budget(int(most_turns.max(initial=0))):
             return rounds
         affordable = mechanism.affordable
@@ -348,7 +348,7 @@ class Coordinator:
         """Return the open round's answers with the clients' weights, after `screen`."""
         current = self.current
         clients = sorted(current.updates)
-        # the claims that were screened, whatever clients have said since
+        # the screened claims; a client's number of examples may have changed since
         weights = shares([current.claims[client] for client in clients])
         answers = tuple(
             Answer(client, weight, current.updates[client])

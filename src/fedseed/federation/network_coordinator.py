@@ -315,7 +315,7 @@ class NetworkCoordinator(Working):
         }
 
     def _privacy(self) -> dict[str, Any] | None:
-        """Return what the steps have spent so far; None if the method is not private."""
+        """Return the privacy that the steps have spent; None: the method is not private."""
         mechanism, coordinator = mechanism_of(self.reception.method), self.reception.coordinator
         if mechanism is None:
             return None

@@ -199,7 +199,7 @@ class Reception:
             await self.session.pause(RESEND_SECONDS)
 
     def _decide(self) -> None:
-        """Fix what the run is, once most clients agree.
+        """Fix the run's header, clients and fingerprint, once most clients agree.
 
         Raises RecipeError: all clients are here, and there is no majority.
         """

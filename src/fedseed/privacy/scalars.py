@@ -128,7 +128,7 @@ class PrivateScalars:
         return self.spent(rounds)
 
     def spent(self, rounds: int) -> dict[str, Any]:
-        """Return what the client with most turns has spent in `rounds` turns.
+        """Return the privacy that the client with most turns has spent in `rounds` turns.
 
         Returns:
             `level`, `adjacency` (neighbours differ by one more example, or by one that counts as

@@ -1,4 +1,4 @@
-"""Deals a client's secrets so that everybody can see afterwards who has lied about a share.
+"""Deals a client's secrets so that lies about a share can be proven afterwards.
 
 A dealer signs once what it has dealt, with a hash of each share. Each part is sealed with a key of
 its own, so the dealer can reveal one part, and no other, to everybody.
@@ -120,7 +120,7 @@ def fits(bundle: Bundle, position: int, is_self_mask: bool, secret: bytes | None
 
 @dataclass(frozen=True)
 class Fault:
-    """Proves that a dealer has dealt wrongly: its signed shares do not give what it had sent."""
+    """Proof that a dealer has dealt wrongly: its signed shares do not fit its public keys."""
 
     dealer: int
     own: bool  # whether the shares are of its own mask's seed, not of its key's

@@ -39,25 +39,23 @@ def identity_of(text: str) -> bytes:
 
 
 class SecureSums(BaseModel):
-    """The coordinator learns the sum of a round's answers, and of no single one anything
-    (docs/secure-sums.md).
+    """The coordinator learns only the sum of a round's answers (docs/secure-sums.md).
 
     Args:
-        threshold: clients that must be there to open a sum: more than half of a round's. With fewer
-            nothing is opened, and the round is begun again. Where c clients may work together with
-            the coordinator, take more than (clients of a round + c) / 2, and at least c + 2. The
-            sum itself is of 3 or more, whatever the threshold.
+        threshold: clients that are needed to open a sum: more than half of a round's. With fewer
+            nothing is opened, and the round is begun again. Where c clients may cooperate with the
+            coordinator, take more than (clients of a round + c) / 2, and at least c + 2. A sum has
+            3 or more clients, whatever the threshold.
         fraction_bits: numbers are rounded to multiples of 2^-fraction_bits before they are added
             up.
-        most_clients: the largest number of clients in a round that whole numbers of 64 bits have
-            room for: what a client sends, weight included, is limited to 2^(63 - fraction_bits) /
-            most_clients.
-        ahead: for how many rounds keys are agreed on at once, where the same clients take part in
-            them.
+        most_clients: the largest number of clients in a round that 64-bit numbers have room for: a
+            client's numbers, weight included, are limited to 2^(63 - fraction_bits) / most_clients.
+        ahead: the number of rounds for which keys are agreed on at once, if the same clients take
+            part in them.
         identities: over a network, each client's public key, by name: the line of base64 in the
-            .pub file that `fedseed orbit keygen` writes. A client takes no other key for another
-            client's, and `join --identity` says where its own private key is. Empty: clients
-            believe the coordinator who the others are.
+            .pub file that `fedseed orbit keygen` writes. A client accepts no other key for another
+            client; `join --identity` names the file of its own private key. Empty: clients trust
+            the coordinator for the others' keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
