@@ -139,21 +139,21 @@ def too_far(change: Change, layout: Layout) -> str | None:
         farthest = max(
             (float(np.abs(patch.values).max(initial=0)) for patch in change.patches), default=0.0
         )
-        moved, distance = "a weight by", abs(change.scale) * farthest
+        effect, distance = "a weight by", abs(change.scale) * farthest
     elif isinstance(change, AddFactors):
         norm = expected_norm(change, layout)
         assert norm is not None
-        moved, distance = "every weight by about", norm / layout.size**0.5
+        effect, distance = "every weight by about", norm / layout.size**0.5
     elif isinstance(change, Add | Rebuild | Optimize) and change.terms:
         scale = change.rule.rate if isinstance(change, Optimize) else change.scale
         norm = expected_norm(Add(change.terms, scale), layout)
         assert norm is not None
-        moved, distance = "every weight by about", norm / layout.size**0.5
+        effect, distance = "every weight by about", norm / layout.size**0.5
     else:
         return None
     if distance <= highest:
         return None
-    return f"it would move {moved} {distance:.3g}: at most {highest:g} is possible"
+    return f"it would move {effect} {distance:.3g}: at most {highest:g} is possible"
 
 
 def _beyond(factor: float | Literal["off"], values: Mapping[int, float]) -> list[int]:

@@ -231,49 +231,49 @@ class Inquiry:
         question = self._open_question(number, evaluate, digest)
         while True:
             alive = roster.alive()
-            now = session.clock()
+            current_time = session.clock()
             reports = question.select_reports(alive)
             is_evaluated = self._is_evaluated(question, reports)
             late_hosts = self._find_late_hosts(alive.keys(), reports)
             if is_evaluated:
-                self._time_evaluator(question, reports, now)
+                self._time_evaluator(question, reports, current_time)
             stragglers: Set[str] = set()
             if question.wait is not None:
                 stragglers = question.wait.find_stragglers(reports.keys() | self._refused)
-            is_over = late_hosts <= stragglers or now > question.deadline
+            is_over = late_hosts <= stragglers or current_time > question.deadline
             if reports and is_evaluated and is_over:
                 self._close_question(question, reports, late_hosts)
                 return reports
             question.answered |= self._refused | reports.keys()
-            if not is_evaluated and self._needs_evaluator(question, alive, now):
-                self._change_evaluator(question, alive, now)
-            elif now > question.deadline and not reports:
+            if not is_evaluated and self._needs_evaluator(question, alive, current_time):
+                self._change_evaluator(question, alive, current_time)
+            elif current_time > question.deadline and not reports:
                 self._note_silence(question, alive.keys())
             if not is_evaluated:
-                self._check_hope(question, alive, now)
+                self._check_hope(question, alive, current_time)
             if question.wait is None and alive:
                 question.wait = self._begin_wait(late_hosts - {question.evaluator})
             self.awaited = set(late_hosts)
             if not is_evaluated and question.evaluator is not None:
                 self.awaited.add(question.evaluator)
-            if now >= question.resend_at:
+            if current_time >= question.resend_at:
                 await self._send(question, alive, late_hosts)
-                question.resend_at = now + (session.end.resend_seconds if alive else 0.5)
+                question.resend_at = current_time + (session.end.resend_seconds if alive else 0.5)
             await session.pause(poll_interval(len(alive)))
 
     def _open_question(self, number: int, evaluate: bool, digest: bool) -> _OpenQuestion:
         settings = self.session.settings
-        now = self.session.clock()
+        current_time = self.session.clock()
         return _OpenQuestion(
             number=number,
             evaluate=evaluate,
             each_evaluates=evaluate and settings.each_evaluates,
             digest=digest,
-            deadline=now + settings.deadline,
-            give_up_at=now + MOST_DEADLINES * settings.deadline,
-            resend_at=now,
-            evaluate_by=now + settings.deadline,
-            evaluator_since=now,
+            deadline=current_time + settings.deadline,
+            give_up_at=current_time + MOST_DEADLINES * settings.deadline,
+            resend_at=current_time,
+            evaluate_by=current_time + settings.deadline,
+            evaluator_since=current_time,
         )
 
     def _is_evaluated(self, question: _OpenQuestion, reports: Reports) -> bool:
@@ -287,7 +287,9 @@ class Inquiry:
         missing = alive - reports.keys() - self._refused - self._late
         return {name for name in missing if not self.stragglers.is_left_out(name)}
 
-    def _time_evaluator(self, question: _OpenQuestion, reports: Reports, now: float) -> None:
+    def _time_evaluator(
+        self, question: _OpenQuestion, reports: Reports, current_time: float
+    ) -> None:
         """Record once how long the evaluator took."""
         evaluator = question.evaluator
         if not question.evaluate or question.each_evaluates or question.is_timed:
@@ -296,8 +298,8 @@ class Inquiry:
             return
         # the time that other hosts take afterwards is not the evaluator's
         question.is_timed = True
-        self._last_seconds[evaluator] = now - question.evaluator_since
-        self._total_seconds[evaluator] += now - question.evaluator_since
+        self._last_seconds[evaluator] = current_time - question.evaluator_since
+        self._total_seconds[evaluator] += current_time - question.evaluator_since
 
     def _close_question(
         self, question: _OpenQuestion, reports: Reports, late_hosts: set[str]
@@ -313,28 +315,32 @@ class Inquiry:
             self.stragglers.readmit(name)
 
     def _needs_evaluator(
-        self, question: _OpenQuestion, alive: Mapping[str, Host], now: float
+        self, question: _OpenQuestion, alive: Mapping[str, Host], current_time: float
     ) -> bool:
         evaluator = question.evaluator
-        return evaluator not in alive or evaluator in self._refused or now > question.evaluate_by
+        return (
+            evaluator not in alive
+            or evaluator in self._refused
+            or current_time > question.evaluate_by
+        )
 
     def _change_evaluator(
-        self, question: _OpenQuestion, alive: Mapping[str, Host], now: float
+        self, question: _OpenQuestion, alive: Mapping[str, Host], current_time: float
     ) -> None:
         """Choose the next evaluator, and when to ask it."""
         previous = question.evaluator
         if self._tried and not alive.keys() - self._tried:
             question.all_tried = True
         question.evaluator = self._next_evaluator(
-            question.number, alive.keys(), previous, now > question.evaluate_by
+            question.number, alive.keys(), previous, current_time > question.evaluate_by
         )
-        question.evaluator_since = now
-        question.evaluate_by = now + self.session.settings.deadline
+        question.evaluator_since = current_time
+        question.evaluate_by = current_time + self.session.settings.deadline
         if question.evaluator != previous and not question.all_tried:
-            question.resend_at = now
+            question.resend_at = current_time
         else:
             # hosts that are asked once more need not be asked at once
-            question.resend_at = min(question.resend_at, now + RESEND_SECONDS)
+            question.resend_at = min(question.resend_at, current_time + RESEND_SECONDS)
 
     def _note_silence(self, question: _OpenQuestion, alive: Set[str]) -> None:
         """Show once that no report has come."""
@@ -344,9 +350,15 @@ class Inquiry:
                 f"round {question.number}: no report has come: waiting for {list_names(alive)}"
             )
 
-    def _check_hope(self, question: _OpenQuestion, alive: Mapping[str, Host], now: float) -> None:
+    def _check_hope(
+        self, question: _OpenQuestion, alive: Mapping[str, Host], current_time: float
+    ) -> None:
         """Raise NetworkError once all hosts have answered and none will evaluate."""
-        if question.all_tried and now > question.give_up_at and alive.keys() <= question.answered:
+        if (
+            question.all_tried
+            and current_time > question.give_up_at
+            and alive.keys() <= question.answered
+        ):
             seconds = MOST_DEADLINES * self.session.settings.deadline
             raise NetworkError(
                 f"round {question.number}: {list_names(alive)} have answered for {seconds:g} s, "

@@ -49,7 +49,7 @@ class Rejected:
     _others: Counter[str] = field(default_factory=Counter)
     # how many reasons are remembered, by sender
     _reasons: Counter[str] = field(default_factory=Counter)
-    _shown: int = 0
+    _shown_count: int = 0
     _since: int = 0
 
     def add(self, sender: str, reason: str) -> None:
@@ -70,10 +70,10 @@ class Rejected:
                 (oldest, _), count = self._counts.popitem(last=False)
                 self._others[oldest] += count
                 self._reasons[oldest] -= 1
-        if is_new and self._shown < MOST_SHOWN:
-            self._shown += 1
+        if is_new and self._shown_count < MOST_SHOWN:
+            self._shown_count += 1
             self.progress.warn(f"a message of {sender} is refused: {reason}")
-            if self._shown == MOST_SHOWN:
+            if self._shown_count == MOST_SHOWN:
                 self.progress.warn(f"further refusals: fedseed status {self.run}")
 
     def since(self) -> int:
@@ -161,14 +161,14 @@ class Session:
         """Wait at most `seconds` for something to happen. Raises the error that ends the run."""
         if self.failure is not None:
             raise self.failure
-        now = self.clock()
-        if self.stranger and now > self._called + self._call_interval and self.incarnation:
+        current_time = self.clock()
+        if self.stranger and current_time > self._called + self._call_interval and self.incarnation:
             # a stranger may keep writing without ever saying hello
-            is_repeated = now < self._called + 2 * STRANGER_SECONDS
+            is_repeated = current_time < self._called + 2 * STRANGER_SECONDS
             self._call_interval = (
                 min(2 * self._call_interval, STRANGER_SECONDS) if is_repeated else 1.0
             )
-            self.stranger, self._called = False, now
+            self.stranger, self._called = False, current_time
             await self.call()
         self._changed.clear()
         with suppress(TimeoutError):
@@ -224,8 +224,8 @@ class Stragglers(Generic[Party]):
 
     def is_left_out(self, party: Party) -> bool:
         """Return whether a party is left out now."""
-        until, _ = self._exclusions.get(party, (-inf, 0.0))
-        return self.session.clock() < until
+        end_time, _ = self._exclusions.get(party, (-inf, 0.0))
+        return self.session.clock() < end_time
 
     def list_slow(self) -> list[Party]:
         """Return the parties that are left out, or have used up a third of the patience."""
@@ -312,13 +312,13 @@ class Wait(Generic[Party]):
             if not missing_now:
                 return frozenset()
             awaited = missing_now & reachable()
-            now = session.clock()
-            if now >= end or awaited <= stragglers:
+            current_time = session.clock()
+            if current_time >= end or awaited <= stragglers:
                 return awaited if self._answered else frozenset()
-            if now >= resend_at:
+            if current_time >= resend_at:
                 await ask(missing_now, is_repeated)
                 is_repeated = True
-                resend_at = now + session.end.resend_seconds
+                resend_at = current_time + session.end.resend_seconds
             await session.pause(poll_interval(len(self.workloads)))
 
     def _charge_delay(self, party: Party) -> None:

@@ -74,16 +74,16 @@ class NodeEnd(Beside, ClientEnd):
                 self._hear(bytes(data))
         return True
 
-    def reply(self, heard: bool = True) -> Table:
+    def reply(self, is_processed: bool = True) -> Table:
         """Return the table that goes back with the exchange.
 
         Args:
-            heard: whether the broadcasts were processed; otherwise they are sent again.
+            is_processed: whether the broadcasts were processed; otherwise they are sent again.
         """
-        have = len(self._shared.log or ())
+        entry_count = len(self._shared.log or ())
         table = {
-            "have": have,
-            "heard": heard,
+            "have": entry_count,
+            "heard": is_processed,
             "waits": self._waits,
             "client": self.client,
             **self._outbox,

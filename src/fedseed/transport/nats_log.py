@@ -203,13 +203,13 @@ class Unusable:
 
     def note(self, error: NetworkError) -> None:
         """Record that the log can't be read now."""
-        now = time.monotonic()
+        current_time = time.monotonic()
         if type(error) is not self._kind:
-            self._kind, self._since, self._is_reported = type(error), now, False
-        if not self._is_reported and now > self._since + MISSING_SECONDS:
+            self._kind, self._since, self._is_reported = type(error), current_time, False
+        if not self._is_reported and current_time > self._since + MISSING_SECONDS:
             self._is_reported = True
             self.lost(error, False)
-        elif self._is_reported and now > self._since + LOST_SECONDS:
+        elif self._is_reported and current_time > self._since + LOST_SECONDS:
             self._since = inf
             self.lost(error, True)
 

@@ -12,7 +12,7 @@ class Trouble:
     """One kind of trouble while it lasts."""
 
     began: float  # when it was first reported
-    shown: set[str] = field(default_factory=set)  # beginnings of the texts that were shown
+    shown_texts: set[str] = field(default_factory=set)  # beginnings of the texts that were shown
 
 
 @dataclass
@@ -34,15 +34,15 @@ class Troubles:
             reason: the problem and the remedy. Text after its first semicolon may change.
             patience: seconds before it is shown.
         """
-        now = time.monotonic()
-        trouble = self._open.setdefault(kind, Trouble(now))
+        current_time = time.monotonic()
+        trouble = self._open.setdefault(kind, Trouble(current_time))
         beginning = reason.partition(";")[0]
-        if now >= trouble.began + patience and beginning not in trouble.shown:
-            trouble.shown.add(beginning)
+        if current_time >= trouble.began + patience and beginning not in trouble.shown_texts:
+            trouble.shown_texts.add(beginning)
             self.say(f"waiting: {reason}")
 
     def end(self, kind: str, text: str) -> None:
         """End a trouble; show `text` if the trouble was shown."""
         trouble = self._open.pop(kind, None)
-        if trouble is not None and trouble.shown:
+        if trouble is not None and trouble.shown_texts:
             self.say(text)
