@@ -238,11 +238,11 @@ def patch(
         digest = _apart(process.run)
         assert process.replica is not None
         trainer.model = trainer.model_wrapped = process.replica.hosted.worker.space.model
-        trainer.state.global_step = process.at
+        trainer.state.global_step = process.last_step
         last = process.evaluations[-1] if process.evaluations else {}
         measured = {key: value for key, value in last.items() if isinstance(value, float)}
         training = process.training
         loss = training.losses / training.counted if training.counted else nan
-        return TrainOutput(process.at, loss, {**measured, "weights_digest": digest})
+        return TrainOutput(process.last_step, loss, {**measured, "weights_digest": digest})
 
     trainer.train = train

@@ -10,9 +10,9 @@ import torch
 
 from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
-from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
+from fedseed.federation.control import HELD_OUT, VALIDATION, average_metrics
 from fedseed.federation.fingerprint import Fingerprint
-from fedseed.federation.group import gathered, space_of
+from fedseed.federation.group import lead_group, space_of
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.models import PACKAGED, adapters
@@ -388,7 +388,7 @@ def _of_parties(
                     VALIDATION: len(validation),
                     VALIDATION_LOSS: mean_loss(model, objective, validation),
                 }
-        return {"by_client": by_client, **averaged(by_client)}
+        return {"by_client": by_client, **average_metrics(by_client)}
 
     return evaluate, notes
 
@@ -513,7 +513,7 @@ def hosted_of(
         *(about(prepared, spec.limit) if spec.limit else ()),
     )
     attack = spec.attack if spec.attack in SINGLE else None
-    return gathered(
+    return lead_group(
         Hosted(
             names,
             items,

@@ -20,7 +20,7 @@ from fedseed.federation.accounts import limits_of, settings_with_account
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.network_client import NetworkClient
-from fedseed.federation.protocol import listed
+from fedseed.federation.protocol import list_names
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
 from fedseed.orbit.signature import private_key
@@ -188,7 +188,7 @@ class Loading:
                 path, place = self._usual_account(name)
             found[name] = account = FileAccount(path, name, limits, place)
             if len(found) <= MOST_NOTED:
-                self.progress.note(account.described())
+                self.progress.note(account.describe())
         return found
 
     def _usual_account(self, name: str) -> tuple[Path, str]:
@@ -313,7 +313,7 @@ def identities(
                 f"--identity {file}: the recipe has nobody's public key (secure_sums.identities)"
             )
         return {}
-    if (problem := sums.unknown(clients)) is not None:
+    if (problem := sums.missing_key(clients)) is not None:
         raise RecipeError(problem)
     if file is None:
         raise RecipeError(
@@ -396,5 +396,7 @@ def matching(wanted: Sequence[str], names: Sequence[str]) -> list[str]:
     """
     for pattern in wanted:
         if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
-            raise RecipeError(f"--client {pattern}: the recipe's clients are {listed(names, 12)}")
+            raise RecipeError(
+                f"--client {pattern}: the recipe's clients are {list_names(names, 12)}"
+            )
     return [name for name in names if any(name == p or fnmatchcase(name, p) for p in wanted)]

@@ -391,7 +391,7 @@ class Run(ABC):
         self.store = kind(folder.path, self.header, self.coordinator, self.logged())
         found = self.store.restore(folder.has_rounds, self.progress.warn)
         done = found.round
-        picked = [self.coordinator.sampled(number) for number in range(1, done + 1)]
+        picked = [self.coordinator.sample_clients(number) for number in range(1, done + 1)]
         self._downloads.take_up(found.contents, picked)
         if done:
             self.progress.note(f"resumed after round {done} of {self.spec.rounds}")

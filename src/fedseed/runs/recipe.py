@@ -30,7 +30,7 @@ from fedseed.models.adapters import AnyAdapter
 from fedseed.models.quantization import Quantization, is_adapter_folder, settings_problem
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
-from fedseed.privacy import PrivacySettings, mechanism_of, misfit, protected
+from fedseed.privacy import PrivacySettings, mechanism_of, misfit, protect
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.randomness.stream import Seed
 from fedseed.registry import INCIDENTAL, is_loaded, load_plugin, resolve
@@ -520,7 +520,7 @@ class Recipe(Table):
             None
             if sums is None
             else secure_problem(sums, self.method, self.aggregation, per_round),
-            None if sums is None else sums.unknown(clients or ()),
+            None if sums is None else sums.missing_key(clients or ()),
             None
             if self.reward is None
             else self.reward.problem() or without_gradients(self.method),
@@ -565,7 +565,7 @@ class Recipe(Table):
                 'which epsilon counts one; take "left" or "right"'
             )
         try:
-            return protected(self.method, privacy)
+            return protect(self.method, privacy)
         except ValueError as error:
             raise told(str(error)) from error
 

@@ -25,7 +25,7 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.messages import Message
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.rounds import Gathered, Rounds
-from fedseed.federation.secure import Masking, SecureCoordinator, answered
+from fedseed.federation.secure import Masking, SecureCoordinator, answer_ask
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.worker import Answer
 from fedseed.methods import Method
@@ -154,7 +154,7 @@ class _AtHand(Session):
             elif self.masking is not None:
                 for client in clients:
                     self.rounds.take(
-                        self.hosted.names[client], answered(self.masking, client, message)
+                        self.hosted.names[client], answer_ask(self.masking, client, message)
                     )
         if plans:
             self._train(dict(sorted(plans.items())))
@@ -174,7 +174,7 @@ class _AtHand(Session):
         }
         about = Message.decode(next(iter(plans.values())))
         if self.byzantine is not None:
-            sent = self.byzantine.sent(about.round, sent, self.hosted.worker.corrupt)
+            sent = self.byzantine.corrupt_messages(about.round, sent, self.hosted.worker.corrupt)
         for client, answer in answers.items():
             self._now.spent.add(answer.spent)
             message = sent.get(client) or silent_message(
@@ -329,7 +329,7 @@ class Simulation(Run):
     def catch_up(self, restored: Restored) -> None:
         self.worker.catch_up(restored.records)
         for number in range(1, restored.round + 1) if self.hosted.accounts else ():
-            for client in self.coordinator.sampled(number):
+            for client in self.coordinator.sample_clients(number):
                 account = self.hosted.accounts[self.names[client]]
                 account.count_earlier(run_of(self.hosted), kind_of(self.hosted))
         memory = self.worker.memory.folder

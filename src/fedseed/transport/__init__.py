@@ -1,7 +1,7 @@
-"""What carries bytes between the coordinator and its clients, and knows nothing of rounds.
+"""Transports: they carry bytes between the coordinator and its clients, and know no rounds.
 
-A transport goes by the scheme of its URLs. A new one is a file here with a class that says its
-`schemes`, and a line in the contract's test.
+The scheme of a URL selects the transport. A new one is a file here with a class that has `schemes`,
+and a line in the contract's test.
 """
 
 from urllib.parse import urlsplit
@@ -40,7 +40,7 @@ REGISTRY: Registry[type[Transport]] = Registry(
 
 
 def transport(access: Access, run: str) -> Transport:
-    """Returns the transport that an address asks for; nothing is connected yet.
+    """Return the transport for an address; it is not connected yet.
 
     Args:
         access: how to reach it.
@@ -53,12 +53,8 @@ def transport(access: Access, run: str) -> Transport:
     kinds = [*classes_in(__name__, Transport), *(entry.thing for entry in REGISTRY.entries())]
     for kind in kinds:
         if urlsplit(access.url).scheme in kind.schemes:
-            made: Transport = kind(access, run)
-            return made
-    known = (
-        f"{scheme}://..."
-        for kind in kinds
-        for scheme in kind.schemes
-        if scheme not in DEFAULT_PORTS
-    )
-    raise RecipeError(f"{access.url}: {' or '.join([FORMS, *known])}")
+            transport_of_scheme: Transport = kind(access, run)
+            return transport_of_scheme
+    schemes = [scheme for kind in kinds for scheme in kind.schemes]
+    extra_forms = [f"{scheme}://..." for scheme in schemes if scheme not in DEFAULT_PORTS]
+    raise RecipeError(f"{access.url}: {' or '.join([FORMS, *extra_forms])}")
