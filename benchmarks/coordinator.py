@@ -108,7 +108,7 @@ async def measured(method: Method, count: int, enrols: bool) -> dict[str, tuple[
     gc.collect()
     gc.freeze()  # what is there by now is no work of the coordinator's
     clock = Clock()
-    await talk.start(fresh=False, known=False)
+    await talk.start(fresh=False, has_files=False)
     seconds["enrol" if enrols else "join"] = clock.read()
     coordinator = await talk.open(count, Mean())
     assert (

@@ -56,7 +56,7 @@ class Conversation:
         self.form = settings.form(counted)
         self.clients = {n: SecureClient(n, settings.threshold, self.form) for n in range(clients)}
         self.summing = Summing(settings.threshold, self.form, settings.ahead)
-        self.vector = self.form.write(np.arange(words, dtype=np.float64) % 100)
+        self.vector = self.form.encode(np.arange(words, dtype=np.float64) % 100)
         self.said = self.asked = 0
         self.seconds = {"client": 0.0, "coordinator": 0.0}
 
@@ -76,7 +76,7 @@ class Conversation:
         vectors = {}
         for n, client in self.clients.items():
             began = time.process_time()
-            data = client.masked(number, 0, self.vector)
+            data = client.mask_words(number, 0, self.vector)
             self.seconds["client"] += time.process_time() - began
             self.said += len(data)
             vectors[n] = np.frombuffer(data[8:], self.form.dtype)

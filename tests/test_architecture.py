@@ -39,7 +39,7 @@ FLOORS = [
         "weights",
         "optimizers",
         "randomness",
-        "registry durable errors text processes actors metrics threads",
+        "registry durable errors hinting text processes actors metrics threads",
     )
 ]
 FLOOR = {f"fedseed.{room}": number for number, floor in enumerate(FLOORS) for room in floor}

@@ -58,6 +58,7 @@ _LAZY = {
     "register_metric": "fedseed.extension",
     "register_task": "fedseed.extension",
     "register_tracker": "fedseed.extension",
+    "register_transport": "fedseed.extension",
 }
 
 __all__ = [
@@ -90,6 +91,7 @@ __all__ = [
     "register_metric",
     "register_task",
     "register_tracker",
+    "register_transport",
 ]
 
 

@@ -6,18 +6,58 @@ somebody else.
 """
 
 import errno
-import fcntl
 import os
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from fedseed.errors import StorageError
 
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:
+    # Windows
+    fcntl = None
+
+# Windows has neither flag: there links need rights of their own, and there are no pipes in folders.
+# It has one of its own, without which it would write a line's end as two bytes
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 TOKEN_BYTES = 8  # of a temporary file's name
+LOCKED_BYTE = 1 << 40
 LOCK_PAUSE_SECONDS = 0.01  # before a lock that is held is tried again
+
+
+def lock_file(handle: int, wait: bool = False) -> None:
+    """Lock an open file until it is closed, or its process is gone.
+
+    Args:
+        handle: the file's descriptor.
+        wait: wait for another process that has locked it.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
+    if fcntl is not None:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    # Windows
+    msvcrt: Any = import_module("msvcrt")
+    # a byte far beyond the end, so that everybody can still read the file
+    position = os.lseek(handle, 0, os.SEEK_CUR)
+    os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        raise BlockingIOError(error.errno, str(error)) from error
+    finally:
+        os.lseek(handle, position, os.SEEK_SET)
 
 
 class Appender:
@@ -37,7 +77,7 @@ class Appender:
         self.path = path
         with _explained(path):
             new = not path.exists()
-            self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            self.handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
             self.size = os.fstat(self.handle).st_size
             if new:
                 sync_path(path.parent)
@@ -114,10 +154,14 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         with _explained(path):
             _remove_left(path)
-            made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-            fcntl.flock(made, fcntl.LOCK_EX)  # until this process is gone: it is not left over
+            made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666)
+            lock_file(made, wait=True)  # until this process is gone: it is not left over
             yield temporary
-            sync_path(temporary, os.O_NOFOLLOW)
+            sync_path(temporary, NO_LINK)
+            if os.name == "nt":
+                # an open file can't be moved there
+                os.close(made)
+                made = -1
             os.replace(temporary, path)
             sync_path(path.parent)
     except BaseException:
@@ -141,9 +185,9 @@ def _remove_left(path: Path) -> None:
         ]
     for name in found:
         with suppress(OSError):
-            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            handle = os.open(name, os.O_RDONLY | NO_LINK | NO_WAIT)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(handle)
                 Path(name).unlink()
             finally:
                 os.close(handle)
@@ -193,12 +237,12 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
         TimeoutError: another process holds it all the time.
     """
     with _explained(path):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK | NO_WAIT, 0o600)
     try:
         end = time.monotonic() + seconds
         while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(handle)
                 break
             except BlockingIOError as error:
                 if time.monotonic() > end:
@@ -211,11 +255,14 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
 
 def append_to(path: str, flags: int) -> int:
     """Opens a file for `open`, as its `opener`, and follows no link."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    return os.open(path, flags | NO_LINK, 0o666)
 
 
 def sync_path(path: Path, flags: int = 0) -> None:
     """Brings a file, or a folder's list of files, to the disk; `flags`: how else it is opened."""
+    if os.name == "nt":
+        # folders can't be opened there, and a file that is open for reading can't be flushed
+        return
     handle = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(handle)

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fedseed import aggregation, methods, tasks, tracking
+from fedseed import aggregation, methods, tasks, tracking, transport
 from fedseed.errors import RecipeError
 from fedseed.metrics import Metric, declare
 from fedseed.registry import Registry, name_of
@@ -25,6 +25,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "metrics": metrics.REGISTRY,
     "aggregation": aggregation.REGISTRY,
     "trackers": tracking.REGISTRY,
+    "transports": transport.REGISTRY,
 }
 
 
@@ -51,6 +52,13 @@ def register_aggregation(rule: C) -> C:
 def register_tracker(tracker: C) -> C:
     """Let recipes have `[[tracking]]` with the name of a subclass of `fedseed.tracking.Tracker`."""
     return _register("trackers", tracker)
+
+
+def register_transport(kind: C) -> C:
+    """Let addresses of its `schemes`, such as "my://host", lead to a subclass of
+    `fedseed.transport.base.Transport`.
+    """
+    return _register("transports", kind)
 
 
 def register_metric(name: str, function: Score, declared: Metric | None = None) -> Score:

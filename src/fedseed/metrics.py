@@ -56,6 +56,10 @@ declare(
     Metric("exact_match", "exact match", "%"),
     Metric("final_number", "final numbers", "%"),
     Metric("reward", "reward", digits=3),
+    Metric("reward_accuracy", "reward accuracy", "%"),
+    Metric("reward_margin", "reward margin", digits=3),
+    Metric("pearson", "Pearson", digits=3),
+    Metric("spearman", "Spearman", digits=3),
     Metric("train_loss", "local loss", better="down", digits=3, held_out=False),
     Metric("epsilon", "epsilon", better="down", digits=3, held_out=False),
     Metric(
@@ -95,7 +99,11 @@ def metric_title(name: str, unit: bool = False) -> str:
         unit: with its unit: "held-out accuracy, %".
     """
     examples, metric = metric_of(name)
-    words = " ".join(filter(None, (examples, metric.title)))
+    # a count of held-out examples says itself what it is of
+    known = (
+        "" if metric.title.replace("-", " ").startswith(examples.replace("-", " ")) else examples
+    )
+    words = " ".join(filter(None, (known, metric.title)))
     return f"{words}, {metric.unit}" if unit and metric.unit else words
 
 

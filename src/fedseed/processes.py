@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import ModuleType
@@ -40,7 +39,9 @@ IMPORTED = [
 ]
 # in the environment of the command line and its processes: their screen is fedseed's own
 COMMAND = "FEDSEED_COMMAND"
-CONTEXT = multiprocessing.get_context("forkserver")
+# Windows can't fork: there each process imports everything itself
+FORKS = "forkserver" in multiprocessing.get_all_start_methods()
+CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 NEW = multiprocessing.get_context("spawn")
 GONE = 3  # exit code of a process whose asker is gone
 # that torchrun started
@@ -96,6 +97,10 @@ def warm() -> None:
     """Starts the server that forks, if there is none: it imports while this process does something
     else.
     """
+    if not FORKS:
+        return
+    from multiprocessing import forkserver
+
     with serving():
         forkserver.ensure_running()
 
@@ -118,19 +123,28 @@ def serving() -> Iterator[None]:
         # which may start none: ours end with it, whatever it is
         daemon, current.daemon = current.daemon, False
         os.environ.update(environment)
-        resource_tracker.ensure_running()  # to start it would let Ctrl-C through again
-        deaf = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        deaf = _stay_deaf() if FORKS else None
         # of another one the file would be run in the process
         sys.modules["__main__"] = ModuleType("__main__")
         try:
-            CONTEXT.set_forkserver_preload(IMPORTED)
+            if FORKS:
+                CONTEXT.set_forkserver_preload(IMPORTED)
             yield
         finally:
             current.daemon = daemon
             sys.modules["__main__"] = main
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
-            signal.pthread_sigmask(signal.SIG_SETMASK, deaf)
+            if deaf is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, deaf)
+
+
+def _stay_deaf() -> set[Any]:
+    """Let Ctrl-C wait, also for processes that are started now; return the mask of before."""
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # to start it would let Ctrl-C through again
+    return signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
 
 def _begin(

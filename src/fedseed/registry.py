@@ -312,7 +312,7 @@ def load_plugin(source: str | Path, where: str = "--plugin", registers: bool = T
             raise RecipeError(
                 f"{where} {source}: registers nothing; call fedseed.register_method, "
                 "register_task, register_metric, "
-                "register_aggregation or register_tracker in it"
+                "register_aggregation, register_tracker or register_transport in it"
             )
         _loaded[name] = digest
         return name

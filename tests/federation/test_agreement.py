@@ -77,7 +77,7 @@ async def test_a_minority_that_comes_first_decides_nothing(lie):
         await one.hello("c", weights=WEIGHTS)
         await one.assembling  # without the two, once they have had the time to mend it
         assert one.base.hand_over() == WEIGHTS
-        assert one.roster.present() == {2, 3, 4} and one.roster.wanted(None) == 3
+        assert one.roster.present() == {2, 3, 4} and one.roster.required_clients(None) == 3
 
 
 @pytest.mark.parametrize("lie", LIES)

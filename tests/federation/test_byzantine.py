@@ -72,7 +72,9 @@ def test_a_lie_bites_and_a_rule_acts(round_of, vectors, kind):
     run, honest = round_of
     examples = list(run.coordinator.examples)
     try:
-        sent = Byzantine(run.coordinator, kind, LIARS).sent(1, honest, run.worker.corrupt)
+        sent = Byzantine(run.coordinator, kind, LIARS).corrupt_messages(
+            1, honest, run.worker.corrupt
+        )
         claimed = list(run.coordinator.examples)
     finally:
         run.coordinator.examples[:] = examples
@@ -103,7 +105,9 @@ def test_largest_is_accepted_and_a_little_more_is_not(round_of):
     run, honest = round_of
     if run.method.name == "feedsign":
         pytest.skip("a vote has no size")
-    sent = Byzantine(run.coordinator, "largest", LIARS).sent(1, honest, run.worker.corrupt)
+    sent = Byzantine(run.coordinator, "largest", LIARS).corrupt_messages(
+        1, honest, run.worker.corrupt
+    )
     state = run.coordinator.state
     about = About(run.method, state, "update", 1)
     updates = {
@@ -128,7 +132,9 @@ def test_alie_stays_within_what_honest_clients_differ_by_and_the_inner_product_i
 
     def sent(kind, strength=None):
         return vectors(
-            Byzantine(run.coordinator, kind, LIARS, strength).sent(1, honest, run.worker.corrupt)
+            Byzantine(run.coordinator, kind, LIARS, strength).corrupt_messages(
+                1, honest, run.worker.corrupt
+            )
         )
 
     expected = mean - 0.5 * deviation * np.sign(mean)

@@ -16,7 +16,7 @@ from fedseed.methods.dense import Weights
 from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.ferret import Coefficients
 from fedseed.methods.payload import Content
-from fedseed.privacy import PrivacySettings, mechanism_of, protected
+from fedseed.privacy import PrivacySettings, mechanism_of, protect
 from fedseed.weights.layout import Layout, TensorEntry
 
 LAYOUT = Layout((TensorEntry("w", (2,), "float32"),), (0, 2))
@@ -43,16 +43,16 @@ def round_of(made, number, *sent):
 
 def test_who_takes_part_does_not_hang_on_who_else_can_be_reached():
     made = Coordinator(SCALARS, LAYOUT, 5, [1] * 30, 4)
-    rounds = {number: made.sampled(number) for number in range(1, 40)}
+    rounds = {number: made.sample_clients(number) for number in range(1, 40)}
     assert len({tuple(clients) for clients in rounds.values()}) > 20
     assert {client for clients in rounds.values() for client in clients} == set(range(30))
     for number, clients in rounds.items():
         assert clients == sorted(set(clients)) and len(clients) == 4
-        assert made.sampled(number, range(30)) == clients == made.open(number)
-        without = made.sampled(number, set(range(30)) - {clients[0]})
+        assert made.sample_clients(number, range(30)) == clients == made.open(number)
+        without = made.sample_clients(number, set(range(30)) - {clients[0]})
         assert set(clients[1:]) < set(without) and clients[0] not in without and len(without) == 4
-    assert made.sampled(1, [7, 3]) == [3, 7] and made.sampled(1, ()) == []
-    assert Coordinator(SCALARS, LAYOUT, 6, [1] * 30, 4).sampled(1) != rounds[1]
+    assert made.sample_clients(1, [7, 3]) == [3, 7] and made.sample_clients(1, ()) == []
+    assert Coordinator(SCALARS, LAYOUT, 6, [1] * 30, 4).sample_clients(1) != rounds[1]
 
 
 def test_what_is_no_answer_is_refused_and_changes_nothing():
@@ -136,7 +136,7 @@ def dense(examples=(1, 1), **settings):
 
 def test_what_counts_is_measured_and_goes_with_an_outlier():
     # a bound for each is no judgement of any
-    for method, far in ((SCALARS, [3]), (protected(SCALARS, PRIVATE), [])):
+    for method, far in ((SCALARS, [3]), (protect(SCALARS, PRIVATE), [])):
         made = Coordinator(method, LAYOUT, 1, [1] * 5, 5)
         made.open(1)
         for client in range(5):
@@ -166,7 +166,7 @@ def test_steps_that_are_taken_up_are_measured_and_remembered():
             and "the last 3 were about 1" in one.untaken
         )
         assert round_of(one, 5, (0, coefficients(one, 5, 900.0))) != b""
-    private = Coordinator(protected(FERRET, PRIVATE), LAYOUT, 1, [1, 1], 2)
+    private = Coordinator(protect(FERRET, PRIVATE), LAYOUT, 1, [1, 1], 2)
     noisy = [
         round_of(private, 1, *((client, coefficients(private, 1)) for client in (0, 1)))
         for _ in range(2)
@@ -285,8 +285,8 @@ def test_rounds_within_the_budget_are_counted_once(monkeypatch):
 
     counted = []
     budgeted = PRIVATE.model_copy(update={"budget": 2.0})
-    monkeypatch.setattr(type(mechanism_of(protected(SCALARS, PRIVATE))), "epsilon", epsilon)
-    made = Coordinator(protected(SCALARS, budgeted), LAYOUT, 5, [1] * 3, 3)
+    monkeypatch.setattr(type(mechanism_of(protect(SCALARS, PRIVATE))), "epsilon", epsilon)
+    made = Coordinator(protect(SCALARS, budgeted), LAYOUT, 5, [1] * 3, 3)
     assert made.last_round(20) == 20 and counted == [20]
     assert made.last_round(21) == 20
     assert made.last_round(1000) == 20
@@ -298,10 +298,10 @@ def test_turns_are_counted_by_who_is_asked_whoever_answers(per_round, monkeypatc
 
     The budget of three turns here ends a run before a fourth.
     """
-    method = protected(SCALARS, PRIVATE)
+    method = protect(SCALARS, PRIVATE)
     monkeypatch.setattr(type(mechanism_of(method)), "affordable", 3)
     made = Coordinator(method, LAYOUT, 5, [1] * 3, per_round)
-    asked = [made.sampled(number) for number in range(1, 10)]
+    asked = [made.sample_clients(number) for number in range(1, 10)]
     turns = [
         max(sum(client in one for one in asked[:number]) for client in range(3))
         for number in range(10)
@@ -314,7 +314,9 @@ def test_turns_are_counted_by_who_is_asked_whoever_answers(per_round, monkeypatc
         first = [(clients[0], floats(0.5))] if number % 2 else []
         payloads.append(round_of(made, number, *first))
     assert made.counted == turns[9]
-    assert made.sampled(1, set(range(3)) - {asked[0][0]}) == asked[0][1:]  # nobody takes its place
+    assert (
+        made.sample_clients(1, set(range(3)) - {asked[0][0]}) == asked[0][1:]
+    )  # nobody takes its place
     again = Coordinator(method, LAYOUT, 5, [1] * 3, per_round)
     again.catch_up(payloads)
     assert again.counted == turns[9] and again.steps == 9

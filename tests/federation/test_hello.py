@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from fedseed.errors import MessageError
-from fedseed.federation.control import Hello, read
+from fedseed.federation.control import Hello, parse_control
 from fedseed.federation.reception import read_start
 from fedseed.methods import FeedSign
 from fedseed.orbit import Header
@@ -82,7 +82,7 @@ def told(header, run=None, **changes):
         del about
         tracemalloc.start()
         try:
-            answer = await one.reception.hello("a", read(Hello, data))
+            answer = await one.reception.hello("a", parse_control(Hello, data))
             return json.loads(answer), tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

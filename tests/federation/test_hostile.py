@@ -80,7 +80,7 @@ class Keys(saying.Liar):
             Wire(server.url, self.subjects, name, server.keys / f"{name}.nk", ca)
             for name in (self.name, "watcher")
         )
-        self.signatures = Signatures.read(server.keys / f"{self.name}.nk")
+        self.signatures = Signatures.from_key_file(server.keys / f"{self.name}.nk")
         self.publishes = permissions(self.subjects, [self.name])[0]
         api, honest = "$JS.API", self.honest
         self.targets = [
@@ -91,7 +91,7 @@ class Keys(saying.Liar):
             "x.y.z",
             "$SYS.REQ.SERVER.PING",
             "$SYS.REQ.ACCOUNT.PING",
-            *(self.subjects.up(honest, what) for what in ("update", "hello", "report")),
+            *(self.subjects.from_client(honest, what) for what in ("update", "hello", "report")),
             *(f"{self.subjects.inbox(name)}.x.y" for name in (honest, "coordinator", "watcher")),
             f"$O.{self.subjects.bucket()}.M.c3RlcC0x",
             f"$O.{self.subjects.bucket(honest)}.M.dXBkYXRl",
@@ -119,7 +119,7 @@ class Keys(saying.Liar):
     async def say(self):
         (act,) = self.rng.choices(list(saying.ACTS), list(saying.ACTS.values()))
         for what, data in act(self, FAR, 0):
-            subject = self.subjects.up(self.name, what)
+            subject = self.subjects.from_client(self.name, what)
             await self.wire.publish(subject, data, headers=self.signed(subject, data))
 
     async def anything(self):
@@ -130,7 +130,7 @@ class Keys(saying.Liar):
         )
         if self.rng.random() < 0.2:  # bytes that are no text
             ending = self.rng.choice((b"\xff\xfe", b"b\xc3", b"\x01", b"=FF"))
-            subject = self.subjects.up(self.name, "").encode() + ending
+            subject = self.subjects.from_client(self.name, "").encode() + ending
         data = self.rng.choice(
             [
                 b"",

@@ -146,7 +146,7 @@ def test_who_reports_just_before_each_deadline_does_not_hold_the_others_up(evalu
     for _ in range(10):
         one.ask(evaluate)
     assert one.now < DEADLINE + 20 if evaluate else one.now < 100
-    assert evaluate or one.inquiry.late.named() == ["a"]
+    assert evaluate or one.inquiry.stragglers.list_slow() == ["a"]
     assert one.asked[-1][1] == ("b" if evaluate else None)
 
 

@@ -17,7 +17,7 @@ def test_all_get_room_in_turn_and_never_more_than_there_is(sizes, chance):
     began, held, ends = [], {}, [asyncio.Event() for _ in sizes]
 
     async def takes(number, room):
-        async with room.taken(sizes[number]):
+        async with room.reserve(sizes[number]):
             began.append(number)
             held[number] = sizes[number]
             assert sum(held.values()) <= 10
@@ -41,7 +41,7 @@ def test_all_get_room_in_turn_and_never_more_than_there_is(sizes, chance):
         assert not held and given_up.isdisjoint(began)
         assert began == sorted(set(range(len(sizes))) - given_up)  # who comes first is first
         await asyncio.gather(*tasks, return_exceptions=True)
-        async with room.taken(10):  # all of it is there again
+        async with room.reserve(10):  # all of it is there again
             pass
 
     asyncio.run(all_of_them())

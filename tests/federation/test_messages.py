@@ -87,7 +87,7 @@ def test_entries():
         wire.mark_entry(1, "ab" * 16),
         wire.Entry("E", b""),
     ]
-    read_back = wire.LogContents.read([one.encode() for one in log])
+    read_back = wire.LogContents.from_entries([one.encode() for one in log])
     assert read_back[3:] == ([(after, MESSAGE)], {1: "ab" * 16}, 1, True)
 
 

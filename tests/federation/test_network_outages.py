@@ -146,7 +146,7 @@ def test_a_plan_of_a_log_that_was_set_back_is_in_nobodys_way():
     for number in (2, 2, 1):
         plan = Message(MessageKind.PLAN, 5, number, EVERYBODY, b"").encode()
         answers.hear(plan_message([], True, plan))
-    assert asyncio.run(answers.try_plan()) and not answers.asked
+    assert asyncio.run(answers.try_plan()) and not answers.has_request
 
 
 @pytest.mark.parametrize("name", mark(["feedsign", "fedavg"], lambda name: False))
@@ -166,7 +166,7 @@ def test_who_comes_after_the_end_gets_the_model(
 
     orbit = None if name == "fedavg" else tmp_path / "late.orbit"
     one, said = late(net.recipe, orbit)
-    assert one.run() == expected and one.at == 4
+    assert one.run() == expected and one.last_step == 4
     assert any("waiting for the coordinator" in text for text in said.said)
     if orbit is not None:
         assert orbit.read_bytes() == (net.out / "model.orbit").read_bytes()
@@ -194,11 +194,13 @@ def test_a_step_whose_object_a_server_has_lost_is_asked_for_again_or_passed_over
     monkeypatch.setattr(replica, "MISSED_SECONDS", 0.0)
     entries = [Entry("T", b"lost"), Entry("M", b""), *([Entry("H", b"")] if begins_again else [])]
     one = SimpleNamespace(_log=SimpleNamespace(missed=None), _queue=deque(entries[1:]))
-    asyncio.run(replica.Replica._miss(one, entries[0], MessageError("it is not there")))
+    asyncio.run(replica.Replica._handle_missing(one, entries[0], MessageError("it is not there")))
     assert [entry.kind for entry in one._queue] == (["H"] if begins_again else ["T", "M"])
     if not begins_again:
         one._log.missed -= replica.WEIGHTS_PATIENCE_SECONDS
         with pytest.raises(NetworkError, match="a step of the log can't be had: it is not there"):
             asyncio.run(
-                replica.Replica._miss(one, one._queue.popleft(), MessageError("it is not there"))
+                replica.Replica._handle_missing(
+                    one, one._queue.popleft(), MessageError("it is not there")
+                )
             )

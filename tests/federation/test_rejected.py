@@ -21,7 +21,8 @@ def test_all_are_counted_in_bounded_memory_and_the_first_are_told(monkeypatch):
         for _ in range(2):
             counted.add("mallory", f"reason {reason}")
     assert (
-        len(heard.warnings) == rejected.MOST_TOLD + 1 and "fedseed status run" in heard.warnings[-1]
+        len(heard.warnings) == rejected.MOST_SHOWN + 1
+        and "fedseed status run" in heard.warnings[-1]
     )
     assert heard.warnings[0] == "a message of mallory is refused: reason 0"
     for sender in range(100):
@@ -58,7 +59,9 @@ def test_many_senders_of_many_reasons_fit_into_an_answer():
             counted.add("honest", "has answered round 3 already")
     counts = counted.counts()
     assert sum(sum(reasons.values()) for reasons in counts.values()) == 2 * 40 * 300
-    assert sum(len(reasons) for reasons in counts.values()) <= rejected.MOST_KEPT + len(counts)
+    assert sum(len(reasons) for reasons in counts.values()) <= rejected.MOST_REMEMBERED + len(
+        counts
+    )
     assert counts["honest"] == {"has answered round 3 already": 40 * 300}
     assert counts["client-0"]["others"] >= 39 and len(json.dumps(counts)) < 1 << 20
 

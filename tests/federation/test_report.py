@@ -8,7 +8,13 @@ import math
 import pytest
 
 from fedseed.errors import MessageError
-from fedseed.federation.control import MOST_EXAMPLES, MOST_PARTS, Report, averaged, read
+from fedseed.federation.control import (
+    MOST_EXAMPLES,
+    MOST_PARTS,
+    Report,
+    average_metrics,
+    parse_control,
+)
 from fedseed.federation.cost import Cost
 
 DIGEST = "ab" * 16
@@ -33,7 +39,7 @@ GOOD = {
 
 def report(**changes):
     """A report, as it comes over the wire."""
-    return read(Report, json.dumps({**GOOD, **changes}).encode())
+    return parse_control(Report, json.dumps({**GOOD, **changes}).encode())
 
 
 def test_a_report_as_clients_send_it():
@@ -122,7 +128,7 @@ def test_what_is_refused_is_named(name):
 
 
 def test_each_client_weighs_by_the_examples_that_a_figure_is_of():
-    found = averaged(
+    found = average_metrics(
         {
             "a": {"held_out": 1, "validation": 3, "loss": 2.0, "validation_loss": 1.0},
             "b": {
@@ -137,12 +143,12 @@ def test_each_client_weighs_by_the_examples_that_a_figure_is_of():
         }
     )
     assert found == {"loss": 1.25, "validation_loss": 2.0, "accuracy": 50.0}
-    assert averaged({}) == {} == averaged({"c": {"held_out": 0}})
+    assert average_metrics({}) == {} == average_metrics({"c": {"held_out": 0}})
 
 
 def test_a_message_of_more_parts_than_are_read_is_refused():
     most = b"[" + b"," * (MOST_PARTS - 2)
     with pytest.raises(MessageError, match=f"about {MOST_PARTS + 1:,} values"):
-        read(Report, most + b",")
+        parse_control(Report, most + b",")
     with pytest.raises(MessageError, match="expected value"):
-        read(Report, most)
+        parse_control(Report, most)

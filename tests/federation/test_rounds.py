@@ -12,7 +12,7 @@ from fedseed.federation.protocol import read_plan
 from fedseed.federation.rounds import Rounds
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.methods import FeedSign, ZOFedSGD
-from fedseed.privacy import PrivacySettings, protected
+from fedseed.privacy import PrivacySettings, protect
 from fedseed.transport.memory import MemoryEnd
 from support.heard import Heard
 from support.reception import LAYOUT
@@ -118,7 +118,7 @@ def test_who_answers_just_before_each_deadline_takes_no_more_time_than_the_other
     for number in range(1, 101):
         one.round(number)
     assert one.now < 2 * 100 * 10  # what the others take alone, each round 10 s
-    assert one.rounds.late.named() == [0]
+    assert one.rounds.stragglers.list_slow() == [0]
     said = [text for text in one.heard.warnings if "not asked" in text]
     assert (
         said[0]
@@ -133,7 +133,7 @@ def test_who_is_the_last_of_each_round_by_far_is_left_out_when_that_adds_up():
     one = Answering({"a": last, "b": yes, "c": yes, "d": yes}, 4, patience=200.0)
     rounds = [one.round(number)[0] for number in range(1, 101)]
     assert [len(clients) for clients in rounds[:4]] == [4, 4, 3, 3] and one.now < 2 * 100 * 10
-    assert one.rounds.late.named() == [0]
+    assert one.rounds.stragglers.list_slow() == [0]
 
 
 @pytest.mark.parametrize("more", [{"patience": 1e6}, {"minimum": 2}])
@@ -187,11 +187,9 @@ def test_under_privacy_nobody_takes_the_place_of_one_that_is_away():
 
     So no client has more turns than are counted.
     """
-    method = protected(
-        ZOFedSGD(seeds="shared"), PrivacySettings(level="client", clip=1.0, noise=1.0)
-    )
+    method = protect(ZOFedSGD(seeds="shared"), PrivacySettings(level="client", clip=1.0, noise=1.0))
     run = Answering({"a": yes, "b": yes}, 1, method, b"\0" * 4, away="b")
-    asked = [run.coordinator.sampled(number) for number in range(1, 9)]
+    asked = [run.coordinator.sample_clients(number) for number in range(1, 9)]
     assert {0} in map(set, asked) and {1} in map(set, asked)
     taken = [run.round(number)[0] for number in range(1, 9)]
     assert taken == [["ab"[client] for client in clients] for clients in asked] and run.turns >= 10

@@ -152,7 +152,7 @@ def test_who_says_nothing_when_the_sum_is_opened_is_in_it_all_the_same(
 
     And one alone does not say that a round is lost.
     """
-    answered, silent = secure.answered, []
+    answered, silent = secure.answer_ask, []
 
     def fails(masking, client, ask):
         said = answered(masking, client, ask)
@@ -165,7 +165,7 @@ def test_who_says_nothing_when_the_sum_is_opened_is_in_it_all_the_same(
         silent.append(client)
         return said[:17] + says[client]
 
-    monkeypatch.setattr(secure, "answered", fails)
+    monkeypatch.setattr(secure, "answer_ask", fails)
     checked = recipe("zo-fedsgd")
     expected, run, told = alone(checked, problem), Run(checked, problem), Heard()
     result = run.here(tmp_path / "run", told)

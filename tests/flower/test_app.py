@@ -32,13 +32,13 @@ def test_configurations(tmp_path):
     with pytest.raises(RecipeError, match="run config: unknown key 'rounds'"):
         recipe_of(path, {"rounds": 3})
     place = place_of({"client": "north, south", "data": "/d"})
-    assert (place.clients, str(place.own.path), place.own.evaluation_file) == (
+    assert (place.clients, str(place.own_data.path), place.own_data.evaluation_file) == (
         ("north", "south"),
         "/d",
         None,
     )
     found = [
-        place_of({"partition-id": n, "num-partitions": 2}).mine(["a", "b", "c"]) for n in range(2)
+        place_of({"partition-id": n, "num-partitions": 2}).select(["a", "b", "c"]) for n in range(2)
     ]
     assert found == [["a", "c"], ["b"]]
     with pytest.raises(RecipeError, match="node config: whose work does this node do"):

@@ -15,7 +15,7 @@ from fedseed.transport import flower_wire as wire
 from support.flower import PAIR, grid, run, written
 from support.heard import Ending, Heard
 
-METHODS = ("ferret", "feedsign", "fedkseed-pro", "fedadam", "fedmezo")
+METHODS = ("ferret", "feedsign", "fedkseed-pro", "fedadam", "fedmezo", "subspace")
 VIRTUAL = [{"partition-id": number, "num-partitions": 3} for number in range(3)]
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -56,7 +56,7 @@ def test_the_result_is_that_of_one_process(method, processes, problem, tmp_path,
         "exchanged",
     ):
         assert summary[key] == expected.summary[key], key
-    if method in ("ferret", "feedsign", "fedkseed-pro"):
+    if method in ("ferret", "feedsign", "fedkseed-pro", "subspace"):
         orbit = Orbit.open(tmp_path / "run" / "model.orbit")
         assert orbit.complete and orbit.replay(problem.model()) == summary["weights_digest"]
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pytest
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.federation.control import Beginning, Hello, read
+from fedseed.federation.control import Beginning, Hello, parse_control
 from fedseed.federation.data_note import check_fingerprint
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.protocol import Entry, header_entry, read_header
@@ -176,7 +176,7 @@ def test_a_client_compares_itself_with_the_log():
     about, _, _ = read_header(Entry.decode(header_entry(said, begin(header)).encode()))
     check_fingerprint(Has(SAME), about.fingerprint)
     check_fingerprint(Has(None), about.fingerprint)
-    check_fingerprint(Has(OTHER), read(Beginning, text).fingerprint)
+    check_fingerprint(Has(OTHER), parse_control(Beginning, text).fingerprint)
     with pytest.raises(FedseedError, match="the same texts become other tokens"):
         check_fingerprint(Has(OTHER), about.fingerprint)
 
@@ -186,4 +186,4 @@ def test_a_hello_may_say_only_so_much():
     assert b"fingerprint" not in Hello(**about).encode()
     for said in ({"tokens": "x" * 101}, {f"n{i}": "" for i in range(11)}, {"n" * 41: ""}, {"a": 1}):
         with pytest.raises(FedseedError, match="fingerprint"):
-            read(Hello, json.dumps({**about, "fingerprint": said}).encode())
+            parse_control(Hello, json.dumps({**about, "fingerprint": said}).encode())

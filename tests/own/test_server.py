@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedseed import Orbit
+from fedseed import Federation, Orbit, Subspace
 from fedseed.errors import RecipeError
+from fedseed.models.loading import load_model
 from fedseed.orbit import Record
 from fedseed.orbit.file import write_orbit
 from fedseed.orbit.record import ending, packed
@@ -40,6 +41,28 @@ def chats(tmp_path_factory):
         runs,
         {run.name: Plain(base, run, folder / f"{run.name}-exported") for run in runs},
     )
+
+
+@pytest.mark.long
+def test_a_model_tuned_in_subspaces_answers_as_its_export_does(chats, tmp_path):
+    folder, _, _ = chats
+    base, run = str(folder / "base"), tmp_path / "subspace"
+    rows = [{"prompt": f"What is {word}", "completion": " two"} for word in ("it", "a", "Rome")]
+    method = Subspace(rank=4, training={"learning_rate": 3e-2, "steps": 2, "batch": 2})
+    model, tokenizer = load_model(base)
+    Federation(model, [rows, rows], method, tokenizer=tokenizer, base=base, rounds=4, out=run).run()
+    plain = Plain(base, run, tmp_path / "exported")
+    before = Plain.of_base(base)
+    prompts = ("What is it", "What", "a", "two")
+    with serving(run) as client:
+        answers = [
+            client.completions.create(model="subspace", prompt=prompt, max_tokens=8, temperature=0)
+            .choices[0]
+            .text
+            for prompt in prompts
+        ]
+    assert answers == [plain.after(prompt, 8)[0] for prompt in prompts]
+    assert answers != [before.after(prompt, 8)[0] for prompt in prompts]
 
 
 @pytest.mark.long

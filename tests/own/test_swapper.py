@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import fedseed
-from fedseed import Federation, FeedSign, MeZO, Orbit, ParameterSpace, Swapper, ZOFedSGD
+from fedseed import Federation, FeedSign, MeZO, Orbit, ParameterSpace, Subspace, Swapper, ZOFedSGD
 from fedseed.errors import OrbitError
 from fedseed.models.loading import load_model
 from fedseed.orbit import Record
@@ -32,6 +32,17 @@ def tuned(base, path, seed, method, trainable=None):
     return path
 
 
+def trained_in_subspaces(base, folder):
+    """Write the orbit of a federation that trains in random subspaces, and return where."""
+    rows = [{"prompt": f"What is {word}", "completion": " two"} for word in ("it", "a", "Rome")]
+    method = Subspace(rank=4, training={"learning_rate": 1e-2, "steps": 1, "batch": 2})
+    model, tokenizer = load_model(base)
+    Federation(
+        model, [rows, rows], method, tokenizer=tokenizer, base=base, rounds=3, out=folder
+    ).run()
+    return folder / "model.orbit"
+
+
 @pytest.fixture(scope="module")
 def orbits(base, tmp_path_factory):
     """Orbits of every way in which a step moves weights, of a whole model and of parts.
@@ -50,6 +61,7 @@ def orbits(base, tmp_path_factory):
     ]
     found = {f"{i}": tuned(base, folder / f"{i}.orbit", i, m) for i, m in enumerate(methods)}
     found["part"] = tuned(base, folder / "part.orbit", 8, methods[0], "mlp")
+    found["subspace"] = trained_in_subspaces(base, folder / "subspace")
     return base, found
 
 

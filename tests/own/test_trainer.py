@@ -4,6 +4,7 @@ recipe.
 
 import asyncio
 from functools import partial
+from math import isfinite
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from fedseed.models.loading import load_model
 from fedseed.objectives.losses import CausalLM
 from fedseed.own.trainer import TrainerLoss, _TrainersPart
 from fedseed.reports.progress import shown_by
+from fedseed.reports.results import read_metrics
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading
 from fedseed.runs.recipe import Recipe
@@ -168,11 +170,15 @@ def test_three_trainers_end_with_the_digest_of_the_recipe(
         result = together.coordinate(tmp_path / "run").summary
         together.wait()
     assert result["weights_digest"] == expected["weights_digest"]
+    losses = [line["train_loss"] for line in read_metrics(tmp_path / "run")[1:]]
+    told = sum(one.training_loss for one in found.values()) / len(found)
+    assert told == pytest.approx(sum(losses) / len(losses), rel=1e-3)
     assert result["final"]["loss"] == pytest.approx(expected["final"]["loss"], abs=1e-6)
     tuned = fedseed.from_orbit(tmp_path / "run").state_dict()
     for name, trainer in trainers.items():
         assert found[name].metrics["weights_digest"] == expected["weights_digest"]
         assert (found[name].global_step, trainer.state.global_step) == (4, 4)
+        assert isfinite(found[name].training_loss)
         assert all(
             torch.equal(tensor, tuned[key]) for key, tensor in trainer.model.state_dict().items()
         )

@@ -40,6 +40,7 @@ from support.asking import (
 )
 from support.forked import forked
 from support.network import Server
+from support.tiers import limit_seconds
 
 pytestmark = pytest.mark.long
 
@@ -291,9 +292,9 @@ def test_a_few_runs(adversary):
 
 
 @pytest.mark.slow
-def test_runs_for_a_minute(adversary):
-    """FEDSEED_SECONDS=600 for ten of them."""
-    end = time.monotonic() + float(os.environ.get("FEDSEED_SECONDS", "60"))
+def test_many_runs(adversary):
+    """FEDSEED_SECONDS=600 for ten minutes of them."""
+    end = time.monotonic() + limit_seconds(20)
     while time.monotonic() < end:
         run_state_machine_as_test(adversary, settings=profile(5, 25))
-    assert adversary.trials["turns"] > 10
+    assert adversary.trials["turns"] > 2

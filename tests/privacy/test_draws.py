@@ -70,12 +70,12 @@ def test_all_that_is_random_comes_from_the_source():
 
 def test_whole_numbers_are_as_likely():
     random = source()
-    found = [draws.below(5, random) for _ in range(50_000)]
+    found = [draws.random_below(5, random) for _ in range(50_000)]
     assert (
         np.bincount(found, minlength=5).tolist() == pytest.approx([10_000] * 5, abs=400)
         and max(found) == 4
     )
-    assert [draws.below(1) for _ in range(3)] == [0, 0, 0]
+    assert [draws.random_below(1) for _ in range(3)] == [0, 0, 0]
 
 
 class UnknownError(Exception):
@@ -88,13 +88,13 @@ def chance(above, under, given, monkeypatch):
     """
     taken = []
 
-    def below(limit, random=None):
+    def random_below(limit, random=None):
         if len(taken) == len(script):
             raise UnknownError(limit)
         taken.append(limit)
         return script[len(taken) - 1]
 
-    monkeypatch.setattr(draws, "below", below)
+    monkeypatch.setattr(draws, "random_below", random_below)
     low, unknown, scripts = Fraction(0), Fraction(0), [((), Fraction(1))]
     while scripts:
         script, odds = scripts.pop()

@@ -7,7 +7,7 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from fedseed import Federation, FedKSeed, FedMeZO, Ferret, MeZO, Orbit, Subspace, ZOFedSGD
 from fedseed.errors import RecipeError
 from fedseed.methods.payload import About
-from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protected, scalars
+from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protect, scalars
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.runs.recipe import Recipe, stored_recipe
 from support.heard import Ending
@@ -87,7 +87,7 @@ def test_runs_are_the_same_whatever_the_data(name, constant):
         found[kind] = still([result.metrics, figures]), list(constant)
     assert found["plain"] == found["odd"]
     method, privacy = METHODS[name]
-    each = mechanism_of(protected(method, privacy)).releases if privacy.level == "example" else 1
+    each = mechanism_of(protect(method, privacy)).releases if privacy.level == "example" else 1
     turns = ROUNDS * (CLIENTS if privacy.level == "example" or name == "fedmezo-client" else 1)
     lengths = {
         "mezo": 3,
@@ -119,7 +119,7 @@ def test_an_example_moves_an_estimate_as_far_as_the_account_says(monkeypatch):
     most = 0.01 / (2 * STEP["scale"] * STEP["batch"])
     privacy = PrivacySettings(level="example", clip=0.01, noise=1.0)
     for name in ("zo-own", "mezo", "fedmezo", "fedkseed"):
-        method = protected(METHODS[name][0], privacy)
+        method = protect(METHODS[name][0], privacy)
         found = []
         for by in (1.0, 1e4, -1e4, float("nan")):
             (x, y), *others = data("plain")[0][:8]  # one batch of all examples
@@ -192,7 +192,7 @@ def test_the_client_with_most_turns_is_what_counts(tmp_path):
     one = federation(per_round=2, rounds=9, out=tmp_path / "run")
     result = one.run()
     turns = np.bincount(
-        [c for r in range(1, 10) for c in one.coordinator.sampled(r)], minlength=CLIENTS
+        [c for r in range(1, 10) for c in one.coordinator.sample_clients(r)], minlength=CLIENTS
     )
     spent = result.summary["privacy"]
     assert (
@@ -223,7 +223,9 @@ def test_a_run_ends_at_its_budget_with_the_model_of_before(tmp_path):
         and spent["epsilon"] == epsilon(spent["turns"], 1.5)
     )
     rounds = summary["rounds"]
-    turns = np.bincount([c for r in range(1, rounds + 2) for c in again.coordinator.sampled(r)])
+    turns = np.bincount(
+        [c for r in range(1, rounds + 2) for c in again.coordinator.sample_clients(r)]
+    )
     assert epsilon(int(turns.max()), 1.5).expected > 9.0  # one round more would be too much
     orbit = Orbit.open(tmp_path / "run" / "model.orbit")
     assert len(orbit.records) == rounds and orbit.records[-1].digest == summary["weights_digest"]

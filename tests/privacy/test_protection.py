@@ -11,7 +11,7 @@ from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
 from fedseed.methods.fedmezo import Rate
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.payload import About
-from fedseed.privacy import PrivacySettings, PrivateScalars, protected, protection_of
+from fedseed.privacy import PrivacySettings, PrivateScalars, protect, protection_of
 from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
 from fedseed.weights.space import ParameterSpace
@@ -49,7 +49,7 @@ def test_a_pool_of_clients_by_hand(quiet):
     The noisy mean is accumulated.
     """
     shape = {"candidates": 4, "steps": 2, "population": 2, "batch": 2}
-    method = protected(
+    method = protect(
         FedKSeed(**shape, weighting="equal", schedule={"kind": "linear", "rounds": 4}, decay=0.5),
         CLIENT,
     )
@@ -66,11 +66,11 @@ def test_a_pool_of_clients_by_hand(quiet):
     silent = protection.train(state, plan, scripted(method, nan, nan, nan, nan))
     assert len(silent.encode()) == len(sent.encode()) and not silent.scalars.any()
     other = Pairs(np.array([1, 1], dtype=np.uint32), np.array([2.0, 4.0], dtype=np.float32))
-    told = protection.combined(state, answers(3, [(0, 1.0, other)]), 3)
+    told = protection.combine(state, answers(3, [(0, 1.0, other)]), 3)
     # half of what was there is forgotten; the round's factor is a half, the population 2
     expected = np.array([2.0, 0.0, 4.0, 0.0]) + (np.array([0, 6, 0, 0]) / 3 + 0.5) * 0.5 / 2
     np.testing.assert_allclose(method.aggregate(state, told).accumulator, expected, rtol=1e-6)
-    nobody = protection.combined(state, answers(3, []), 3)
+    nobody = protection.combine(state, answers(3, []), 3)
     assert method.aggregate(state, nobody).accumulator.tolist() == [4, 0, 8, 0]
 
 
@@ -82,7 +82,7 @@ def test_traces_are_bounded_as_projections(quiet, seeds):
     """
     schedule = {"kind": "linear", "rounds": 4}
     shape = {"steps": 2, "batch": 2, "population": 2, "learning_rate": 0.2, "seeds": seeds}
-    method = protected(FedMeZO(**shape, schedule=schedule), CLIENT)
+    method = protect(FedMeZO(**shape, schedule=schedule), CLIENT)
     state, by, protection = (
         replace(method.start(LAYOUT, 7), done=1),
         0.75 * 0.2 / 2,
@@ -92,7 +92,7 @@ def test_traces_are_bounded_as_projections(quiet, seeds):
     np.testing.assert_allclose(
         update.scalars, by * np.array([2.0, 0.0, -0.5, 0.0]) / 4.25**0.5, rtol=1e-6
     )
-    told = protection.combined(state, answers(2, [(4, 0.5, update), (5, 0.5, update)]), 3)
+    told = protection.combine(state, answers(2, [(4, 0.5, update), (5, 0.5, update)]), 3)
     step = method.aggregate(state, told)
     assert len(quiet) == len(step.parts) == (2 if seeds == "own" else 1)
     for vectors, asked in quiet:
@@ -119,7 +119,7 @@ def test_a_client_without_usable_examples_votes_its_coins():
             protection_of(method).train(state, None, client).signs.tolist()
             == method.coins(state, 4).tolist()
         )
-    assert protection_of(method).combined(state, answers(1, []), 3).answers == ()
+    assert protection_of(method).combine(state, answers(1, []), 3).answers == ()
 
 
 @pytest.mark.parametrize("total", range(-5, 6))
@@ -133,6 +133,6 @@ def test_private_draws_have_the_papers_odds(total, epsilon=1.0):
         1, [(i, 0, Votes(np.full(20_000, s, dtype=np.int8))) for i, s in enumerate(signs)]
     )
     state = method.start(LAYOUT, 1)
-    drawn = method.aggregate(state, protection_of(method).combined(state, made, len(made))).signs
+    drawn = method.aggregate(state, protection_of(method).combine(state, made, len(made))).signs
     expected = 1 / (1 + exp(-epsilon * total / 2))
     assert abs((drawn > 0).mean() - expected) < 4 * sqrt(expected * (1 - expected) / 20_000) + 1e-9

@@ -11,7 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from fedseed.privacy import PrivacySettings, PrivateScalars, noise_for
-from fedseed.privacy.scalars import LEVELS, bounded, whole
+from fedseed.privacy.scalars import LEVELS, shorten, to_levels
 
 LEVELS_OF = {
     "client": {"level": "client"},
@@ -45,29 +45,35 @@ def test_no_vector_is_longer_than_its_bound():
     ]
     vectors += [np.full(n, 0.5 / n**0.5) for n in range(1, 60)]
     for vector in vectors:
-        found = whole(vector, 0.5, LEVELS)
+        found = to_levels(vector, 0.5, LEVELS)
         assert sum(int(v) ** 2 for v in found.tolist()) <= LEVELS**2
         norm = float(np.linalg.norm(vector / np.abs(vector).max()) * np.abs(vector).max())
         shortened = vector * min(1.0, 0.5 / norm)
         assert found == pytest.approx(shortened / 0.5 * LEVELS, abs=2)  # the same direction
     assert not any(
-        whole(np.array([1.0, odd]), 0.5, LEVELS).any() for odd in (np.nan, np.inf, -np.inf)
+        to_levels(np.array([1.0, odd]), 0.5, LEVELS).any() for odd in (np.nan, np.inf, -np.inf)
     )
     assert (
-        whole(np.array([-0.5]), 0.5, LEVELS).tolist() == [-LEVELS]
-        and len(whole(np.zeros(0), 0.5, LEVELS)) == 0
+        to_levels(np.array([-0.5]), 0.5, LEVELS).tolist() == [-LEVELS]
+        and len(to_levels(np.zeros(0), 0.5, LEVELS)) == 0
     )
     # its squares are 4 more than 2^60, which doubles do not see
     longer = [549564285.0, 922442736.0, -7753.0, 105.0, 5.0]
-    assert whole(np.array(longer), 1.0, 1 << 30).tolist() == [549564284, 922442735, -7752, 104, 4]
+    assert to_levels(np.array(longer), 1.0, 1 << 30).tolist() == [
+        549564284,
+        922442735,
+        -7752,
+        104,
+        4,
+    ]
 
 
 def test_what_is_bounded_keeps_its_direction_or_is_nothing():
-    assert bounded(np.array([3.0, -4.0]), 2.5) == pytest.approx([1.5, -2.0], abs=3e-7)
-    assert bounded(np.array([0.3, -0.4], dtype=np.float32), 2.5) == pytest.approx(
+    assert shorten(np.array([3.0, -4.0]), 2.5) == pytest.approx([1.5, -2.0], abs=3e-7)
+    assert shorten(np.array([0.3, -0.4], dtype=np.float32), 2.5) == pytest.approx(
         [0.3, -0.4], abs=3e-7
     )
-    assert bounded(np.array([1.0, np.nan]), 2.5).tolist() == [0.0, 0.0]
+    assert shorten(np.array([1.0, np.nan]), 2.5).tolist() == [0.0, 0.0]
 
 
 def test_noise_between_two_whole_numbers_is_the_larger_one():
@@ -88,9 +94,11 @@ def test_the_noise_is_what_the_account_is_told():
     assert abs(np.corrcoef(found[0][:-1], found[0][1:])[0, 1]) < 0.04
     same = mechanism("client", noise=3.0).noisy_sum([np.full(10_000, 1e-3)] * 2, 10_000)
     assert same - found[0] == pytest.approx(np.full(10_000, 2e-3), abs=1e-6)
-    divided = mechanism("client").mean([np.zeros(10_000)] * 3, asked=4)
+    divided = mechanism("client").mean([np.zeros(10_000)] * 3, client_count=4)
     assert divided == pytest.approx(found[1] / 4)
-    assert mechanism("client").mean([np.zeros(10_000)], asked=2) == pytest.approx(found[1] / 2)
+    assert mechanism("client").mean([np.zeros(10_000)], client_count=2) == pytest.approx(
+        found[1] / 2
+    )
 
 
 # -- the account

@@ -1,5 +1,9 @@
-"""No forged log or record passes a verification, and no honest one fails it, of any method."""
+"""No forged log or record passes a verification, and no honest one fails it, of any method.
 
+The slow tier tries 300 forgeries; FEDSEED_FORGERIES=1000 tries a thousand.
+"""
+
+import os
 from dataclasses import fields, replace
 from functools import cache
 
@@ -8,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed import Federation, FedKSeed, FeedSign, Ferret, ZOFedSGD
+from fedseed import Federation, FedKSeed, FeedSign, Ferret, Subspace, ZOFedSGD
 from fedseed.aggregation import (
     CentredClipping,
     GeometricMedian,
@@ -23,7 +27,7 @@ from fedseed.aggregation.base import Noise, Past
 from fedseed.errors import FedseedError, MessageError
 from fedseed.methods.base import Answer
 from fedseed.methods.base import Answers as WeightedAnswers
-from fedseed.methods.payload import About, Payload
+from fedseed.methods.payload import About, Payload, Small
 from fedseed.methods.zofedsgd import Projections
 from fedseed.objectives.losses import Supervised
 from fedseed.orbit import NO_DIGEST, Orbit
@@ -60,6 +64,17 @@ RUNS = {
         Ferret(directions=20, blocks="tensor", seeds="fixed", **TRAINED),
         CentredClipping(momentum=0.9),
     ),
+}
+SUBSPACE = {
+    "rank": 2,
+    "up_bits": 32,
+    "targets": "all",
+    "training": {"optimizer": "sgd", "learning_rate": 0.05, "steps": 2, "batch": 16},
+}
+RUNS |= {
+    "subspace": (Subspace(down_bits=32, **SUBSPACE), Mean()),
+    "subspace-floats": (Subspace(down_bits=32, **SUBSPACE), Median()),
+    "subspace-coded": (Subspace(refresh=0, **SUBSPACE), GeometricMedian()),
 }
 CLIENTS, PER_ROUND, ROUNDS = 5, 4, 4
 
@@ -276,6 +291,8 @@ def mapped(payload, change):
     if isinstance(payload, Payload):
         values = {one.name: mapped(getattr(payload, one.name), change) for one in fields(payload)}
         return replace(payload, **values)
+    if isinstance(payload, Small):
+        return payload._replace(numbers=change(payload.numbers))
     if isinstance(payload, tuple):
         return tuple(mapped(part, change) for part in payload)
     return payload if payload is None else change(payload)
@@ -362,8 +379,9 @@ def test_no_forgery_passes(honest, tmp_path):
 
 
 @pytest.mark.slow
-def test_none_of_a_thousand_forgeries_passes(honest, tmp_path):
-    passed, kinds = forgeries_that_pass(list(RUNS), 1000, honest, tmp_path, seed=2)
+def test_none_of_many_forgeries_passes(honest, tmp_path):
+    count = int(os.environ.get("FEDSEED_FORGERIES", "300"))
+    passed, kinds = forgeries_that_pass(list(RUNS), count, honest, tmp_path, seed=2)
     assert passed == [] and len(kinds) == 15
 
 

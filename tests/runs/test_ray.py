@@ -46,7 +46,9 @@ def there(address, name, count):
     return workers(name, count, cluster=Cluster(address, count, 1))
 
 
-@pytest.mark.parametrize(("name", "count"), [("feedsign", 2), ("ferret", 4), ("fedavg", 2)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("feedsign", 2), ("ferret", 4), ("fedavg", 2), ("subspace", 2)]
+)
 def test_digest_metrics_and_orbit_are_those_of_one_process(tmp_path, address, name, count):
     alone = left_by(federation(name, out=tmp_path / "alone", per_round=5).run().folder)
     result = federation(

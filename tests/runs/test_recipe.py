@@ -77,7 +77,8 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
     ),
     (
         f"{GOOD}{SST2}path = 'x'\nunseen = 3",
-        "task.unseen = 3: unknown key; allowed here: .*clients.*path",
+        "task.unseen = 3: unknown key of sst2: it is a key of .*instructions.*; allowed here: "
+        ".*clients.*path",
     ),
     (f"{GOOD}{SST2}", "task.path: missing"),
     (
@@ -86,7 +87,7 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
     ),
     (
         f"{GOOD}{FIELD}partition = {{kind = 'dirichlet', beta = 1.0}}",
-        "beta = 1.0: unknown key; .*: kind, alpha, minimum$",
+        "beta = 1.0: unknown key.*: kind, alpha, minimum$",
     ),
     (
         f"{GOOD}{FIELD}partition = 'iid'",

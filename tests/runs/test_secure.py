@@ -13,7 +13,7 @@ from fedseed import Federation, FedKSeed, FedMeZO, FeedSign, Ferret, Subspace, Z
 from fedseed.errors import MessageError, RecipeError
 from fedseed.federation.secure import Masking
 from fedseed.orbit.signature import generate_key
-from fedseed.privacy.secure.messages import Phase, unframed
+from fedseed.privacy.secure.messages import Phase, unframe
 from fedseed.privacy.secure.settings import SecureSums, identity_text
 from fedseed.reports.progress import Progress
 from fedseed.runs.joining import identities
@@ -59,7 +59,7 @@ def ran(method, sums, silent=None, rounds=4, **settings):
             return said()
 
         def answer(number, said, ask):
-            return unless(lambda: said(ask), number, unframed(ask)[0])
+            return unless(lambda: said(ask), number, unframe(ask)[0])
 
         for number, client in masking.clients.items():
             client.answer = partial(answer, number, client.answer)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed import FedAvg, Federation, FedKSeed, FeedSign, Ferret, ZOFedSGD
+from fedseed import FedAvg, Federation, FedKSeed, FeedSign, Ferret, Subspace, ZOFedSGD
 from fedseed.errors import RecipeError
 from fedseed.federation.messages import Message
 from fedseed.methods.payload import About
@@ -26,6 +26,7 @@ from support.command import fedseed
 from support.parts import part_of
 
 QUICK = {"learning_rate": 0.02, "scale": 2e-3, "batch": 32}
+PLAIN_STEPS = {"optimizer": "sgd", "learning_rate": 0.02, "steps": 2, "batch": 32}
 METHODS = {
     "feedsign": FeedSign(**QUICK, votes_per_round=3, basis="rademacher"),
     "zo-fedsgd": ZOFedSGD(**QUICK),
@@ -39,6 +40,7 @@ METHODS = {
         blocks="tensor",
         training={"learning_rate": 0.02, "steps": 2, "batch": 32},
     ),
+    "subspace": Subspace(rank=3, up_bits=32, targets="all", training=PLAIN_STEPS),
 }
 CLIENTS, MINE = 3, 1
 
@@ -212,6 +214,8 @@ def test_a_vote_within_the_noise_of_zero_may_be_either(tmp_path):
     [
         (FeedSign(**QUICK, epsilon=1.0), {}, "noise is secret"),
         (FedAvg(), {}, "FeedSign's, ZO-FedSGD's, FedKSeed's and Ferret's can"),
+        (Subspace(training=PLAIN_STEPS), {}, "method.up_bits = 1"),
+        (Subspace(up_bits=32), {}, 'method.training.optimizer = "adamw"'),
         (
             FeedSign(**QUICK),
             {"secure_sums": SecureSums(threshold=2)},

@@ -14,6 +14,7 @@ from fedseed.runs.recipe import read_recipe
 from fedseed.runs.workers import Workers
 from support.command import well
 from support.documents import ROOT
+from support.heard import Heard
 from support.left import before, left_by, stop_after
 from support.network import until
 from support.tiers import mark
@@ -81,20 +82,22 @@ def test_the_command_with_workers_ends_with_the_same_files(tmp_path, words):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["ferret", "fedavg"])
-def test_a_worker_that_is_killed_ends_the_run_and_resume_goes_on(tmp_path, name):
+def test_a_worker_that_is_killed_is_replaced_and_the_run_has_the_same_bits(tmp_path, name):
     whole = left_by(federation(name, out=tmp_path / "whole").run().folder)
-    run = federation(name, out=tmp_path / "run", workers=workers(name, 2))
-    before(
-        run.coordinator, "open", lambda number, *_: number == 4 and run.team.seats[0].process.kill()
-    )
-    with pytest.raises(
-        FedseedError,
-        match=r"worker 1 died \(killed by SIGKILL, .*--resume goes on.*fewer --workers",
-    ):
-        run.run()
+    heard = Heard()
+    run = federation(name, out=tmp_path / "run", workers=workers(name, 2), progress=heard)
+    killed = []
+
+    def kill_once(number, *_):
+        if number == 4 and not killed:
+            killed.append(run.team.seats[0].process)
+            killed[0].kill()
+
+    before(run.coordinator, "open", kill_once)
+    assert left_by(run.run().folder) == whole
+    said = [text for text in heard.warnings if "another takes its place" in text]
+    assert len(said) == 1 and said[0].startswith("worker 1 died (killed by SIGKILL")
     assert all(seat.process.exitcode is not None for seat in run.team.seats)
-    result = federation(name, out=tmp_path / "run", workers=workers(name, 2)).run(resume=True)
-    assert left_by(result.folder) == whole
 
 
 @pytest.mark.long

@@ -39,7 +39,7 @@ from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make
 from fedseed.transport.nats import NatsEnd
-from fedseed.transport.nats_address import bracketed
+from fedseed.transport.nats_address import bracket_host
 from fedseed.transport.nats_server import PACKAGE, find_server
 from support.forked import start
 from support.parts import part_of
@@ -105,7 +105,7 @@ class Server:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = port or free_port()
         self.config, self.binary, self.host = config, binary, host
-        self.url = f"nats://{bracketed(host)}:{self.port}"
+        self.url = f"nats://{bracket_host(host)}:{self.port}"
         self.start()
 
     def start(self, jetstream=True):
@@ -405,7 +405,7 @@ def host(order, recipe, way, progress):
 
     def wrong(step):
         result = apply(step)
-        if order.get("drift_at") == joined.at + 1:
+        if order.get("drift_at") == joined.last_step + 1:
             move(worker.space.parameters)
         return result
 

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import TooFewError, keys
 from fedseed.privacy.secure.client import SecureClient
-from fedseed.privacy.secure.dealing import about, deal, hashed
+from fedseed.privacy.secure.dealing import deal, hash_share, name_part
 from fedseed.privacy.secure.fixed import FixedPoint
-from fedseed.privacy.secure.messages import Phase, numbers, pieces, read_numbers, unframed
+from fedseed.privacy.secure.messages import Phase, numbers, pieces, read_numbers, unframe
 from fedseed.privacy.secure.shamir import PRIME, SHARE_BYTES
 from fedseed.privacy.secure.summing import Summing
 
@@ -62,7 +62,7 @@ class Room:
         self.heard = []  # what the coordinator got: (client, phase or "vector", bytes)
 
     def say(self, client, ask):
-        phase = unframed(ask)[0]
+        phase = unframe(ask)[0]
         if client in self.gone.get(phase, ()):
             return None
         answer = self.changed(
@@ -116,7 +116,7 @@ class Room:
         found = {}
         for client in self.summing.setup.members:
             if client not in self.gone.get("vector", ()):
-                data = self.clients[client].masked(round, attempt, values[client])
+                data = self.clients[client].mask_words(round, attempt, values[client])
                 self.heard.append((client, "vector", data))
                 assert data[:8] == self.summing.setup.terms.setup
                 found[client] = np.frombuffer(data[8:], dtype=self.form.dtype)
@@ -168,14 +168,14 @@ class Liar(SecureClient):
         self.lie = lie
         self.silent = {Phase[name] for name in silent}
 
-    def masked(self, round, attempt, words):
+    def mask_words(self, round, attempt, words):
         if self.lie == ABSURD:
             words = words.copy()
             words[-1] = 1000 if len(words) == 1 else 1 << 40
-        return super().masked(round, attempt, words)
+        return super().mask_words(round, attempt, words)
 
     def answer(self, ask):
-        phase = unframed(ask)[0]
+        phase = unframe(ask)[0]
         hides = {
             "unreadable, and shows nothing": Phase.REVEAL,
             "wrong shares, and is silent": Phase.OPEN,
@@ -196,33 +196,33 @@ class Liar(SecureClient):
 
     def _shares(self, setup, body):
         found = super()._shares(setup, body)
-        victims = [holder for holder in setup.dealt if holder != self.number]
+        victims = [holder for holder in setup.dealt_parts if holder != self.number]
         victims = victims[:1] if "to one" in self.lie else victims
         if self.lie == "too few parts":
             return found[: len(found) // 2]
         if self.lie == "another secret":
             secrets = [token_bytes(16) for _ in range(2 * setup.terms.count)]
-            setup.dealt = deal(
+            setup.dealt_parts = deal(
                 secrets, setup.terms.setup, self.number, setup.bundles, setup.terms.threshold
             )
         for holder in victims:
-            key, part = setup.dealt[holder]
+            key, part = setup.dealt_parts[holder]
             shares = [randbelow(PRIME).to_bytes(SHARE_BYTES, "little") for _ in part.hashes]
-            use = about(setup.terms.setup, self.number, holder)
+            use = name_part(setup.terms.setup, self.number, holder)
             text = keys.seal(
-                keys.agreed(key, setup.bundles[holder].sealing, use), b"".join(shares), use
+                keys.agree(key, setup.bundles[holder].sealing, use), b"".join(shares), use
             )
             if "unreadable" in self.lie:
                 part = replace(part, text=token_bytes(len(part.text)))
             elif self.lie == "other hashes":
                 part = replace(part, text=text)
             elif "wrong shares" in self.lie or "deals wrongly" in self.lie:
-                part = replace(part, text=text, hashes=tuple(map(hashed, shares)))
-            setup.dealt[holder] = key, part
-        return b"".join(part.encode() for _, part in setup.dealt.values())
+                part = replace(part, text=text, hashes=tuple(map(hash_share, shares)))
+            setup.dealt_parts[holder] = key, part
+        return b"".join(part.encode() for _, part in setup.dealt_parts.values())
 
-    def _take(self, setup, body):
-        found = super()._take(setup, body)
+    def _receive_shares(self, setup, body):
+        found = super()._receive_shares(setup, body)
         if not self.lie.startswith("accuses"):
             setup.members = read_numbers(body)[0]  # it goes on whatever it got
             return found

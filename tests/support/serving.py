@@ -47,6 +47,14 @@ class Plain:
         self.model = AutoModelForCausalLM.from_pretrained(folder)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
+    @classmethod
+    def of_base(cls, base):
+        """Return the base itself, as it was before any tuning."""
+        plain = cls.__new__(cls)
+        plain.model = AutoModelForCausalLM.from_pretrained(base)
+        plain.tokenizer = AutoTokenizer.from_pretrained(base)
+        return plain
+
     def answer(self, ids, most):
         new = self.model.generate(**ids, max_new_tokens=most, do_sample=False)[
             0, ids["input_ids"].shape[1] :

@@ -7,7 +7,10 @@
   part, long faults.
 
 `tiered` takes of a matrix what has every value, or every pair of values, always; what has every
-pair, or every three of them, in the slow tier."""
+pair, or every three of them, in the slow tier.
+
+Tests that try what a machine draws go on for seconds there; `FEDSEED_SECONDS=600` makes each of
+them go on for ten minutes (`limit_seconds`)."""
 
 import itertools
 import os
@@ -15,6 +18,16 @@ import os
 import pytest
 
 SLOW = os.environ.get("FEDSEED_SLOW") == "1"
+SECONDS_NAME = "FEDSEED_SECONDS"
+
+
+def limit_seconds(default):
+    """Return for how many seconds a test goes on trying what it draws.
+
+    Args:
+        default: the seconds where $FEDSEED_SECONDS is not set.
+    """
+    return float(os.environ.get(SECONDS_NAME, default))
 
 
 def covering(cases, together):

@@ -288,7 +288,7 @@ def test_a_table_with_missing_labels(tmp_path, labels, classes):
 @pytest.mark.parametrize("label", ["0.25", "-3.8", "0,25", "1.5e-1", ".5"])
 def test_a_score_is_no_class(tmp_path, label):
     (tmp_path / "data.csv").write_text(TABLE.format("1.0", f'"{label}"', "2.0"))
-    with pytest.raises(RecipeError, match=f'csv line 3: "label" = {label}: a number with a fr'):
+    with pytest.raises(RecipeError, match='csv line 3: "label" is a number with a fraction'):
         FilesTask(path=str(tmp_path / "data.csv"), clients=1).load()
     named = FilesTask(path=str(tmp_path / "data.csv"), clients=1, labels=["1.0", label, "2.0"])
     assert named.load().clients[0].examples[0].options == (" 1.0", f" {label}", " 2.0")
@@ -353,9 +353,12 @@ def test_the_classes_of_a_renamed_column(tmp_path):
         ),
         ({"first": "a", "second": "b"}, '{prompt = "first", completion = "second"}'),
         ({"id": "a", "story": "b"}, '{text = "story"}'),
-        ({"chosen": "a", "rejected": "b"}, '{text = "chosen"} learns the chosen answers'),
-        ({"prompt": "p", "chosen": "a", "rejected": "b"}, '{completion = "chosen"} learns'),
-        ({"chosen": [{"role": "user"}], "rejected": []}, '{messages = "chosen"} learns'),
+        ({"question": "q", "chosen": "a", "rejected": "b"}, '{prompt = "question"}'),
+        (
+            {"sentence1": "a", "sentence2": "b", "score": 0.5},
+            '{text = "sentence1", text_pair = "sentence2"} and task.score_field = "score"',
+        ),
+        ({"sentence": "a", "label": "3,8"}, '{text = "sentence"} and task.score_field = "label"'),
     ],
 )
 def test_what_is_suggested_for_unknown_rows(row, hint):

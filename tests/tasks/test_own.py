@@ -174,7 +174,7 @@ WRONG = [
     ),
     (
         ['{"text": "t", "label": 0.5}'],
-        r'line 1: "label" = 0.5: a number with a fraction is a score, not a class; if it is one',
+        r'line 1: "label" is a number with a fraction, a score and no class: task.score_field',
     ),
 ]
 

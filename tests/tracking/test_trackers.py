@@ -11,7 +11,7 @@ import pytest
 from pydantic import PrivateAttr
 
 from fedseed.errors import RecipeError
-from fedseed.tracking import TRACKERS, Start, TensorBoard, Tracker, Trackers, WandB
+from fedseed.tracking import TRACKERS, MLflow, Start, TensorBoard, Tracker, Trackers, WandB
 from fedseed.tracking.wandb import FILE
 
 LINES = [
@@ -70,6 +70,8 @@ class Noisy(Tracker):
 def test_what_every_tracker_keeps_to(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")  # it stays on this machine
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/store.db")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     assert kind.about
     if kind.package is not None:
         pytest.importorskip(
@@ -280,3 +282,76 @@ def test_wandb_itself_has_one_offline_run_of_three_sessions(tmp_path):
     # W&B's own process may still write its log
     kept = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     assert [file.name for file in kept] == [f"run-{known}.wandb"]
+
+
+SESSIONS = [(0, 0), (1, 3), (3, 1), (2, 2)]  # lines that metrics.jsonl has, and that were sent
+
+
+def run_sessions(kind, folder, known, sent, **settings):
+    """A run that is killed and taken up again."""
+    for earlier, upto in ((0, sent), (known, len(LINES))):
+        tracker = kind(**settings)
+        tracker.start(start(folder, LINES[:earlier]))
+        for line in LINES[earlier:upto]:
+            tracker.metrics(line)
+        if upto == len(LINES) and earlier == known:
+            (folder / "summary.json").write_text("{}")
+            tracker.artefacts([folder / "summary.json"])
+            tracker.finish({"rounds": 2, "method": "ferret", "final": {"loss": 3.5}})
+        tracker.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("known", "sent"), SESSIONS)
+def test_mlflow_has_every_round_once_and_the_files(known, sent, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    uri = f"sqlite:///{tmp_path}/store.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    client.create_experiment("hospitals", artifact_location=(tmp_path / "files").as_uri())
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    run_sessions(MLflow, folder, known, sent, project="hospitals")
+    experiment = client.get_experiment_by_name("hospitals").experiment_id
+    (run,) = client.search_runs([experiment])
+    assert run.info.run_name == "mine" and run.info.status == "FINISHED"
+    assert run.data.params["rounds"] == "2" and run.data.tags["summary.method"] == "ferret"
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [(0, 4.0), (2, 3.5)]
+    local = client.get_metric_history(run.info.run_id, "seconds.local")
+    assert [point.step for point in local] == [1, 2]
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["summary.json"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("known", "sent"), SESSIONS)
+def test_trackio_has_every_round_once(known, sent, tmp_path):
+    """In a process of its own: the library reads its folder's place when it is imported."""
+    pytest.importorskip("trackio", reason="the extra trackio is not installed")
+    code = f"""
+import json
+from pathlib import Path
+from tracking.test_trackers import run_sessions
+from fedseed.tracking import Trackio
+folder = Path({str(tmp_path / "mine")!r})
+folder.mkdir()
+run_sessions(Trackio, folder, {known}, {sent}, project="hospitals")
+from trackio.sqlite_storage import SQLiteStorage
+(name,) = SQLiteStorage.get_runs("hospitals")
+print(name, json.dumps(SQLiteStorage.get_logs("hospitals", name)))
+"""
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")}
+    environment["PYTHONPATH"] = os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    name, _, text = done.stdout.partition(" ")
+    lines = json.loads(text)
+    assert name.startswith("mine-")
+    assert [(line["step"], line["loss"]) for line in lines if "loss" in line] == [
+        (0, 4.0),
+        (2, 3.5),
+    ]
+    assert [line["step"] for line in lines if "seconds/local" in line] == [1, 2]
+    assert [line["summary/final/loss"] for line in lines if "summary/rounds" in line] == [3.5]

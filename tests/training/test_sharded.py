@@ -76,7 +76,7 @@ def one_of_two(folder):
         except SystemExit:
             continue
         run.run()
-        group._say()
+        group._broadcast()
     for name in METHODS:
         orbit = folder / "one" / name / "model.orbit"
         if orbit.exists():
@@ -86,7 +86,7 @@ def one_of_two(folder):
                 federation(name, folder / "again").worker.catch_up(Orbit.open(orbit).records)
             except SystemExit:
                 continue
-            group._say()
+            group._broadcast()
 
 
 @pytest.fixture(scope="module")

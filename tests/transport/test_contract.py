@@ -37,7 +37,7 @@ class InMemory(Hub):
     """The transport in one process."""
 
     def interrupt(self, end):
-        end._events.again()  # nothing is ever lost
+        end._events.reconnected()  # nothing is ever lost
 
 
 class AtAddress:
@@ -361,9 +361,9 @@ async def test_who_only_waits_learns_that_another_coordinator_goes_on(room):
     await talk.log.publish(
         1, Message(MessageKind.STEP, FeedSign.code, 1, EVERYBODY, b"\1").encode()
     )
-    watching = asyncio.create_task(talk._watch_log(between=0.01))
+    watching = asyncio.create_task(talk._watch_log(interval_seconds=0.01))
     heir = StepLog(await room.coordinator(), replacing=False)
-    await heir.read(3, "run")
+    await heir.load(3, "run")
     assert (
         not await heir.is_taken_over(3)
         and not await talk.log.is_taken_over(3)

@@ -12,7 +12,7 @@ from fedseed.transport import nats_hearing
 from fedseed.transport.nats_hearing import (
     BEAT_SECONDS,
     DEAF_SECONDS,
-    EACH,
+    OVERHEAD_BYTES,
     RETURN_SECONDS,
     Pulse,
     Turns,
@@ -38,14 +38,14 @@ def test_lines_take_turns_and_each_stays_in_order():
         ("b", "b2"),
     ]:
         turns.put(whose, message, 10)
-    assert turns.bytes == 7 * (EACH + 10)
+    assert turns.bytes == 7 * (OVERHEAD_BYTES + 10)
     assert taken(turns, 7) == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
     assert turns.bytes == 0
 
 
 def test_a_long_line_gives_way_to_the_others():
     dropped = []
-    turns = Turns(10 * (EACH + 100), dropped.append)
+    turns = Turns(10 * (OVERHEAD_BYTES + 100), dropped.append)
     for number in range(15):
         turns.put("long", number, 100)
     assert dropped == [10, 11, 12, 13, 14]  # its own newest

@@ -164,7 +164,7 @@ def test_the_names_on_a_server_stay_what_they_are():
     subjects = Subjects("run-1")
     names = {name: getattr(subjects, name) for name in ("log", "down", "status", "entries")}
     assert names == {name: f"fedseed.run-1.{name}" for name in names}
-    assert subjects.up("a b", "update") == "fedseed.run-1.up.a=20b.update"
+    assert subjects.from_client("a b", "update") == "fedseed.run-1.up.a=20b.update"
     assert (subjects.inbox("a b"), subjects.stream) == ("fedseed.run-1.in.a=20b", "fedseed--run-1")
     assert (subjects.bucket(), subjects.bucket("c_1")) == (
         "fedseed--run-1--down",

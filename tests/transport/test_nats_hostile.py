@@ -59,7 +59,7 @@ class Room:
 
     def signed(self, subject, data):
         """The header that Mallory's key makes."""
-        return Signatures.read(self.keys / "mallory.nk").headers(subject, data)
+        return Signatures.from_key_file(self.keys / "mallory.nk").headers(subject, data)
 
     async def open(self):
         async def receive(sender, what, data):
@@ -122,7 +122,7 @@ async def test_nobody_else_writes_into_the_log(room):
     await room.reply_to(f"$JS.API.STREAM.MSG.GET.{down}", log, b'{"seq": 1}')
     # its receipt for something stored
     await room.reply_to(f"$O.{own}.C.mine", log, b"T" + bytes(60))
-    await room.reply_to(SUBJECTS.up("mallory", "hello"), log)  # the coordinator's answer
+    await room.reply_to(SUBJECTS.from_client("mallory", "hello"), log)  # the coordinator's answer
     await room.reply_to(GET, SUBJECTS.entries, b'{"seq": 1}')  # where the server repeats entries
     watcher = await room.bare("watcher")
     await watcher.publish(SUBJECTS.status, b"{}", reply=log)
@@ -179,7 +179,7 @@ async def test_a_clients_key_makes_no_consumer(room):
 @hostile
 async def test_nobody_speaks_in_anothers_name(room):
     await room.writer.append(b"Hone")
-    theirs = SUBJECTS.up("honest", "update")
+    theirs = SUBJECTS.from_client("honest", "update")
     await room.reply_to(GET, theirs)
     await room.reply_to(f"$O.{SUBJECTS.bucket('mallory')}.C.mine", theirs, b"x")
     # as if the server had let it through
@@ -208,11 +208,11 @@ async def test_answers_go_to_the_askers_inbox_only(room):
     watcher = await room.way("watcher").watcher()
     room._ends.append(watcher)
     assert await watcher.status(SECONDS) == b"fine"
-    hello = SUBJECTS.up("mallory", "hello")
+    hello = SUBJECTS.from_client("mallory", "hello")
     for reply in (
         SUBJECTS.inbox("honest") + ".x",
         SUBJECTS.down,
-        SUBJECTS.up("honest", "hello"),
+        SUBJECTS.from_client("honest", "hello"),
         "else",
     ):
         await room.reply_to(hello, reply)
@@ -232,7 +232,7 @@ async def test_objects_are_their_owners(room):
     for subject in (SUBJECTS.chunks("honest", "update"), SUBJECTS.chunks(None, "step")):
         await room.reply_to(GET, subject)
     await room.mallory.flush()
-    signatures = Signatures.read(room.keys / "mallory.nk")
+    signatures = Signatures.from_key_file(room.keys / "mallory.nk")
     for name, place in (
         ("bad", "x"),
         ("bad", "a.0.99999999999999999999"),
@@ -315,7 +315,7 @@ async def test_a_flood_of_questions_is_answered_once_for_all(room):
     room.coordinator._questions.status = lambda: calls.append(1) or b"newest"
     for _ in range(2000):
         # which none goes to
-        await watcher.publish(SUBJECTS.status, b"{}", reply=SUBJECTS.up("honest", "hello"))
+        await watcher.publish(SUBJECTS.status, b"{}", reply=SUBJECTS.from_client("honest", "hello"))
     for _ in range(2):
         assert await (await room.way("watcher").watcher()).status(SECONDS) == b"newest"
     assert len(calls) < 1000 and not room.came
@@ -341,7 +341,7 @@ async def test_answers_wait_for_the_server(room):
 
     await room.mallory.subscribe(f"{inbox}.*", cb=hear)
     for number in range(200):
-        await room.reply_to(SUBJECTS.up("mallory", "hello"), f"{inbox}.{number}")
+        await room.reply_to(SUBJECTS.from_client("mallory", "hello"), f"{inbox}.{number}")
     await until(lambda: len(heard) == 200)
     assert set(heard) == {100_000} and max(unsent) < 2 * UNSENT_BYTES
 
@@ -356,7 +356,7 @@ async def test_a_status_does_not_wait_behind_what_clients_send(room):
         time.sleep(0.01)  # as long as a large message takes
 
     room.coordinator._hearing._look = look
-    subject, data = SUBJECTS.up("mallory", "beat"), bytes(3000)
+    subject, data = SUBJECTS.from_client("mallory", "beat"), bytes(3000)
     headers = room.signed(subject, data)
     for _ in range(3000):
         await room.mallory.publish(subject, data, headers=headers)

@@ -22,7 +22,7 @@ def keys(tmp_path_factory):
 
 
 def read(keys, name):
-    return Signatures.read(keys / f"{name}.nk", coordinating=name == "coordinator")
+    return Signatures.from_key_file(keys / f"{name}.nk", coordinating=name == "coordinator")
 
 
 def test_each_side_knows_the_other(keys):
@@ -74,12 +74,12 @@ def test_a_signature_is_for_one_message_at_one_place(keys):
 def test_a_challenge_of_the_server_is_never_a_signature(keys):
     """A server has a key sign whatever text it likes."""
     a, coordinator = read(keys, "a"), read(keys, "coordinator")
-    signed = signatures._digested("subject", b"data", b"after")
+    signed = signatures._signed_bytes("subject", b"data", b"after")
     digest = hashlib.blake2b(b"data", digest_size=32).digest()
     assert signed == b"\xfffedseed 1\0" + digest + b"\5\0\0\0" + b"after" + b"subject"
     kept = nkeys.from_seed(seed_of(keys / "a.nk").encode())
     assert signature_in(a.headers("subject", b"data", b"after")) == kept.sign(signed)
-    signed = signatures._digested("subject", b"data", b"")
+    signed = signatures._signed_bytes("subject", b"data", b"")
     with pytest.raises(UnicodeDecodeError):
         signed.decode()
     # so it would fit, if it were a text
@@ -120,11 +120,11 @@ def test_a_chain_knows_what_did_not_count_up_to_a_bound(keys, monkeypatch):
     writing, reading = Chain(read(keys, "coordinator"), "log"), Chain(read(keys, "a"), "log")
     first, writing.head = writing.sign(b"one")
     assert not any(reading.take(data, None) for data in (b"x", b"x", b"y", b"z", b"z", b"x"))
-    assert reading._others == {
+    assert reading._rejected == {
         hashlib.blake2b(data, digest_size=16).digest() for data in (b"x", b"y")
     }
     assert (
-        reading.take(b"one", first) and not reading.take(b"y", None) and len(reading._others) == 1
+        reading.take(b"one", first) and not reading.take(b"y", None) and len(reading._rejected) == 1
     )
     assert reading.take(b"two", writing.sign(b"two")[0])
     plain = Chain(Signatures(), "log")
@@ -132,16 +132,16 @@ def test_a_chain_knows_what_did_not_count_up_to_a_bound(keys, monkeypatch):
 
 
 def test_without_keys_nothing_is_checked(tmp_path, keys):
-    nothing = Signatures.read(None)
+    nothing = Signatures.from_key_file(None)
     assert nothing.headers("s", b"") is None and nothing.of_coordinator("s", b"", None)
     assert nothing.of_client("a", "s", b"", None) and not Chain(nothing, "log").checks
     assert Chain(nothing, "log").take(b"", None)
     old = tmp_path / "old.nk"  # as `fedseed keys` wrote them before there were signatures
     old.write_text(seed_of(keys / "a.nk"))
-    signing = Signatures.read(old)
+    signing = Signatures.from_key_file(old)
     assert read(keys, "coordinator").of_client("a", "s", b"", signing.headers("s", b""))
     assert signing.of_coordinator("s", b"", None)
-    assert Signatures.read(old, coordinating=True).clients is None
+    assert Signatures.from_key_file(old, coordinating=True).clients is None
 
 
 @pytest.mark.parametrize(
@@ -162,4 +162,4 @@ def test_what_is_no_key_file(text, problem, tmp_path, keys):
     other = public[:9] + ("A" if public[9] != "A" else "B") + public[10:]  # a character is wrong
     path.write_text(text.format(seed=seed, public=public, other=other), encoding="latin-1")
     with pytest.raises(RecipeError, match=problem):
-        Signatures.read(path)
+        Signatures.from_key_file(path)

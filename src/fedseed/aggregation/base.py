@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from fedseed.hinting import Hinting
+
 Vector = NDArray[np.float64]
 Weighting = Literal["equal", "examples"]  # what a client's weight c_i is in proportion to
 Part = Sequence[NDArray[np.floating[Any]]]  # the same entries of each client's vector
@@ -61,7 +63,7 @@ class Past:
     noise: Noise | None = None  # None: the outcome as this processor makes it
 
 
-class AggregationRule(BaseModel, ABC):
+class AggregationRule(BaseModel, ABC, metaclass=Hinting):
     """Holds the settings of one rule; a recipe's `[aggregation]` gives its name.
 
     Subclasses combine vectors.

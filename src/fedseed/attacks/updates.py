@@ -32,7 +32,15 @@ from fedseed.methods import Method
 from fedseed.methods.payload import About, Payload
 from fedseed.randomness import Domain, permutation
 from fedseed.randomness.stream import words
-from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture
+from fedseed.tasks.data import (
+    Choice,
+    ClientData,
+    Cloze,
+    Example,
+    Picture,
+    Preference,
+    Score,
+)
 
 AttackKind = Literal[
     "sign",
@@ -176,11 +184,12 @@ def flip_labels(client: ClientData, seed: int, number: int, classes: int = 0) ->
     """Returns the client's examples, each with the response (or target) of another example.
 
     In a `Choice` or `Cloze` the next option becomes the right one, in a `Picture` the next class,
-    because another example often has the same one.
+    because another example often has the same one; in a `Preference` the rejected answer becomes
+    the chosen one.
 
     Args:
-        client: an honest client of `Example`s, `Choice`s, `Cloze`s, `Picture`s or (input, target)
-            pairs.
+        client: an honest client of `Example`s, `Choice`s, `Cloze`s, `Picture`s, `Preference`s,
+            `Score`s or (input, target) pairs.
         seed: the run's seed.
         number: the client's number.
         classes: how many classes of `Picture`s there are.
@@ -196,6 +205,10 @@ def flip_labels(client: ClientData, seed: int, number: int, classes: int = 0) ->
 def _with_target(mine: Any, given: Any, classes: int) -> Any:
     if isinstance(mine, Example):
         return mine.answered_as(given)
+    if isinstance(mine, Preference):
+        return mine.swapped()
+    if isinstance(mine, Score):
+        return replace(mine, value=given.value)
     if isinstance(mine, Choice):
         return replace(mine, gold=(mine.gold + 1) % len(mine.options), right=())
     if isinstance(mine, Cloze):

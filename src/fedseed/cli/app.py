@@ -1,6 +1,7 @@
 """The command line.
 
-Exit codes: 0 done; 2 the command line or the recipe is wrong; 1 anything else.
+Exit codes: 0 done; 2 the command line or the recipe is wrong; 3 a run is over and has diverged; 130
+interrupted by Ctrl-C; 1 anything else.
 
 What a command needs is imported when it is asked for: the list of commands is a table of names and
 first lines, so that `fedseed --help` imports no command, no recipe and no NumPy.
@@ -148,6 +149,12 @@ OWN: dict[str, Command] = {
         "report",
         "Write a page about a run, or about several side by side: one file, to be opened or sent "
         "to somebody.",
+    ),
+    "watch": Command(
+        "Look",
+        "results",
+        "watch",
+        "Show a run that goes on as a page that keeps itself up to date.",
     ),
     "compare": Command(
         "Look", "running", "compare", "Run several recipes and lay the results side by side."

@@ -8,8 +8,8 @@ import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -23,14 +23,43 @@ from fedseed.cli.waiting import waiting
 from fedseed.errors import RecipeError, plural
 from fedseed.registry import load_plugin
 from fedseed.reports.progress import Screen
+from fedseed.text import clean
 
 if TYPE_CHECKING:
     from fedseed.runs.recipe import Recipe
 
 console = Screen()
 
+
+def complete_recipes(incomplete: str) -> list[str]:
+    """Return the packaged recipes, and the recipes in the folder, that a word may become."""
+    from fedseed.runs.packaged import packaged_recipes
+
+    folder = Path(incomplete).parent
+    with suppress(OSError):
+        files = [str(path) for path in sorted(folder.glob("*.toml"))]
+        return [name for name in (*files, *packaged_recipes()) if name.startswith(incomplete)]
+    return []
+
+
+def complete_keys(incomplete: str) -> list[str]:
+    """Return the keys of recipes that a word may become."""
+    from fedseed.runs.keys import keys_of
+    from fedseed.runs.recipe import Recipe
+
+    return [key.key for key in keys_of(Recipe) if key.key.startswith(incomplete)]
+
+
+def complete_settings(incomplete: str) -> list[str]:
+    """Return the keys of recipes that a word may become, each with what stands before a value."""
+    return [f"{key}=" for key in dict.fromkeys(complete_keys(incomplete))]
+
+
 RecipeArgument = Annotated[
-    str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")
+    str,
+    typer.Argument(
+        help="A TOML file, or the name of a packaged recipe.", autocompletion=complete_recipes
+    ),
 ]
 JsonOption = Annotated[
     bool,
@@ -48,7 +77,12 @@ def _load_plugins(context: typer.Context, sources: list[str] | None) -> list[str
 
 
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        autocompletion=complete_settings,
+        help="Replace a recipe's value: key=value, repeatable.",
+    ),
 ]
 PluginOption = Annotated[
     list[str] | None,
@@ -73,6 +107,14 @@ class Reading:
     """How a recipe is read: what is set in it, and code of others that is loaded first."""
 
     set_: SetOption = None
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset",
+            autocompletion=complete_keys,
+            help="Take a key out of the recipe, so that it has its default: repeatable.",
+        ),
+    ] = None
     plugin: PluginOption = None
     trust_plugins: Annotated[
         bool,
@@ -84,8 +126,8 @@ class Reading:
 
     @property
     def changes(self) -> list[str]:
-        """Returns what replaces values of the recipe, "key=value" each."""
-        return list(self.set_ or [])
+        """Returns what replaces values of the recipe, "key=value" each, and what is taken out."""
+        return [*(f"~{key}" for key in self.unset or []), *(self.set_ or [])]
 
     @property
     def plugins(self) -> list[str]:
@@ -271,6 +313,36 @@ def say(text: str, screen: Console | None = None) -> None:
     On standard output unless another console is given.
     """
     (screen or console).print(text, highlight=False, soft_wrap=True)
+
+
+DIVERGED = 3  # exit code: the run is over and its files are there, but it has diverged
+
+
+def end_if_diverged(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say which runs have diverged, and end the command with exit code 3 if one has.
+
+    A run with an attack is no failure of its rates: what the attack does is what it shows.
+
+    Args:
+        summaries: of finished runs, by what they are called; "": the only one.
+
+    Raises:
+        typer.Exit: at least one run has diverged.
+    """
+    diverged = False
+    for name, summary in summaries.items():
+        failure = summary.get("failure")
+        if failure is None or summary.get("attack") is not None:
+            continue
+        diverged = True
+        run = f"{name}: the run" if name else "the run"
+        text = (
+            f"fedseed: {run} has diverged since round {failure['round']}: {failure['reason']}; "
+            f"{failure['advice']}"
+        )
+        print(clean(text), file=sys.stderr)
+    if diverged:
+        raise typer.Exit(DIVERGED)
 
 
 def answer(result: Any) -> None:

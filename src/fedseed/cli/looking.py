@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -22,6 +23,7 @@ from fedseed.cli.common import (
     RecipeArgument,
     Telling,
     answer,
+    complete_keys,
     console,
     grouped,
     say,
@@ -30,6 +32,11 @@ from fedseed.cli.waiting import waiting
 from fedseed.errors import FedseedError, RecipeError, StorageError
 from fedseed.registry import Registry
 
+if TYPE_CHECKING:
+    from fedseed.runs.keys import Key
+
+WIDEST = 60  # a column of a list in a file; a longer cell moves what comes after it
+TAGS = ("name", "kind")  # keys that say what a table is
 LISTED = Literal[
     "methods",
     "tasks",
@@ -103,7 +110,10 @@ def new(
 def explain(
     key: Annotated[
         str,
-        typer.Argument(help="A key, such as method.training.learning_rate, its end, or a table."),
+        typer.Argument(
+            help="A key, such as method.training.learning_rate, its end, or a table.",
+            autocompletion=complete_keys,
+        ),
     ],
     plugin: PluginOption = None,
     as_json: JsonOption = False,
@@ -129,7 +139,8 @@ def explain(
             ]
         )
         return
-    for number, one in enumerate(found):
+    explained, inside = _split_table(found, key)
+    for number, one in enumerate(explained):
         console.print(
             Text(f"{one.key}" if number == 0 else f"\n{one.key}", style="bold"), soft_wrap=True
         )
@@ -138,6 +149,33 @@ def explain(
         say(f"  {one.kind}; {default}")
         if one.of:
             say(f"  of {', '.join(one.of)}")
+    if inside:
+        say(f"\nIts keys, each of which `fedseed explain` explains: {', '.join(inside)}")
+
+
+def _split_table(found: Sequence["Key"], word: str) -> tuple[Sequence["Key"], list[str]]:
+    """Return the keys to explain, and the names of the others where a table was asked for.
+
+    Of a table whose name or kind decides what it is, that key is explained; of another one, none.
+
+    Args:
+        found: the keys that a word means.
+        word: what was asked for.
+    """
+    word = word.strip().strip("[]")
+    tables = (f"{word}.", f"{word}[].")
+    if len(found) == 1 or not all(
+        key.key.startswith(tables) or f".{word}." in key.key for key in found
+    ):
+        return found, []
+    choosers = [
+        key
+        for key in found
+        if key.key.rpartition(".")[2] in TAGS
+        and f".{key.key.rpartition('.')[0].removesuffix('[]')}".endswith(f".{word}")
+    ][:1]
+    names = dict.fromkeys(key.key for key in found if key not in choosers)
+    return choosers, list(names)
 
 
 @grouped
@@ -300,14 +338,28 @@ def list_(
         head = HEADINGS.get(what, ("name", "about", "origin"))
         answer([dict(zip(head, row, strict=False)) for row in rows])
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    if console.is_terminal:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)
+    else:
+        # a file or a program has no width: nothing is cut or broken
+        for line in _columns(rows):
+            say(line)
     for line in broken:
         console.print(Text(line, style="yellow"), soft_wrap=True)
     if what in ENDINGS:
         console.print(Text(f"\n{ENDINGS[what]}"), soft_wrap=True)
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return rows as lines whose columns stand below each other."""
+    widths = [min(WIDEST, max(map(len, column))) for column in zip_longest(*rows, fillvalue="")]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in rows
+    ]
 
 
 def _listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:

@@ -27,14 +27,15 @@ from fedseed.cli.common import (
     Telling,
     answer,
     console,
+    end_if_diverged,
     grouped,
     interruptible,
     say,
     stepping,
 )
 from fedseed.errors import FedseedError, NetworkError, RecipeError, plural
-from fedseed.federation.control import Status, read
-from fedseed.federation.protocol import listed
+from fedseed.federation.control import Status, parse_control
+from fedseed.federation.protocol import list_names
 from fedseed.metrics import metric_of, metric_title, shown_metrics
 from fedseed.orbit import Orbit
 from fedseed.processes import alone
@@ -208,6 +209,7 @@ def serve(
         say(f"privacy spent: {privacy_spent(spent)}")
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {folder}")
+    end_if_diverged({"": summary})
 
 
 def read_site(file: Path) -> dict[str, Any]:
@@ -341,7 +343,7 @@ def join(
         )
         process = joining(load, name, way, orbit)
         digest = process.run()
-    say(f"the run {name} is over: {process.at} rounds")
+    say(f"the run {name} is over: {process.last_step} rounds")
     console.print(f"weights digest: {digest}", highlight=False)
     if site.out is not None:
         keep(process, digest, site.out)
@@ -567,7 +569,7 @@ async def ask(reach: Access, run: str) -> dict[str, Any]:
     try:
         answer = await end.status(STATUS_SECONDS)
         if answer is not None:
-            return read(Status, answer).model_dump(exclude_unset=True)
+            return parse_control(Status, answer).model_dump(exclude_unset=True)
         log = await end.log()
         if log is None:
             raise NetworkError(f"the server knows no run {run}")
@@ -581,7 +583,12 @@ def by_client(summary: dict[str, Any]) -> list[str]:
     lines = []
     for name, figures in summary.get("by_client", {}).items():
         first, last = figures["baseline"] or {}, figures["final"]
-        if "loss" in last:
+        if "loss" in last and figures.get("round") == 0:
+            lines.append(
+                f"  {name}: held-out loss {last['loss']:.3f} before training ({last['held_out']} "
+                "examples); it was away whenever the tuned model was measured"
+            )
+        elif "loss" in last:
             before = f"{first['loss']:.3f} -> " if "loss" in first else ""
             away = (
                 f"; after round {figures['round']}: it was away at the end"
@@ -606,7 +613,7 @@ def describe(about: dict[str, Any]) -> list[str]:
         f"{about['run']} ({about['method']}): round {about['round']} of {about['rounds']}, "
         f"since {time.strftime('%Y-%m-%d %H:%M', time.gmtime(about['began']))} UTC",
         f"clients  {about['alive']} of {about['clients']} alive"
-        + (f"; away: {listed(about['away'])}" if about["away"] else ""),
+        + (f"; away: {list_names(about['away'])}" if about["away"] else ""),
     ]
     if about.get("waiting"):
         waiting = about["waiting"]
@@ -615,9 +622,9 @@ def describe(about: dict[str, Any]) -> list[str]:
             "has begun"
         )
     if about["waiting_for"]:
-        lines.append(f"waiting  for {listed(about['waiting_for'])}")
+        lines.append(f"waiting  for {list_names(about['waiting_for'])}")
     if about.get("late"):
-        lines.append(f"late     {listed(about['late'])}: several times as long as the others")
+        lines.append(f"late     {list_names(about['late'])}: several times as long as the others")
     if "bytes_up" in last:
         lines.append(
             f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and "
@@ -639,7 +646,7 @@ def describe(about: dict[str, Any]) -> list[str]:
     if about["repeated_rounds"]:
         lines.append(f"repeated {about['repeated_rounds']} rounds had too few answers")
     if about["drifted"]:
-        lines.append(f"drifted  {listed(about['drifted'])}")
+        lines.append(f"drifted  {list_names(about['drifted'])}")
     for name, reasons in about["refusals"].items():
         for reason, count in reasons.items():
             lines.append(f"refused  {count} of {name}: {reason}")

@@ -147,6 +147,46 @@ def compact(path: PathArgument, out: NewFile, plugin: PluginOption = None) -> No
     say(f"{out}: step {orbit.last:,} only, {orbit.size:,} bytes")
 
 
+PlaceArgument = Annotated[
+    str, typer.Argument(help="A folder, file:///FOLDER, or OWNER/NAME of the Hugging Face hub.")
+]
+
+
+@app.command()
+def push(
+    path: PathArgument,
+    place: PlaceArgument,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a new repository of the hub private.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another orbit that is there.")
+    ] = False,
+    plugin: PluginOption = None,
+) -> None:
+    """Put an orbit into a folder or a repository of the hub, as model.orbit."""
+    from fedseed.orbit.sharing import push_orbit
+
+    if Orbit.open(path).header.base_folder:
+        say("The orbit says in which folder the base lay here: whoever gets it can read that.")
+    say(f"Orbit: {push_orbit(path, place, private, force)}")
+
+
+@app.command()
+def pull(
+    place: PlaceArgument,
+    out: Annotated[Path, typer.Option("--out", help="The file; must not exist.")] = Path(
+        "model.orbit"
+    ),
+    plugin: PluginOption = None,
+) -> None:
+    """Get an orbit from a folder or a repository of the hub, and check it."""
+    from fedseed.orbit.sharing import pull_orbit
+
+    orbit = pull_orbit(place, out)
+    say(f"{out}: {plural(len(orbit), 'step')} on {orbit.header.base}, {orbit.size:,} bytes")
+
+
 @app.command()
 def diff(
     first: Annotated[Path, typer.Argument(help="An orbit file.")],

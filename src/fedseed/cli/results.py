@@ -320,6 +320,28 @@ def serve_model(
         service.serve(host, port, ready)
 
 
+def watch(
+    folder: Annotated[Path, typer.Argument(help="The run's folder; the run may begin later.")],
+    host: Annotated[
+        str, typer.Option(help="The address. Default: this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port; 0: any that is free.")
+    ] = 8080,
+) -> None:
+    """Show a run that goes on as a page that keeps itself up to date."""
+    if folder.exists() and not folder.is_dir():
+        raise RecipeError(f"{folder}: no folder; name that of a run, such as runs/recipe")
+    try:
+        from fedseed.reports.live import LivePage
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise FedseedError(f"watch needs {error.name}: {to_install('serve')}") from error
+    with suppress(KeyboardInterrupt):
+        LivePage(folder).serve(host, port, lambda address: say(f"{address} (Ctrl-C ends)"))
+
+
 def report(
     runs: Annotated[
         list[Path], typer.Argument(help="Folders of runs, or one folder that holds several.")

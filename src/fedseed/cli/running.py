@@ -1,6 +1,7 @@
 """`fedseed run`, `tune-rate` and `compare`: what trains on this machine."""
 
 import json
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from fedseed.cli.common import (
     Running,
     Telling,
     answer,
+    end_if_diverged,
     grouped,
     interruptible,
     say,
@@ -24,6 +26,7 @@ from fedseed.experiments import sweeps
 from fedseed.processes import alone, warm
 from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.progress import Shown
+from fedseed.reports.results import read_summary
 
 
 @grouped
@@ -34,6 +37,10 @@ def run(
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")
+    ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Delete the run that is in the folder, and begin anew."),
     ] = False,
     rounds: Annotated[
         int | None,
@@ -50,6 +57,8 @@ def run(
 ) -> None:
     """Run a federation on this machine: in this process, or with --workers in several."""
     shown = telling.screen()
+    if overwrite and resume:
+        raise RecipeError("--overwrite begins anew and --resume goes on: leave one of them out")
     folder = out or Path("runs") / Path(recipe).stem
     _check_no_sweep(recipe)
     checked = reading.read(recipe, *([] if rounds is None else [f"rounds={rounds}"]), here=True)
@@ -65,13 +74,17 @@ def run(
 
         how = running.workers, running.threads
         federation = build(checked, folder, Shown(shown), *how, resume=resume, ray=running.ray)
-        summary = federation.run(resume, extend=resume and rounds is not None).summary
+        summary = federation.run(resume, resume and rounds is not None, overwrite).summary
     results_sheet("", [Compared(summary["method"], [summary])], brief=True).show(shown)
     for line in by_client(summary):
         say(line, shown)
     shown.print(f"Files: {folder}")
+    if summary.get("failure") is None:
+        words = shlex.join(["fedseed", "export", str(folder), "--out", "tuned"])
+        say(f"Next: {words}    writes the tuned model as a folder for transformers", shown)
     if telling.as_json:
         answer({**summary, "folder": str(folder)})
+    end_if_diverged({"": summary})
 
 
 @grouped
@@ -171,6 +184,15 @@ def compare(
             )
     if telling.as_json:
         answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
+    end_if_diverged(
+        {
+            " ".join(filter(None, (line.scenario, line.label, f"seed {seed}"))): read_summary(
+                folder
+            )
+            for line in done
+            for seed, folder in line.folders.items()
+        }
+    )
 
 
 def _check_no_sweep(recipe: str) -> None:

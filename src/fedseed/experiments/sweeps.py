@@ -38,7 +38,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedseed.actors import LIVES, Actor, Cluster
-from fedseed.durable import write_whole
+from fedseed.durable import NO_LINK, write_whole
 from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.processes import COMMAND, start
@@ -387,7 +387,6 @@ class WorkerPool:
     def __init__(self, threads: int | None = None, cluster: Cluster | None = None) -> None:
         self._threads = threads
         self._start: Callable[..., tuple[Any, Any]] = start if cluster is None else cluster.start
-        self._lives = 1 if cluster is None else LIVES
         self._running: set[BaseProcess | Actor] = set()
         self._lock = threading.Lock()
         self.stopped = threading.Event()
@@ -410,7 +409,7 @@ class WorkerPool:
             return None
         job.folder.mkdir(parents=True, exist_ok=True)
         problem: Any = None
-        for _ in range(self._lives):
+        for _ in range(LIVES):
             with self._lock:
                 if self.stopped.is_set():
                     return STOPPED
@@ -446,9 +445,7 @@ def _run(heard: object, say: object, job: Job) -> RecipeError | str:
 
     The run resumes what was begun earlier.
     """
-    log = os.open(
-        job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644
-    )
+    log = os.open(job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_LINK, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.setdefault(COMMAND, "1")  # on a cluster's other machine, too
@@ -653,9 +650,8 @@ class Sweeping:
             f"{k} {final[k]:.3f}" for k in shown_metrics(final) if not k.startswith("unseen_")
         )
         spent = "there already" if there else f"{time.perf_counter() - began:.0f} s"
-        diverged = (
-            f", diverged in round {at}" if (at := summary.get("diverged")) is not None else ""
-        )
+        failure = summary.get("failure")
+        diverged = "" if failure is None else f", diverged since round {failure['round']}"
         if untaken := summary.get("not_taken"):
             diverged += f", {plural(untaken, 'step')} not taken"
         self.say(f"{head}: {metrics}{diverged} ({spent})")

@@ -1,6 +1,4 @@
-"""The accounts of the clients that a process works for: each noisy answer is counted before it
-leaves the process.
-"""
+"""The privacy accounts of a process' clients: a noisy answer is counted before it is sent."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +14,7 @@ from fedseed.training.client import ClientCost
 
 
 def settings_with_account(method: Method) -> PrivacySettings | None:
-    """Return the `[privacy]` of a method whose clients keep accounts; None: they keep none."""
+    """Return the `[privacy]` of a method whose clients keep accounts; None for other methods."""
     protection = protection_of(method)
     if protection is None or not protection.by_client:
         return None
@@ -25,12 +23,12 @@ def settings_with_account(method: Method) -> PrivacySettings | None:
 
 
 def limits_of(settings: PrivacySettings, rounds: int, budget: float | None = None) -> Limits:
-    """Return what a client allows.
+    """Return the limits of a client's account.
 
     Args:
-        settings: its recipe's.
-        rounds: its recipe's.
-        budget: the most epsilon of all its runs, if the site says it; None: as the recipe says.
+        settings: the recipe's.
+        rounds: the recipe's.
+        budget: the site's most epsilon for all of its runs; None: the recipe's.
     """
     if budget is None:
         return Limits(rounds, settings.budget, settings.delta)
@@ -40,12 +38,12 @@ def limits_of(settings: PrivacySettings, rounds: int, budget: float | None = Non
 def accounts_in_memory(
     method: Method, names: Sequence[str], rounds: int, keep_answers: bool = True
 ) -> dict[str, Account]:
-    """Return accounts that are gone with the process; none, if the method needs none.
+    """Return accounts that are lost with the process; none if the method needs none.
 
     Args:
-        method: of the run.
+        method: the run's.
         names: the clients'.
-        rounds: how many the run has.
+        rounds: the run's number of rounds.
         keep_answers: whether answers of earlier rounds are kept.
     """
     settings = settings_with_account(method)
@@ -56,12 +54,12 @@ def accounts_in_memory(
 
 
 def run_of(hosted: Hosted) -> str:
-    """Return a hash of what a run is: base, method, settings, seed."""
+    """Return a hash that identifies a run: of its base, method, settings and seed."""
     return hash_of(hosted.start)
 
 
 def kind_of(hosted: Hosted) -> Releases:
-    """Return what a turn of a client gives away, of a method whose clients keep accounts."""
+    """Return the releases of a client's turn, for a method whose clients keep accounts."""
     protection = hosted.worker.protection
     assert protection is not None
     kind: Releases = protection.mechanism.turn
@@ -72,8 +70,8 @@ def turn_of(hosted: Hosted, plan: Message, name: str, number: int) -> Turn:
     """Return the turn that a plan asks of a client, without an answer.
 
     Args:
-        hosted: the model at the weights at which the client is asked.
-        plan: the plan's message; which attempt of the round it is does not matter.
+        hosted: the model, at the weights of the question.
+        plan: the plan's message, of any attempt.
         name: the client's.
         number: the client's in the run.
     """
@@ -94,7 +92,7 @@ def turn_of(hosted: Hosted, plan: Message, name: str, number: int) -> Turn:
 def earlier_answer(
     accounts: Mapping[str, Account], turn: Turn, plan: Message, number: int
 ) -> Answer | None:
-    """Return what a client has answered to a question before.
+    """Return a client's earlier answer to the same question.
 
     Args:
         accounts: by client.
@@ -124,9 +122,9 @@ def charge(
     """Count a client's answer, on disk before this returns.
 
     Args:
-        accounts: by client; one that has none is not counted.
+        accounts: by client; a client without one is not counted.
         turn: the turn that the plan asks for.
-        answer: what the client has computed.
+        answer: the client's computed answer.
         plan: the plan's message.
         number: the client's in the run.
 

@@ -1,11 +1,8 @@
-"""What the run is, before its log fixes it: what most clients say.
+"""Decides what a run is before its log fixes it: by majority, not by who comes first.
 
-Nobody decides it by coming first.
-
-A process says in its hello which base, layout and first weights it has, and what it makes of texts.
-Clients count, not
-processes. Once one opinion has more than half of all clients, or more than half of those that the
-start waits for, it is the run's.
+A process says in its hello which base, layout and first weights it has, and which tokens it makes
+of texts. Clients are counted, not processes. An opinion becomes the run's once it has more than
+half of all clients, or more than half of those that the start waits for.
 """
 
 from collections import Counter
@@ -13,96 +10,108 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fedseed.federation.fingerprint import Fingerprint
-from fedseed.federation.protocol import listed
+from fedseed.federation.protocol import list_names
 from fedseed.orbit import Header
 from fedseed.orbit.header import START
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a process says.
+    """What a process claims the run to be.
 
-    Its header is kept as bytes: there may be as many of them as clients, each large.
+    The header is kept as bytes: there may be as many claims as clients, and headers are large.
     """
 
-    # the orbit's header as it would begin, encoded; what the base is called there does not matter
+    # The orbit's header as it would begin, encoded without the names in `base_names`: what a
+    # party calls the base does not matter.
     start: bytes
-    # that name, the base's folder, and the libraries that named its tensors
-    called: tuple[str, str, str]
-    # hex digest of the trained tensors before the first step; None: it does not say
+    # the base's name, its folder, and the libraries that named its tensors
+    base_names: tuple[str, str, str]
+    # hex digest of the trained tensors before the first step; None: not given
     weights: str | None
-    names: tuple[str, ...] | None  # all clients, where nobody else knows them; None: they are known
-    fingerprint: Fingerprint | None = None  # what it makes of texts; None: it does not say
+    names: tuple[str, ...] | None  # all clients; None: the coordinator knows them already
+    fingerprint: Fingerprint | None = None  # None: not given
 
     @classmethod
-    def of(
+    def from_header(
         cls,
         header: Header,
         weights: str | None,
         names: tuple[str, ...] | None,
         fingerprint: Fingerprint | None = None,
     ) -> "Claim":
-        """Returns what a process says that has this header."""
+        """Return the claim of a process with this header."""
         start = replace(header, base="", base_folder="", first=1, libraries="").encode()
-        called = header.base, header.base_folder, header.libraries
-        return cls(start, called, weights, names, fingerprint)
+        base_names = (header.base, header.base_folder, header.libraries)
+        return cls(start, base_names, weights, names, fingerprint)
 
     @property
     def header(self) -> Header:
-        """Returns the header, decoded anew."""
-        base, base_folder, libraries = self.called
+        """Return the header, decoded anew."""
+        base, base_folder, libraries = self.base_names
         header = Header.decode(self.start[START.size :])
         return replace(header, base=base, base_folder=base_folder, libraries=libraries)
 
     def __str__(self) -> str:
         header = self.header
-        said = f"base {header.base_digest}, {header.layout.size:,} parameters that train"
-        said += "" if self.weights is None else f" and begin as {self.weights}"
+        text = f"base {header.base_digest}, {header.layout.size:,} parameters that train"
+        if self.weights is not None:
+            text += f" and begin as {self.weights}"
         if self.fingerprint is not None:
-            said += f", tokens {self.fingerprint.tokens} ({self.fingerprint.describe_versions()})"
-        return said + ("" if self.names is None else f", the clients {listed(self.names)}")
+            text += f", tokens {self.fingerprint.tokens} ({self.fingerprint.describe_versions()})"
+        if self.names is not None:
+            text += f", the clients {list_names(self.names)}"
+        return text
 
 
 @dataclass
 class Agreement:
-    """Collects what processes say, until it is clear what the run is."""
+    """Collects the claims of processes until it is clear what the run is."""
 
-    claims: dict[str, Claim] = field(default_factory=dict)  # what each process said last
+    claims: dict[str, Claim] = field(default_factory=dict)  # the newest of each process
 
     def groups(self, clients: Mapping[str, int]) -> list[tuple[int, list[str]]]:
-        """Returns how many clients each opinion has, and its processes, the largest first.
+        """Group processes by opinion, the one with the most clients first.
 
         Args:
-            clients: of each process, how many it speaks for; others do not count.
+            clients: how many clients each process speaks for; other processes do not count.
+
+        Returns:
+            The number of clients of each opinion, and its processes.
         """
-        found: dict[object, list[str]] = {}
+        hosts_by_opinion: dict[object, list[str]] = {}
         for host, claim in self.claims.items():
             if clients.get(host):
                 opinion = (claim.start, claim.weights, claim.names, claim.fingerprint)
-                found.setdefault(opinion, []).append(host)
-        return sorted(
-            ((sum(clients[h] for h in hosts), hosts) for hosts in found.values()),
-            key=lambda one: -one[0],
-        )
+                hosts_by_opinion.setdefault(opinion, []).append(host)
+        groups = []
+        for hosts in hosts_by_opinion.values():
+            groups.append((sum(clients[host] for host in hosts), hosts))
+        return sorted(groups, key=lambda group: -group[0])
 
-    def decided(self, clients: Mapping[str, int], everybody: int, wanted: int) -> Claim | None:
-        """Returns what the run is; None: it can't be said yet.
+    def find_majority(self, clients: Mapping[str, int], total: int, required: int) -> Claim | None:
+        """Return the claim that has a majority; None while none has.
 
         Args:
             clients: as for `groups`.
-            everybody: how many clients there are; 0: not known.
-            wanted: how many must be there for the start; 0: not known.
+            total: how many clients there are; 0: not known.
+            required: how many the start waits for; 0: not known.
         """
         groups = self.groups(clients)
         if not groups:
             return None
-        most, hosts = groups[0]
+        largest, hosts = groups[0]
         claims = [self.claims[host] for host in hosts]
-        if (names := claims[0].names) is not None:  # as far as this opinion knows
-            everybody, wanted = len(names), wanted or len(names)
-        heard = sum(count for count, _ in groups)
-        if not (2 * most > everybody > 0 or (wanted and heard >= wanted and 2 * most > heard)):
+        names = claims[0].names
+        # an opinion that lists the clients says how many there are
+        if names is not None:
+            total = len(names)
+            required = required or len(names)
+        counted = sum(count for count, _ in groups)
+        has_majority = 2 * largest > total > 0
+        has_start_majority = required > 0 and counted >= required and 2 * largest > counted
+        if not has_majority and not has_start_majority:
             return None
-        called = Counter(claim.called[0] for claim in claims)
-        # most of them call the base so
-        return max(claims, key=lambda claim: called[claim.called[0]])
+        # processes that agree may call the base differently: take the most frequent name
+        base_names = Counter(claim.base_names[0] for claim in claims)
+        return max(claims, key=lambda claim: base_names[claim.base_names[0]])

@@ -1,5 +1,5 @@
-"""Answers what a client's process is asked: plans by updates, and questions by reports about the
-weights.
+"""Answers what a client's process is asked: plans by updates, and questions about the weights by
+reports.
 """
 
 import time
@@ -7,14 +7,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import FedseedError, MessageError, NetworkError
 from fedseed.federation.accounts import charge, earlier_answer, turn_of
-from fedseed.federation.control import Question, Report, read
+from fedseed.federation.control import Question, Report, parse_control
 from fedseed.federation.cost import Cost, rounding_warning
 from fedseed.federation.hosted import Hosted
-from fedseed.federation.large import about_of, carry, fetch
+from fedseed.federation.large import carry, fetch, round_and_attempt
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.presence import Presence
 from fedseed.federation.protocol import read_plan, silent_message
@@ -36,9 +37,11 @@ class Answers:
     """Takes plans and questions, and answers those that the weights are ready for."""
 
     replica: Replica
-    presence: Presence  # knows whether the coordinator knows this process
+    presence: Presence  # knows whether the coordinator has welcomed this process
     # what this process has measured, by round
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    # the local training of this process' clients, all rounds together
+    training: Cost = field(default_factory=Cost)
     _plans: deque[tuple[frozenset[int] | None, bytes]] = field(
         default_factory=lambda: deque(maxlen=MOST_PLANS)
     )
@@ -47,39 +50,40 @@ class Answers:
     )
     _masking: "Masking | None" = None
     _question: Question | None = None
-    # updates, or reasons for none, by client and, where its turns are counted, question
-    _given: dict[tuple[int, str], bytes | str] = field(default_factory=dict)
+    # updates, or reasons for sending none, by client and, where turns are counted, question
+    _updates: dict[tuple[int, str], bytes | str] = field(default_factory=dict)
     _report: dict[str, Any] | None = None
-    _version: int = -1  # of the weights that updates and report are about
+    _version: int = -1  # of the weights that `_updates` and `_report` belong to
 
     def hear(self, data: bytes) -> None:
-        """Take what a coordinator has broadcast, and pass over what is not valid."""
+        """Take a coordinator's broadcast; ignore one that is not valid."""
         kind, body = data[:1], data[1:]
         with suppress(MessageError):
             if kind == b"C":
                 self.presence.called(body.decode("ascii", errors="replace"))
             elif kind == b"P":
-                picked, carried = read_plan(body)
-                number, _ = about_of(carried)
-                # rounds of a log that was set back
-                while self._plans and about_of(self._plans[-1][1])[0] > number:
+                clients, plan = read_plan(body)
+                number, _ = round_and_attempt(plan)
+                # the log was set back: plans of its later rounds are out of date
+                while self._plans and round_and_attempt(self._plans[-1][1])[0] > number:
                     self._plans.pop()
-                self._plans.append((picked, carried))
+                self._plans.append((clients, plan))
             elif kind == b"K":
                 self._asks.append(read_plan(body))
             elif kind == b"A":
-                self._question = read(Question, body)  # an older one is not answered any more
+                # a newer question replaces an older one
+                self._question = parse_control(Question, body)
 
     async def work(self) -> bool:
-        """Do the next thing that there is to do; returns whether there was any."""
+        """Do the next piece of work; return whether there was any."""
         if self.replica.waits:
             await self.replica.advance()
             return True
         return await self.try_ask() or await self.try_plan() or await self.try_question()
 
     @property
-    def asked(self) -> bool:
-        """Returns whether a plan or a question waits."""
+    def has_request(self) -> bool:
+        """Whether a plan or a question waits for an answer."""
         return bool(self._plans or self._question)
 
     @property
@@ -87,13 +91,15 @@ class Answers:
         return self.presence.welcome and self.replica.current
 
     def _forget_older(self) -> None:
-        """Forget what was found out about earlier weights."""
+        """Forget results that belong to earlier weights."""
         if self._version != self.replica.version:
-            self._version, self._given, self._report = self.replica.version, {}, None
+            self._version = self.replica.version
+            self._updates = {}
+            self._report = None
 
     @property
     def masking(self) -> "Masking | None":
-        """Returns the hosted clients' secrets, which outlast a reload of the weights.
+        """Return the hosted clients' secrets, which outlast a reload of the weights.
 
         None: nothing is masked.
         """
@@ -102,170 +108,173 @@ class Answers:
             from fedseed.federation.secure import Masking
 
             examples = {numbers[name]: len(items) for name, items in hosted.items.items()}
-            own = {numbers[name]: key for name, key in hosted.identities.items()}
-            folder, known = hosted.opened, hosted.secure.known(numbers)
-            places = (
-                {numbers[name]: folder / name for name in hosted.items}
-                if folder is not None
-                else {}
+            identities = {numbers[name]: key for name, key in hosted.identities.items()}
+            folder, public_keys = hosted.opened, hosted.secure.public_keys(numbers)
+            round_files: dict[int, Path] = {}
+            if folder is not None:
+                round_files = {numbers[name]: folder / name for name in hosted.items}
+            self._masking = Masking(
+                hosted.secure,
+                hosted.worker.method,
+                examples,
+                self.replica.progress.warn,
+                identities,
+                public_keys,
+                round_files,
             )
-            warn, method = self.replica.progress.warn, hosted.worker.method
-            self._masking = Masking(hosted.secure, method, examples, warn, own, known, places)
             opened = max((client.opened for client in self._masking.clients.values()), default=0)
             if opened > self.replica.at + 1:
                 raise FedseedError(
                     f"{folder}: round {opened} of a run of this name was opened here, and the log "
-                    "is at "
-                    f"{self.replica.at}: no round is opened twice. Choose another name (--run), or "
-                    "delete these files"
+                    f"is at {self.replica.at}: no round is opened twice. Choose another name "
+                    "(--run), or delete these files"
                 )
         return self._masking
 
     async def try_ask(self) -> bool:
-        """Answer what is asked for a secure sum, once the steps before it are here.
+        """Answer the oldest ask for a secure sum, once the steps before it are here.
 
         Returns whether it was answered.
         """
         if not self._asks or not self._ready:
-            self._asks.clear()  # it comes again
+            self._asks.clear()  # the coordinator repeats it
             return False
-        picked, ask = self._asks[0]
+        clients, ask = self._asks[0]
         if self.replica.hosted.secure is not None:
-            from fedseed.federation.secure import answered, first_round
+            from fedseed.federation.secure import answer_ask, first_round
 
-            if (first := first_round(ask)) is not None:
+            first = first_round(ask)
+            if first is not None:
                 if first > self.replica.at + 1:
                     return False
-                _ = self.masking  # nobody has keys before these are asked for, after the last step
+                # make the keys only now: after the last step and before they are asked for
+                _ = self.masking
             for name in self.replica.hosted.items:
                 number = self.replica.numbers[name]
-                if picked is None or number in picked:
+                if clients is None or number in clients:
                     await self.replica.end.send(
-                        name, "update", answered(self._masking, number, ask)
+                        name, "update", answer_ask(self._masking, number, ask)
                     )
-        if self._asks and self._asks[0] == (picked, ask):  # more may have come meanwhile
+        if self._asks and self._asks[0] == (clients, ask):  # more may have come meanwhile
             self._asks.popleft()
         return True
 
     async def try_plan(self) -> bool:
-        """Do what the oldest plan asks, if the steps before it are here.
+        """Train as the oldest plan asks, if the steps before it are here.
 
-        Returns whether anything was done.
+        Returns whether the plan was dealt with.
         """
         if not self._plans:
             return False
-        picked, carried = self._plans[0]
-        hosted, numbers, work = self.replica.hosted, self.replica.numbers, None
+        clients, carried = self._plans[0]
+        hosted, numbers = self.replica.hosted, self.replica.numbers
+        request: tuple[bytes, Message] | None = None
+        chosen_names: list[str] = []
         with suppress(MessageError):
-            number, _ = about_of(carried)
+            number, _ = round_and_attempt(carried)
             if number > self.replica.at + 1 or not self._ready:
-                return False  # its steps have not come yet
-            mine = [name for name in hosted.items if picked is None or numbers[name] in picked]
-            if number == self.replica.at + 1 and mine:
+                return False  # steps before it are still to come
+            chosen_names = [
+                name for name in hosted.items if clients is None or numbers[name] in clients
+            ]
+            if number == self.replica.at + 1 and chosen_names:
                 plan = await fetch(self.replica.end, carried, None)
-                work = (
-                    plan,
-                    Message.decode(plan).expect(
-                        MessageKind.PLAN, hosted.worker.method.code, number
-                    ),
-                    mine,
-                )
-        if work is not None:
-            await self._answer(*work)
-        # it may have come once more meanwhile
+                code = hosted.worker.method.code
+                request = plan, Message.decode(plan).expect(MessageKind.PLAN, code, number)
+        if request is not None:
+            await self._answer(*request, chosen_names)
+        # the same plan may have come again meanwhile
         self._plans = deque((plan for plan in self._plans if plan[1] != carried), MOST_PLANS)
         return True
 
-    async def _answer(self, plan: bytes, about: Message, names: Sequence[str]) -> None:
-        """Train for the clients that have not trained in this round yet, and send everybody's
-        answer.
-        """
+    async def _answer(self, plan: bytes, message: Message, names: Sequence[str]) -> None:
+        """Send every client's update; train first for those without one in this round."""
         numbers = self.replica.numbers
         self._forget_older()
         hosted = self.replica.hosted
-        # before anything is awaited: the weights may be others then, and they are part of what is
-        # asked
-        turns = (
-            {name: turn_of(hosted, about, name, numbers[name]) for name in names}
-            if hosted.accounts
-            else {}
-        )
-        asked = {name: (numbers[name], turns[name].question if turns else "") for name in names}
-        new = [name for name in names if asked[name] not in self._given]
+        # before the first await: a turn depends on the weights, which may change meanwhile
+        turns: dict[str, Turn] = {}
+        if hosted.accounts:
+            turns = {name: turn_of(hosted, message, name, numbers[name]) for name in names}
+        keys = {name: (numbers[name], turns[name].question if turns else "") for name in names}
+        unanswered = [name for name in names if keys[name] not in self._updates]
         costs: list[Cost] = []
-        if new:
-            answers, costs = await self._train(about, plan, new, turns)
-            self._given.update({asked[name]: answer for name, answer in answers.items()})
+        if unanswered:
+            answers, costs = await self._train(message, plan, unanswered, turns)
+            self._updates.update({keys[name]: answer for name, answer in answers.items()})
         for name in names:
-            await self._send(name, self._given[asked[name]], about)
+            await self._send(name, self._updates[keys[name]], message)
         for cost in costs:  # when the answers are on their way
             self.replica.spent.add(cost)
-        if lossy := [cost for cost in costs if cost.movable_weights]:  # in the first round only
-            moved = sum(cost.moved_weights / cost.movable_weights for cost in lossy) / len(lossy)
-            self.replica.progress.warn(rounding_warning(moved))
+            self.training.add(cost)
+        # reported in the first round only
+        lossy_costs = [cost for cost in costs if cost.movable_weights]
+        if lossy_costs:
+            shares = [cost.moved_weights / cost.movable_weights for cost in lossy_costs]
+            self.replica.progress.warn(rounding_warning(sum(shares) / len(shares)))
 
     async def _train(
-        self, about: Message, plan: bytes, names: Sequence[str], turns: Mapping[str, Turn]
+        self, message: Message, plan: bytes, names: Sequence[str], turns: Mapping[str, Turn]
     ) -> tuple[dict[str, bytes | str], list[Cost]]:
-        """Compute what these clients answer, and count it.
+        """Compute these clients' updates, and count them.
 
         Args:
-            about: the plan's message.
+            message: the plan's message.
             plan: its bytes.
             names: the clients.
-            turns: the turns that they are asked for, where these are counted.
+            turns: the turns that they take, where turns are counted.
 
         Returns:
-            Updates, or reasons for none, by client; and what the work has cost.
+            Updates, or reasons for sending none, by client; and the cost of the work.
 
         Raises:
-            PrivacyError: a client's account allows no more.
+            PrivacyError: a client's account does not allow another answer.
         """
         hosted, numbers, thread = self.replica.hosted, self.replica.numbers, self.replica.thread
         answers: dict[str, Answer] = {}
         if turns:
-            wanted = [turns[name] for name in names]
-            answers = await thread.do(self._find_earlier, about, wanted, hosted, numbers)
-        new = [name for name in names if name not in answers]
+            needed_turns = [turns[name] for name in names]
+            answers = await thread.run(self._find_earlier, message, needed_turns, hosted, numbers)
+        untrained = [name for name in names if name not in answers]
         computed: list[Answer] = []
-        if new:
-            computed = await thread.do(
+        if untrained:
+            computed = await thread.run(
                 hosted.worker.train_all,
-                [plan] * len(new),
-                [numbers[name] for name in new],
-                [hosted.items[name] for name in new],
+                [plan] * len(untrained),
+                [numbers[name] for name in untrained],
+                [hosted.items[name] for name in untrained],
             )
-        for name, answer in zip(new, computed, strict=True):
+        for name, answer in zip(untrained, computed, strict=True):
             if name in turns:
-                answers[name] = await thread.do(
-                    charge, hosted.accounts, turns[name], answer, about, numbers[name]
+                answers[name] = await thread.run(
+                    charge, hosted.accounts, turns[name], answer, message, numbers[name]
                 )
             else:
                 answers[name] = answer
-        given: dict[str, bytes | str] = {}
+        updates: dict[str, bytes | str] = {}
         for name, answer in answers.items():
             if answer.message is None:
-                given[name] = str(answer.reason)
+                updates[name] = str(answer.reason)
             elif numbers[name] in hosted.attackers and hosted.attack is not None:
-                given[name] = hosted.worker.corrupt(answer.message, hosted.attack)
+                updates[name] = hosted.worker.corrupt(answer.message, hosted.attack)
             else:
-                given[name] = answer.message
-        return given, [answer.spent for answer in computed]
+                updates[name] = answer.message
+        return updates, [answer.spent for answer in computed]
 
     @staticmethod
     def _find_earlier(
-        about: Message, turns: Iterable[Turn], hosted: Hosted, numbers: Mapping[str, int]
+        message: Message, turns: Iterable[Turn], hosted: Hosted, numbers: Mapping[str, int]
     ) -> dict[str, Answer]:
-        """Return what clients have answered to the same questions before.
+        """Return the answers that clients have given to the same questions before.
 
-        Raises PrivacyError: one has not, and its account allows no more.
+        Raises PrivacyError: a client has given none, and its account does not allow another.
         """
-        found: dict[str, Answer] = {}
+        answers: dict[str, Answer] = {}
         for turn in turns:
-            answer = earlier_answer(hosted.accounts, turn, about, numbers[turn.client])
+            answer = earlier_answer(hosted.accounts, turn, message, numbers[turn.client])
             if answer is not None:
-                found[turn.client] = answer
-        return found
+                answers[turn.client] = answer
+        return answers
 
     async def _send(self, name: str, answer: bytes | str, plan: Message) -> None:
         number = self.replica.numbers[name]
@@ -288,7 +297,7 @@ class Answers:
             return
         try:
             if len(answer) > self.replica.end.largest and not await self.presence.ask_for_blobs():
-                return  # the plan comes again
+                return  # the coordinator sends the plan again
             carried = await carry(
                 self.replica.end, answer, f"update-{plan.round}-{plan.attempt}-{number}"
             )
@@ -298,36 +307,39 @@ class Answers:
         await self.replica.end.send(name, "update", carried)
 
     async def try_question(self) -> bool:
-        """Report on the weights, if they are those that are asked about.
+        """Report on the weights, once they are those that the question is about.
 
-        Returns whether anything was done.
+        Returns whether the question was dealt with.
         """
-        asked = self._question
+        question = self._question
         if (
-            asked is None
-            or asked.round > self.replica.at
-            or (asked.round == self.replica.at and not self._ready)
+            question is None
+            or question.round > self.replica.at
+            or (question.round == self.replica.at and not self._ready)
         ):
             return False
         self._question = None
-        if asked.round < self.replica.at:
+        if question.round < self.replica.at:
             return True
         self._forget_older()
-        # a digest, if it is wanted, and what the work since the last one has cost
+        # the digest, if it is needed, and the cost of the work since the last report
         if self._report is None:
-            space, ratio = self.replica.hosted.worker.space, None
-            digest = await self.replica.digest() if asked.digest else NO_DIGEST
-            if (norm := self.replica.norm) is not None:
-                ratio = norm / max(await self.replica.thread.do(space.norm), 1e-30)
-            done, self.replica.spent = self.replica.spent, Cost()
+            space = self.replica.hosted.worker.space
+            ratio = None
+            digest = await self.replica.digest() if question.digest else NO_DIGEST
+            norm = self.replica.norm
+            if norm is not None:
+                ratio = norm / max(await self.replica.thread.run(space.norm), 1e-30)
+            spent, self.replica.spent = self.replica.spent, Cost()
             self._report = {
-                "round": asked.round,
+                "round": question.round,
                 "digest": digest,
-                "spent": done,
+                "spent": spent,
                 "ratio": ratio,
                 "metrics": None,
             }
-        if asked.evaluate in (self.replica.hosted.host, True) and self._report["metrics"] is None:
+        is_evaluator = question.evaluate in (self.replica.hosted.host, True)
+        if is_evaluator and self._report["metrics"] is None:
             await self._evaluate(self._report)
         await self.presence.say(Report, **self._report)
         return True
@@ -335,10 +347,12 @@ class Answers:
     async def _evaluate(self, report: dict[str, Any]) -> None:
         start, model = time.perf_counter(), self.replica.hosted.worker.space.model
         model.eval()
-        found = await self.replica.thread.do(self.replica.hosted.evaluate, model)
-        self.evaluations.append({"round": report["round"], **found})
-        metrics = {name: value for name, value in found.items() if name != "by_client"}
+        measured = await self.replica.thread.run(self.replica.hosted.evaluate, model)
+        self.evaluations.append({"round": report["round"], **measured})
+        metrics = {name: value for name, value in measured.items() if name != "by_client"}
         report.update(
-            metrics=metrics, by_client=found.get("by_client"), seconds=time.perf_counter() - start
+            metrics=metrics,
+            by_client=measured.get("by_client"),
+            seconds=time.perf_counter() - start,
         )
         self.replica.progress.round(RoundLine(report["round"], metrics=metrics))

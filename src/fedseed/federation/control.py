@@ -1,11 +1,10 @@
-"""Declares the messages, in JSON, in which coordinator and clients tell each other about
-themselves.
+"""Declares the JSON messages by which coordinator and clients describe themselves.
 
-Whoever sends one may lie or be broken. `read` returns a message within the bounds that stand here,
-or refuses it by a MessageError that names the field; so whoever uses one later finds numbers that
-can be added up over all processes and rounds and be written down. What is in bounds is believed as
-far as docs/federation.md says: it is shown, and digests are compared. No weight, step or privacy
-account depends on it.
+A sender may lie or be broken. `parse_control` returns a message within the bounds declared here, or
+refuses it with a MessageError that names the field. So later code gets numbers that it can add up
+over all processes and rounds and write down. docs/federation.md says how far values within bounds
+are believed: they are shown, and digests are compared. No weight, step or privacy account depends
+on them.
 """
 
 import json
@@ -40,8 +39,8 @@ MOST_LOSS = 1e39  # the mean of those that are reported; a float32 ends at 3.4e3
 HELD_OUT = "held_out"
 VALIDATION = "validation"
 COUNTS = (HELD_OUT, VALIDATION)  # numbers of examples among a client's figures
-# fields of a line of metrics: no metric, which keeps the name that a client gives it, may have such
-# a name
+# fields of a line of metrics; a metric keeps the name that a client gives it, so it may not take
+# one of these
 LINE_FIELDS = frozenset(
     (*FIELDS, "epsilon", "evaluated", "metrics", "privacy", "step_over_weights", "weights_moved")
 )
@@ -74,7 +73,8 @@ def _figures(figures: dict[str, float]) -> dict[str, float]:
 def _ratio(ratio: float) -> float | None:
     if ratio < 0:
         raise ValueError(f"{ratio:.3g} is below 0")
-    return ratio if isfinite(ratio) else None  # of weights that are NaN it is not known
+    # not known where weights are NaN
+    return ratio if isfinite(ratio) else None
 
 
 def _plausible(spent: Cost) -> Cost:
@@ -104,17 +104,17 @@ Spent = Annotated[Cost, AfterValidator(_plausible), PlainSerializer(Cost.to_json
 
 
 class Control(BaseModel):
-    """A message: fields that are not declared, and texts where numbers belong, are refused."""
+    """A message. Fields that are not declared, and texts in place of numbers, are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     def encode(self) -> bytes:
-        """Returns those fields that were set, as JSON."""
+        """Return the fields that were set, as JSON."""
         return json.dumps(self.model_dump(exclude_unset=True)).encode()
 
 
 class Attach(Control):
-    """A client says which process hosts it, and how many examples it has."""
+    """A client names the process that hosts it, and its number of examples."""
 
     client: Name
     host: Name
@@ -124,22 +124,22 @@ class Attach(Control):
 class Hello(Control):
     """A process introduces itself."""
 
-    host: Name  # the client by whose name it goes
+    host: Name  # the client that gives the process its name
     header: Encoded  # how its orbit begins
     names: Names  # all clients that it knows, or those that it speaks for
     names_matter: bool = True  # whether the run must have these clients
-    at: RoundNumber  # the last step that it has taken
-    bucket: bool = False  # whether it wants to store large messages
+    at: RoundNumber  # the last step that it has applied
+    bucket: bool = False  # whether it needs to store large messages
     # the digest of its weights before the first step
     begins: Annotated[str, Field(max_length=64)] | None = None
-    # those weights, or a reference to them, if it was asked for them
+    # those weights, or a reference to them, if the coordinator has asked for them
     weights: Encoded | None = None
-    # what it makes of texts (`fedseed.federation.fingerprint`)
+    # the tokens that it makes of texts (`fedseed.federation.fingerprint`)
     fingerprint: Texts | None = None
 
 
 class Beat(Control):
-    """A process is alive: the last step that it has taken, and of which log."""
+    """A process is alive, at this step of this log."""
 
     at: RoundNumber
     epoch: Annotated[str, Field(max_length=200)]
@@ -147,59 +147,57 @@ class Beat(Control):
 
 
 class Report(Beat):
-    """What a process says about the weights after a round."""
+    """A process reports on the weights after a round."""
 
-    round: RoundNumber  # which round
-    digest: Digest  # of the weights, in hex; zeros: they were not hashed
-    spent: Spent  # what its work since its last report has cost
+    round: RoundNumber
+    digest: Digest  # of the weights, in hex; zeros: not hashed
+    spent: Spent  # the cost of its work since its last report
     # the length of the newest step over that of the weights; None: not known
     ratio: Ratio | None = None
-    metrics: Metrics | None = None  # what it has measured, by name; None: it has not evaluated
-    # the same of each client's own held-out data; None: not asked for
+    metrics: Metrics | None = None  # by name; None: it has not evaluated
+    # metrics on each client's own held-out data; None: not asked for
     by_client: dict[Name, Figures] | None = None
     seconds: Seconds = 0.0  # that the evaluation took
 
 
-class Said(Control):
-    """A message of the coordinator's: what a newer one says besides is passed over."""
+class CoordinatorMessage(Control):
+    """A message of the coordinator. Unknown fields, of a newer version, are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class Welcome(Said):
+class Welcome(CoordinatorMessage):
     """The answer to a hello."""
 
-    refused: str | None = None  # why this process can't take part; then there is nothing else
+    refused: str | None = None  # why the process can't take part; no other field is set then
     epoch: str = ""  # the log's incarnation; "": there is none yet
     beat: float = 2.0  # seconds between signs of life
     waits: str | None = None  # what the start waits for
     clients: int | None = None  # how many the run has
-    bring: str | None = None  # "weights", if those of the base are needed
+    bring: str | None = None  # "weights", if the coordinator needs those of the base
 
 
-class Question(Said):
+class Question(CoordinatorMessage):
     """Asks for a report on the weights after a round."""
 
-    round: RoundNumber  # which round
-    # the host that evaluates, too; True: every one, on what its clients hold out
+    round: RoundNumber
+    # the host that evaluates, too; True: every host, on its clients' held-out data
     evaluate: str | bool | None = None
-    digest: bool = True  # whether they are hashed
+    digest: bool = True  # whether hosts hash their weights
 
 
-class Beginning(Said):
-    """What a log begins with, besides the orbit's header: its incarnation, the clients, how many
-    rounds there are.
-    """
+class Beginning(CoordinatorMessage):
+    """The beginning of a log: all but the orbit's header."""
 
-    epoch: str
-    names: list[str]
+    epoch: str  # the log's incarnation
+    names: list[str]  # the clients, in the order of their numbers
     rounds: int | None = None
-    # what most clients make of texts (`fedseed.federation.fingerprint`)
+    # the tokens that most clients make of texts (`fedseed.federation.fingerprint`)
     fingerprint: dict[str, str] | None = None
 
 
-class Status(Said):
-    """Says how a run is going; what it holds besides these fields is for people to read."""
+class Status(CoordinatorMessage):
+    """The state of a run; fields that are not declared here are for people to read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -208,10 +206,10 @@ class Status(Said):
     round: int | None = None
 
 
-def read(kind: type[M], data: bytes) -> M:
-    """Returns a message.
+def parse_control(kind: type[M], data: bytes) -> M:
+    """Parse and check a message.
 
-    Raises MessageError: not valid, or of so many parts that they take far more memory than it.
+    Raises MessageError: not valid, or of so many parts that parsing takes far more memory than it.
     """
     parts = 1 + sum(map(data.count, (b",", b"[", b"{", b":")))
     if parts > MOST_PARTS:
@@ -224,20 +222,19 @@ def read(kind: type[M], data: bytes) -> M:
         raise MessageError(first_problem(error)) from None
 
 
-def averaged(by_client: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of clients' metrics, each weighed by the examples that it is of.
+def average_metrics(by_client: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of clients' metrics, weighted by their numbers of examples.
 
-    Who has none is left out.
-
-    A client's figures are its metrics by name, and the number of examples: "held_out", and
-    "validation" for metrics that begin with "validation_". They are added up in the mapping's
-    order.
+    A client without examples is left out. A client's figures are its metrics by
+    name, and its numbers of examples: "held_out", and "validation" for metrics that begin with
+    "validation_". They are added up in the mapping's order.
     """
     sums: dict[str, float] = {}
     weights: dict[str, float] = {}
     for figures in by_client.values():
         for name, value in figures.items():
-            weight = figures.get(VALIDATION if name.startswith(f"{VALIDATION}_") else HELD_OUT, 0)
+            is_validation = name.startswith(f"{VALIDATION}_")
+            weight = figures.get(VALIDATION if is_validation else HELD_OUT, 0)
             if name not in COUNTS and weight:
                 sums[name] = sums.get(name, 0.0) + weight * value
                 weights[name] = weights.get(name, 0.0) + weight

@@ -1,6 +1,6 @@
 """The coordinator: picks clients, plans, checks and combines answers.
 
-It holds no model and imports no torch.
+It holds no model and does not import torch.
 """
 
 from bisect import bisect_left
@@ -24,13 +24,13 @@ from fedseed.privacy import misfit, protection_of
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
 
-SIZES = "bounds.sizes"  # of the last steps, in what is kept besides the steps
-OUTCOME = "aggregation.outcome."  # the last one, part by part, where the rule remembers it
+SIZES = "bounds.sizes"  # sizes of the last steps, among the arrays of `state_dict`
+OUTCOME = "aggregation.outcome."  # prefix of the parts of the rule's last outcome
 
 
 @dataclass
 class Round:
-    """One round while it is open."""
+    """A round while it is open."""
 
     number: int
     clients: list[int]  # in ascending order
@@ -38,11 +38,10 @@ class Round:
     updates: dict[int, Any] = field(default_factory=dict)
     planned: Content = field(default_factory=Content)  # of a plan
     received: dict[int, Content] = field(default_factory=dict)  # of each update that counts
-    # the same updates', as they say themselves
-    sizes: dict[int, float] = field(default_factory=dict)
-    # what each that counts claims to weigh, from `screen` on
-    said: dict[int, int] = field(default_factory=dict)
-    # whose updates were out of all proportion, once that was looked at
+    sizes: dict[int, float] = field(default_factory=dict)  # of each update that counts
+    # the number that each client's weight depends on, as it claims; set by `screen`
+    claims: dict[int, int] = field(default_factory=dict)
+    # clients whose updates were refused as out of all proportion, and why; None: not screened yet
     outliers: dict[int, str] | None = None
 
 
@@ -53,16 +52,16 @@ class Coordinator:
         method: the method and its settings.
         layout: the parameter space's layout.
         seed: the run's seed.
-        examples: how many training examples each client has; its length is the number of clients.
+        examples: each client's number of training examples; its length is the number of clients.
         per_round: how many clients take part in a round.
-        aggregation: how vectors of the clients become one; None: the weighted mean.
-        bounds: how far from the others a client, or a step, may be; None: as by default.
+        aggregation: the rule that combines the clients' vectors; None: the weighted mean.
+        bounds: how far a client's update, or a step, may be from the others; None: the defaults.
 
-    Raises ValueError: the settings do not fit the layout, the rule does not fit the method, or
+    Raises ValueError: the settings do not fit the layout, the rule does not fit the method, or it
     needs more clients.
     """
 
-    # whether it learns sums of answers alone (`fedseed.federation.secure`)
+    # whether it learns only sums of answers (`fedseed.federation.secure`)
     sums: ClassVar[bool] = False
 
     def __init__(
@@ -80,17 +79,18 @@ class Coordinator:
         self.examples = list(examples)
         self.per_round = per_round
         self.aggregation = aggregation or Mean()
-        if problem := misfit(method, self.aggregation, per_round):
+        problem = misfit(method, self.aggregation, per_round)
+        if problem:
             raise ValueError(problem)
         self.state = method.start(layout, seed)
-        # that were made, counted here: what privacy they have spent hangs on nothing else
+        # the number of steps made; the privacy that they have spent depends on nothing else
         self.steps = 0
-        # of each client in them, where that is counted
+        # each client's turns in these steps, where turns are counted
         self._turns = np.zeros(len(self.examples), dtype=np.int64)
         self.untaken: str | None = None  # why the last round's step was not taken
         self.bounds = bounds or Bounds()
         self._steps = LastSteps(self.bounds)
-        # of the last round that had one, if the rule remembers it
+        # the rule's last outcome, if it remembers it
         self._outcome: Sequence[NDArray[Any]] | None = None
         self._open: Round | None = None
         self.closed = Content()  # of the last round's step
@@ -99,7 +99,7 @@ class Coordinator:
     def open(
         self, number: int, attempt: int = 0, alive: Collection[int] | None = None
     ) -> list[int]:
-        """Begin a round, or begin it again: what has come for an earlier attempt is dropped.
+        """Begin a round, or begin it again: answers to earlier attempts are dropped.
 
         Args:
             number: the round.
@@ -109,41 +109,52 @@ class Coordinator:
         Returns:
             The clients that take part, in ascending order.
         """
-        clients = self.sampled(number, alive)
+        clients = self.sample_clients(number, alive)
         self._open = Round(number, clients, attempt)
         return clients
 
-    def sampled(self, number: int, alive: Collection[int] | None = None) -> list[int]:
-        """Returns the clients that take part in a round, whether it was, is or will be.
+    def sample_clients(self, number: int, alive: Collection[int] | None = None) -> list[int]:
+        """Return the clients that take part in a past, present or future round.
 
-        (seed, round) put all clients in an order; the first ones that are alive take part. So who
-        is drawn does not depend on who of the others can be reached. Where turns are counted nobody
-        takes the place of one who can't be: each client's number of turns is known beforehand.
+        (seed, round) put all clients in an order, and the first ones that are alive take part. So a
+        client's turn does not depend on which others can be reached. Where turns are counted,
+        nobody takes the place of an absent client: each client's number of turns is known
+        beforehand.
         """
-        if self.per_round >= len(self.examples):  # whatever the order
-            return [i for i in range(len(self.examples)) if alive is None or i in alive]
+        if self.per_round >= len(self.examples):  # in any order
+            return [
+                client for client in range(len(self.examples)) if alive is None or client in alive
+            ]
         order = (
-            int(i)
-            for i in permutation(self.state.seed, Domain.SAMPLING, len(self.examples), number)
+            int(client)
+            for client in permutation(self.state.seed, Domain.SAMPLING, len(self.examples), number)
         )
         if self.by_turns:
-            return sorted(i for i in list(order)[: self.per_round] if alive is None or i in alive)
-        return sorted([i for i in order if alive is None or i in alive][: self.per_round])
+            return sorted(
+                client
+                for client in list(order)[: self.per_round]
+                if alive is None or client in alive
+            )
+        return sorted(
+            [client for client in order if alive is None or client in alive][: self.per_round]
+        )
 
     @property
     def by_turns(self) -> bool:
-        """Returns whether privacy is accounted for by each client's turns."""
+        """Whether privacy is accounted for by each client's turns."""
         return self.protection is not None and bool(self.protection.mechanism.by_turns)
 
     @property
     def counted(self) -> int:
-        """Returns what privacy is accounted by: steps, or the turns of the client that had most."""
-        return int(self._turns.max(initial=0)) if self.by_turns else self.steps
+        """The number that privacy is accounted by: steps, or the most turns of a client."""
+        if self.by_turns:
+            return int(self._turns.max(initial=0))
+        return self.steps
 
     def last_round(self, rounds: int) -> int:
-        """Returns the last of so many rounds that privacy's budget allows.
+        """Return the last of `rounds` rounds that the privacy budget allows.
 
-        It is the same whenever it is asked for.
+        The result is the same whenever this is called.
         """
         if self.protection is None or not self.by_turns:
             return rounds
@@ -152,17 +163,19 @@ class Coordinator:
             self._add_turns(turns, number)
             most_turns[number - 1] = turns.max()
         mechanism = self.protection.mechanism
-        # mostly all are within it; how many more would be takes forty such counts
+        # usually all rounds are within the budget; computing its limit takes forty times longer
         if mechanism.within_budget(int(most_turns.max(initial=0))):
             return rounds
-        most = mechanism.affordable
-        return rounds if most is None else int(np.searchsorted(most_turns, most, side="right"))
+        affordable = mechanism.affordable
+        if affordable is None:
+            return rounds
+        return int(np.searchsorted(most_turns, affordable, side="right"))
 
     def _add_turns(self, turns: NDArray[np.int64], number: int) -> None:
         if self.per_round >= len(turns):
             turns += 1
         else:
-            turns[self.sampled(number)] += 1
+            turns[self.sample_clients(number)] += 1
 
     def _advance(self, step: Payload) -> None:
         self.state = self.method.advance(self.state, step)
@@ -172,20 +185,18 @@ class Coordinator:
 
     @property
     def private(self) -> bool:
-        """Returns whether nothing is told of single clients but what the method sends."""
+        """Whether nothing is shown about single clients except what the method sends."""
         return self.sums or self.protection is not None
 
     @property
     def current(self) -> Round:
-        """Returns the open round. Raises RuntimeError if there is none."""
+        """The open round. Raises RuntimeError if there is none."""
         if self._open is None:
             raise RuntimeError("no round is open")
         return self._open
 
     def plan(self, client: int) -> bytes:
-        """Returns the message, addressed to everybody, that asks a client to take part in the open
-        round.
-        """
+        """Return the plan message, addressed to everybody, for a client of the open round."""
         current = self.current
         plan = self.method.plan(self.state, PlannedRound(current.number, client, current.clients))
         payload = plan.encode()
@@ -195,23 +206,23 @@ class Coordinator:
         ).encode()
 
     def plans(self) -> dict[bytes, list[int]]:
-        """Returns the open round's plans, each with the clients it is for: mostly one for all."""
+        """Return the open round's plans, each with its clients; most methods have one for all."""
         clients = self.current.clients
         if clients and not self.method.personal_plans:
             return {self.plan(clients[0]): list(clients)}
-        found: dict[bytes, list[int]] = {}
+        clients_by_plan: dict[bytes, list[int]] = {}
         for client in clients:
-            found.setdefault(self.plan(client), []).append(client)
-        return found
+            clients_by_plan.setdefault(self.plan(client), []).append(client)
+        return clients_by_plan
 
     def receive(self, data: bytes, sender: int) -> None:
         """Take a client's update; a refused one changes nothing.
 
-        Raises MessageError: refused, and why.
-
         Args:
             data: the message.
-            sender: who sent it, as the transport knows it.
+            sender: the client that sent it, according to the transport.
+
+        Raises MessageError: the update is refused.
         """
         current = self.current
         message = Message.decode(data).expect(MessageKind.UPDATE, self.method.code, current.number)
@@ -223,52 +234,56 @@ class Coordinator:
             raise MessageError(
                 f"attempt {current.attempt} is open, this answers attempt {message.attempt}"
             )
-        at = bisect_left(current.clients, sender)
-        if current.clients[at : at + 1] != [sender]:
+        position = bisect_left(current.clients, sender)
+        if current.clients[position : position + 1] != [sender]:
             raise MessageError(f"client {sender} takes no part in round {current.number}")
         if sender in current.updates:
             raise MessageError(f"client {sender} has answered round {current.number} already")
         if current.outliers is not None:
             raise MessageError(f"round {current.number} is being closed")
-        update, size = self._read(current, message.payload)
+        update, size = self._decode_update(current, message.payload)
         current.received[sender] = update.content(self.state.layout.size, message.payload)
         current.updates[sender], current.sizes[sender] = update, size
 
-    def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
-        """Returns an update and its size. Raises MessageError."""
+    def _decode_update(self, current: Round, data: bytes) -> tuple[Any, float]:
+        """Decode an update; return it and its size. Raises MessageError."""
         update = self.method.decode_update(self.state, current.number, data)
         return update, update.size(About(self.method, self.state, "update", current.number))
 
     def screen(self) -> dict[int, str]:
         """Refuse the updates that are out of all proportion, once all have come.
 
-        Returns whose, and why, also again.
+        Returns:
+            The clients of refused updates, and why; the same when called again.
         """
         current = self.current
         if current.outliers is None:
             clients = sorted(current.updates)
             updates = [current.updates[client] for client in clients]
-            # of their losses
-            terms = [getattr(u, u.weight_terms) if u.weight_terms else 0 for u in updates]
+            # terms of the clients' losses
+            terms = [
+                getattr(update, update.weight_terms) if update.weight_terms else 0
+                for update in updates
+            ]
             examples = [self.examples[client] for client in clients]
-            current.said = dict(
-                zip(clients, claims(self.method.weighting, examples, terms), strict=True)
-            )
-            # by itself: none decides of another's
-            bounded = self.protection is not None and self.protection.bounds
-            current.outliers = {} if bounded else self.bounds.outliers(current.sizes, current.said)
+            weights = claims(self.method.weighting, examples, terms)
+            current.claims = dict(zip(clients, weights, strict=True))
+            # bounds of privacy hold for each update by itself: no client decides about another
+            has_bounds = self.protection is not None and self.protection.bounds
+            if has_bounds:
+                current.outliers = {}
+            else:
+                current.outliers = self.bounds.outliers(current.sizes, current.claims)
             for client in current.outliers:
                 del current.updates[client], current.received[client], current.sizes[client]
         return current.outliers
 
     def close(self) -> bytes:
-        """End the round: combine the answers into a step, for everybody.
+        """End the round: combine the answers into a step for everybody.
 
-        `untaken` says if it is an empty one instead.
-
-        A step that is not finite, out of all proportion to those before, or of fewer answers than
-        the rule needs is not taken: nothing is remembered of the round's answers, as if nobody had
-        answered.
+        A step is not taken if it is not finite, is out of all proportion to those before, or has
+        fewer answers than the rule needs. Then the step is empty, `untaken` has the reason, and
+        nothing of the answers is remembered.
         """
         current = self.current
         self.screen()
@@ -279,7 +294,7 @@ class Coordinator:
         if self.untaken is not None:
             answers = replace(answers, answers=())
         if self.protection is not None:
-            answers = self.protection.combined(self.state, answers, len(current.clients))
+            answers = self.protection.combine(self.state, answers, len(current.clients))
         try:
             self.state, payload, step, size = self._step(answers)
         except MessageError as error:
@@ -300,47 +315,51 @@ class Coordinator:
         ).encode()
 
     def _step(self, answers: Answers) -> tuple[State, bytes, Payload, float]:
-        """Returns the state after answers, the step's bytes and content, its size.
+        """Return the state after the answers, the step's bytes and content, and its size.
 
-        Raises MessageError: it can't be.
+        Raises MessageError: no such step can be taken.
         """
-        with np.errstate(all="ignore"):  # what is not finite is found below
+        # values that are not finite are refused below
+        with np.errstate(all="ignore"):
             state: State = self.method.remember(self.state, answers)
             payload = self.method.aggregate(state, answers).encode()
-        # go on from the encoded step: the coordinator knows exactly what everybody else will read
+        # continue with the encoded step: everybody else reads exactly these numbers
         step: Payload = self.method.decode_step(state, payload)
         if not answers:
             return state, payload, step, 0.0
-        for name, kept in state.state_dict().items():
-            if not np.isfinite(kept).all():
+        for name, array in state.state_dict().items():
+            if not np.isfinite(array).all():
                 raise MessageError(
                     f"what the server's optimiser keeps ({name}) would not be finite"
                 )
-        # as large as the largest update: Adam's steps are all of one size
+        # the size of the largest update: Adam's steps all have one size
         if self.method.catch_up.replaces:
             size = max(self.current.sizes[answer.client] for answer in answers)
         else:
             size = step.size(About(self.method, state, "step"))
-        if problem := self._steps.problem(size) or too_far(
-            self.method.change(state, step), state.layout
-        ):
+        problem = self._steps.problem(size)
+        if problem is None:
+            problem = too_far(self.method.change(state, step), state.layout)
+        if problem is not None:
             raise MessageError(problem)
         return state, payload, step, size
 
     def weighted_answers(self) -> Answers:
-        """Returns the open round's answers, once it was screened, with the clients' weights."""
+        """Return the open round's answers with the clients' weights, after `screen`."""
         current = self.current
         clients = sorted(current.updates)
-        # as they were screened, whatever was said since
-        weights = shares([current.said[client] for client in clients])
+        # the screened claims; a client's number of examples may have changed since
+        weights = shares([current.claims[client] for client in clients])
         answers = tuple(
-            Answer(c, w, current.updates[c]) for c, w in zip(clients, weights, strict=True)
+            Answer(client, weight, current.updates[client])
+            for client, weight in zip(clients, weights, strict=True)
         )
-        past = Past(self.state.seed, current.number, self._outcome if self.keeps_outcomes else None)
+        outcome = self._outcome if self.keeps_outcomes else None
+        past = Past(self.state.seed, current.number, outcome)
         return Answers(current.number, answers, self.aggregation, past)
 
     def catch_up(self, payloads: Iterable[bytes]) -> list[Content]:
-        """Go on after earlier steps, as an orbit holds them; returns what each holds.
+        """Go on after earlier steps of an orbit; return the content of each.
 
         Raises MessageError.
         """
@@ -348,7 +367,7 @@ class Coordinator:
         for payload in payloads:
             step = self.method.decode_step(self.state, payload)
             contents.append(step.content(self.state.layout.size, payload))
-            # whole weights do not say how large the steps to them were
+            # whole weights do not show how large the steps to them were
             if not self.method.catch_up.replaces:
                 self._steps.take(step.size(About(self.method, self.state, "step")))
             self._advance(step)
@@ -356,15 +375,13 @@ class Coordinator:
 
     @property
     def weights(self) -> bytes | None:
-        """Returns the trainable tensors' bytes, where the method's steps are whole weights and one
-        is known.
-        """
-        held = getattr(self.state, "weights", None)
-        return None if held is None else held.data
+        """The trainable tensors' bytes, where steps are whole weights and one is known."""
+        weights = getattr(self.state, "weights", None)
+        return None if weights is None else weights.data
 
     @weights.setter
     def weights(self, data: bytes) -> None:
-        """Takes the base's weights, with which a method whose steps replace each other begins.
+        """Set the base's weights, for a method whose steps replace each other.
 
         Raises MessageError.
         """
@@ -372,32 +389,31 @@ class Coordinator:
 
     @property
     def keeps_outcomes(self) -> bool:
-        """Returns whether it remembers what no step says: the rule's last outcome."""
+        """Whether it remembers the rule's last outcome, which no step holds."""
         return self.aggregation.remembers and self.method.lasting_entries
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns what the coordinator remembers besides the steps, as arrays by name.
-
-        Most methods have nothing.
-        """
+        """Return the memory besides the steps as arrays by name; empty for most methods."""
         arrays: dict[str, NDArray[Any]] = self.state.state_dict()
         if self.method.catch_up.replaces:
             arrays = {**arrays, SIZES: self._steps.sizes}
-        return {**arrays, **{f"{OUTCOME}{at}": part for at, part in enumerate(self._outcome or ())}}
+        for index, part in enumerate(self._outcome or ()):
+            arrays = {**arrays, f"{OUTCOME}{index}": part}
+        return {**arrays}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Takes up what `state_dict` gave. Raises LookupError or ValueError if it does not fit."""
+        """Restore what `state_dict` returned. Raises LookupError or ValueError: it does not fit."""
         parts = sorted(
             (int(name.removeprefix(OUTCOME)), name) for name in arrays if name.startswith(OUTCOME)
         )
-        self._outcome = (
-            [arrays[name] for _, name in parts] if parts and self.keeps_outcomes else None
-        )
-        own = {
+        self._outcome = None
+        if parts and self.keeps_outcomes:
+            self._outcome = [arrays[name] for _, name in parts]
+        state_arrays = {
             name: array
             for name, array in arrays.items()
             if name != SIZES and not name.startswith(OUTCOME)
         }
-        self.state = self.state.load_state_dict(own)
+        self.state = self.state.load_state_dict(state_arrays)
         if self.method.catch_up.replaces:
             self._steps.load(arrays.get(SIZES, ()))

@@ -11,12 +11,12 @@ MOST_COUNT = 10**15  # passes, steps, weights, losses in one report
 MOST_SECONDS = 1e9  # of a phase: thirty years
 MOST_PHASES = 32
 MOST_NAME = 100  # characters that a phase's name may have, or a metric's; plug-ins choose them
-# which the coordinator measures itself
+# phases that the coordinator measures itself
 OWN_PHASES = frozenset(("aggregation", "evaluation", "total"))
 
 
 def check_name(name: str) -> str:
-    """Returns the name of a phase or metric. Raises ValueError if it can't be one."""
+    """Return the name of a phase or metric. Raises ValueError if it can't be one."""
     if not 0 < len(name) <= MOST_NAME or not name.isprintable():
         raise ValueError(f"no name of at most {MOST_NAME} characters")
     return name
@@ -36,11 +36,11 @@ Phase = Annotated[str, AfterValidator(_phase)]
 
 @dataclass(slots=True)  # a coordinator keeps one of each client
 class Cost:
-    """What clients report about their work: seconds by phase, passes, their losses' sum and number,
-    skipped steps.
+    """The work of clients, as they report it.
 
-    And, of their first round where 16-bit weights lose small steps, how many weights have moved, of
-    how many. The types are the bounds of what a client may report.
+    It holds seconds by phase, numbers of passes, the sum and number of losses, and skipped steps.
+    After a first round in which 16-bit weights lose small steps it also has how many weights have
+    moved, of how many. The types are the bounds of what a client may report.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -56,29 +56,30 @@ class Cost:
     moved_weights: Count = 0
     movable_weights: Count = 0
 
-    def add(self, other: "Cost") -> None:
-        """Add another's work."""
-        for phase, seconds in other.seconds.items():
+    def add(self, addend: "Cost") -> None:
+        """Add another client's work."""
+        for phase, seconds in addend.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-        for one in fields(self)[1:]:
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for item in fields(self)[1:]:
+            setattr(self, item.name, getattr(self, item.name) + getattr(addend, item.name))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a form that JSON can hold: `Cost(**cost.to_json())` is equal."""
+        """Return a form that JSON can hold: `Cost(**cost.to_json())` is equal."""
         return {name: value for name, value in asdict(self).items() if value}
 
     def fit(self, seconds: float) -> None:
-        """Work that several processes did at once took this long by the clock: phases keep their
-        proportions.
+        """Scale the phases to `seconds` by the clock, where processes worked at the same time.
+
+        Phases keep their proportions.
         """
         spent = sum(self.seconds.values())
         if spent > seconds:
             self.seconds = {phase: part * seconds / spent for phase, part in self.seconds.items()}
 
     def tell(self, line: RoundLine) -> None:
-        """Write the work into a line of metrics, in place of what stands there.
+        """Write the work into a line of metrics, in place of the old values.
 
-        Seconds are not touched.
+        Seconds are not written.
         """
         line.train_loss = self.losses / self.counted if self.counted else None
         line.forward_passes, line.backward_passes = self.forward_passes, self.backward_passes
@@ -87,15 +88,14 @@ class Cost:
             line.metrics["weights_moved"] = self.moved_weights / self.movable_weights
 
 
-def rounding_warning(moved: float) -> str:
-    """Says that 16-bit weights lose small steps.
+def rounding_warning(moved_share: float) -> str:
+    """Return the warning that 16-bit weights lose small steps.
 
-    `moved`: the share that moved in a client's training.
+    Args:
+        moved_share: the share of weights that moved in a client's training, from 0 to 1.
     """
     return (
-        f"{moved:.2%} of the 16-bit weights moved in a client's local training: steps below half a "
-        "unit in their last "
-        'place are rounded away (method.training.small_steps = "nearest"); "master" keeps all in a '
-        "float32 copy, "
-        '"stochastic" on average without one'
+        f"{moved_share:.2%} of the 16-bit weights moved in a client's local training: steps below "
+        "half a unit in their last place are rounded away (method.training.small_steps = "
+        '"nearest"); "master" keeps all in a float32 copy, "stochastic" on average without one'
     )

@@ -1,7 +1,7 @@
 """Checks of a client's own data and tokens when it comes to a run's log, now or once more.
 
-A client keeps a note of its data while a run goes on, beside what secure sums keep. Started again
-with other data it says so, instead of going on as if nothing had happened. The note stays on the
+A client keeps a note of its data while a run goes on, beside the files of secure sums. If it is
+started again with other data, it stops with an error instead of going on. The note stays on the
 client's machine.
 """
 
@@ -16,45 +16,47 @@ from fedseed.federation.hosted import Hosted
 from fedseed.tasks.record import DataRecord, describe_changes, record_from_json, record_to_json
 
 
-def check_fingerprint(hosted: Hosted, said: Mapping[str, str] | None) -> None:
+def check_fingerprint(hosted: Hosted, run_fingerprint: Mapping[str, str] | None) -> None:
     """Raise FedseedError if texts become other tokens here than in the run.
 
     Args:
-        hosted: what this process has.
-        said: the run's fingerprint, as its log says it; None: it says none.
+        hosted: this process' clients.
+        run_fingerprint: the run's fingerprint from its log; None: the log has none.
     """
-    if said is None or hosted.fingerprint is None:
+    if run_fingerprint is None or hosted.fingerprint is None:
         return
-    difference = hosted.fingerprint.difference_from(Fingerprint.from_json(said))
+    difference = hosted.fingerprint.difference_from(Fingerprint.from_json(run_fingerprint))
     if difference is not None:
         raise FedseedError(difference)
 
 
 def check_data(hosted: Hosted, run: str, epoch: str) -> None:
-    """Compare the hosted clients' data with those that they had when the run began, or note them.
+    """Compare the hosted clients' data with the note of this run, or write the note.
 
     Args:
-        hosted: what this process has.
+        hosted: this process' clients.
         run: the run's name.
-        epoch: the incarnation of its log: a run of the same name that begins anew has another.
+        epoch: the incarnation of its log; a run that begins anew under the same name has another.
 
     Raises:
-        FedseedError: they have changed; names the part and the way out.
+        FedseedError: the data have changed; the text names the part and the remedy.
         StorageError: the note can't be written.
     """
     if hosted.data_notes is None or not hosted.data_record:
         return
     file = hosted.data_notes / f"{hosted.host}.json"
-    before = _read_note(file, epoch)
-    if before is not None:
-        both = {name: part for name, part in before.items() if name in hosted.data_record}
-        changes = describe_changes(both, {name: hosted.data_record[name] for name in both})
+    noted = _read_note(file, epoch)
+    if noted is not None:
+        noted_here = {name: part for name, part in noted.items() if name in hosted.data_record}
+        changes = describe_changes(
+            noted_here, {name: hosted.data_record[name] for name in noted_here}
+        )
         if changes:
             raise FedseedError(
                 f"the data changed while run {run} goes on: {', '.join(changes)}. Put them back as "
                 f"they were, or delete {file} to go on with them as they are"
             )
-    if before == hosted.data_record:
+    if noted == hosted.data_record:
         return
     note = {"epoch": epoch, "data": record_to_json(hosted.data_record)}
     try:
@@ -65,9 +67,10 @@ def check_data(hosted: Hosted, run: str, epoch: str) -> None:
 
 
 def _read_note(file: Path, epoch: str) -> DataRecord | None:
-    """Return the data that a note of this log has; None: there is no such note."""
+    """Return the data in the note of this log; None: there is no such note."""
     try:
         note = json.loads(file.read_text(encoding="utf-8"))
         return record_from_json(note["data"]) if note["epoch"] == epoch else None
     except (OSError, ValueError, LookupError, TypeError):
-        return None  # none, or of a process that was interrupted: it is written anew
+        # no note, or a damaged one after an interruption: it is written anew
+        return None

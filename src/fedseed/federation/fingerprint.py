@@ -1,8 +1,8 @@
-"""What a party makes of texts, in a few digests: who makes other tokens of the same texts trains on
-other data.
+"""Fingerprints of the tokens that a party makes of texts.
 
-Versions of transformers and tokenizers read the same files differently. Parties compare these
-fingerprints when they join. Nothing here imports torch: the coordinator compares, too.
+Versions of transformers and tokenizers read the same files differently, and a party that makes
+other tokens of the same texts trains on other data. Parties compare their fingerprints when they
+join. Nothing here imports torch: the coordinator compares, too.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,9 @@ class Fingerprint:
     """A party's fingerprint."""
 
     tokens: str  # digest of the token ids of a fixed set of texts, in hex
-    template: str  # digest of fixed chats as its template writes them; "": it has no template
-    # of fedseed, transformers and tokenizers; who differs in these alone makes the same tokens
+    template: str  # digest of fixed chats as the template writes them; "": there is no template
+    # of fedseed, transformers and tokenizers; parties that differ in these alone make the same
+    # tokens
     versions: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
     def to_json(self) -> dict[str, str]:
@@ -32,24 +33,24 @@ class Fingerprint:
         return {"tokens": self.tokens, "template": self.template, **self.versions}
 
     @classmethod
-    def from_json(cls, said: Mapping[str, str]) -> "Fingerprint":
-        """Return the inverse of `to_json`; what is missing is ""."""
-        versions = {name: text for name, text in said.items() if name not in COMPARED}
-        return cls(said.get("tokens", ""), said.get("template", ""), versions)
+    def from_json(cls, texts: Mapping[str, str]) -> "Fingerprint":
+        """Return the inverse of `to_json`; a missing digest becomes ""."""
+        versions = {name: version for name, version in texts.items() if name not in COMPARED}
+        return cls(texts.get("tokens", ""), texts.get("template", ""), versions)
 
     def difference_from(self, run: "Fingerprint") -> str | None:
-        """Return what this party makes differently from the run's others; None: nothing."""
+        """Describe how this party's tokens differ from the run's; None: they do not."""
         names = [name for name in COMPARED if getattr(self, name) != getattr(run, name)]
         if not names:
             return None
-        what = " and ".join(COMPARED[name] for name in names)
+        differences = " and ".join(COMPARED[name] for name in names)
         return (
-            f"{what}: {self.describe_versions()} at this party, {run.describe_versions()} in the "
-            f"run; {REMEDY}"
+            f"{differences}: {self.describe_versions()} at this party, "
+            f"{run.describe_versions()} in the run; {REMEDY}"
         )
 
     def version_difference(self, run: "Fingerprint") -> str | None:
-        """Return which versions differ from the run's; None: none does."""
+        """Describe how this party's versions differ from the run's; None: they do not."""
         names = [
             name
             for name in dict.fromkeys([*self.versions, *run.versions])
@@ -60,10 +61,10 @@ class Fingerprint:
         return f"{self.describe_versions(names)}, where the run has {run.describe_versions(names)}"
 
     def describe_versions(self, names: list[str] | None = None) -> str:
-        """Return versions for a person: all, or those of some libraries."""
-        chosen = list(self.versions) if names is None else names
-        said = [
+        """Return versions as a text: of all libraries, or of some."""
+        libraries = list(self.versions) if names is None else names
+        descriptions = [
             f"{shown(name, MOST_VERSION)} {shown(self.versions.get(name, '?'), MOST_VERSION)}"
-            for name in chosen
+            for name in libraries
         ]
-        return ", ".join(said) or "unknown versions"
+        return ", ".join(descriptions) or "unknown versions"

@@ -1,8 +1,7 @@
-"""A run, or a client, that a group of processes computes together: `torchrun` starts them, and they
-hold shards.
+"""A group of processes, started by `torchrun`, that computes a run or a client together.
 
-The first of them is all that others know: it reads plans, answers, writes files. What needs every
-process' shards it tells the others before it does it, and they do the same.
+Each process holds a shard of the model. The first one reads plans, answers and writes files. Before
+it does work that needs all shards it broadcasts the order, and the others do the same work.
 """
 
 import atexit
@@ -20,8 +19,8 @@ from fedseed.processes import GROUP, alone
 from fedseed.weights.codes import is_quantized
 from fedseed.weights.space import ParameterSpace
 
-# what needs every process, as a path from `Hosted`
-TOLD = (
+# work that needs every process, as a path from `Hosted`
+COLLECTIVE_CALLS = (
     "evaluate",
     *(
         f"worker.{name}"
@@ -37,14 +36,14 @@ TOLD = (
         )
     ),
 )
-_led: list[Hosted] = []  # what this process has a part of
-_busy: list[str] = []  # what all do at the moment
+_led: list[Hosted] = []  # the run that this process takes part in
+_busy: list[str] = []  # the collective call that is going on
 
 
 def space_of(model: Any) -> type[ParameterSpace]:
-    """Shards a model if this process is one of a group; returns its space's class.
+    """Shard a model if this process is one of a group; return the class of its space.
 
-    Raises RecipeError: it can't be.
+    Raises RecipeError: the model can't be sharded.
     """
     if GROUP == 1:
         return ParameterSpace
@@ -62,8 +61,10 @@ def space_of(model: Any) -> type[ParameterSpace]:
     return ShardedSpace
 
 
-def gathered(hosted: Hosted) -> Hosted:
-    """Returns what a group's first process has; others do what it tells them, and end.
+def lead_group(hosted: Hosted) -> Hosted:
+    """Return `hosted`, whose collective calls now run in the whole group.
+
+    Only the first process returns: the others follow its orders, and end.
 
     Raises FedseedError.
     """
@@ -72,28 +73,29 @@ def gathered(hosted: Hosted) -> Hosted:
     _led.append(hosted)
     if os.environ["RANK"] != "0":
         _follow(hosted)
-    _say(hosted.start)
-    atexit.register(lambda: None if _busy else _say(None))
-    for path in TOLD:
+    _broadcast(hosted.start)
+    atexit.register(lambda: None if _busy else _broadcast(None))
+    for path in COLLECTIVE_CALLS:
         *places, name = path.split(".")
         owner = reduce(getattr, places, hosted)
-        setattr(owner, name, partial(_told, path, getattr(owner, name)))
+        setattr(owner, name, partial(_run_everywhere, path, getattr(owner, name)))
     return hosted
 
 
-def _told(path: str, act: Callable[..., Any], *given: Any) -> Any:
-    """Does what needs every process, and has the others do it."""
-    if _busy:  # a part of what they do by themselves
-        return act(*given)
-    given = tuple(list(g) if isinstance(g, Iterator) else g for g in given)
-    _say((path, () if path == "evaluate" else given))
+def _run_everywhere(path: str, act: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a collective call here and in the other processes."""
+    # inside another collective call the others get here by themselves
+    if _busy:
+        return act(*arguments)
+    arguments = tuple(
+        list(argument) if isinstance(argument, Iterator) else argument for argument in arguments
+    )
+    _broadcast((path, () if path == "evaluate" else arguments))
     _busy.append(path)
     try:
-        result = act(*given)
-    except (
-        FedseedError,
-        ValueError,
-    ):  # which the others see, too; of anything else this group is to end
+        result = act(*arguments)
+    except (FedseedError, ValueError):
+        # the others get these errors, too; any other error ends the group
         _busy.clear()
         raise
     _busy.clear()
@@ -101,21 +103,23 @@ def _told(path: str, act: Callable[..., Any], *given: Any) -> Any:
 
 
 def _follow(hosted: Hosted) -> NoReturn:
-    """Does what the first process says, until that is over, and ends this one."""
-    if _say() != hosted.start:
+    """Follow the first process' orders until it ends, then end this process."""
+    if _broadcast() != hosted.start:
         raise FedseedError(
             "this process has loaded another base, or other settings, than the first of its group"
         )
-    while (order := _say()) is not None:
-        path, given = order
+    while (order := _broadcast()) is not None:
+        path, arguments = order
         with suppress(FedseedError, ValueError):
             act: Any = reduce(getattr, path.split("."), hosted)
-            act(*((hosted.worker.space.model.eval(),) if path == "evaluate" else given))
+            if path == "evaluate":
+                arguments = (hosted.worker.space.model.eval(),)
+            act(*arguments)
     raise SystemExit(0)
 
 
-def _say(order: Any = None) -> Any:
-    """Says what the first process gives to the others; returns it everywhere."""
+def _broadcast(order: Any = None) -> Any:
+    """Send the first process' order to the others; return it everywhere."""
     from torch.distributed import broadcast_object_list
 
     box = [order]

@@ -1,4 +1,4 @@
-"""What a process has that takes part in a run for some clients."""
+"""The state of a process that takes part in a run for some clients."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,47 +28,47 @@ T = TypeVar("T")
 class Hosted:
     """A model at the base, and the hosted clients' examples; nothing of other clients."""
 
-    # all clients of the run, in the order of their numbers, as far as they are known here
+    # all clients of the run that are known here, in the order of their numbers
     names: Sequence[str]
-    # the hosted clients' prepared examples, by client, in that order
+    # the hosted clients' prepared examples, by client, in the same order
     items: Mapping[str, Sequence[Any]]
     worker: Worker  # holds the model
     header: Header  # the orbit's
-    # measures the model, if this process is to evaluate
+    # measures the model, if this process evaluates
     evaluate: Callable[[torch.nn.Module], dict[str, Any]]
-    attack: AttackKind | None = None  # what Byzantine clients send (simulation)
+    attack: AttackKind | None = None  # the lie of Byzantine clients (simulation)
     attackers: Collection[int] = ()  # the numbers of the Byzantine clients
     notes: Sequence[str] = field(default_factory=tuple)  # about the data, for a person
-    # these clients have data of their own, and the coordinator alone knows who else takes part
+    # the clients have data of their own, and only the coordinator knows the others
     party: bool = False
     processor: Any = None  # the base's tokenizer or image processor
-    secure: SecureSums | None = None  # how answers are masked; None: they are sent as they are
-    # sign in secure sums, by client
+    secure: SecureSums | None = None  # how updates are masked; None: they are not
+    # keys that sign in secure sums, by client
     identities: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict)
-    # folder for which round of secure sums each has opened last; None: nothing is kept
+    # folder for the round of secure sums that each client opened last; None: not kept
     opened: Path | None = None
-    # count what each hosted client answers, where it must be counted (`federation.accounts`)
+    # privacy accounts by client, where answers must be counted (`federation.accounts`)
     accounts: Mapping[str, Account] = field(default_factory=dict)
-    fingerprint: Fingerprint | None = None  # what is made of texts here; None: there are none
-    # the clients' own data, and where a note of it lies while a run goes on; None: nowhere
+    fingerprint: Fingerprint | None = None  # of texts' tokens; None: the data have no texts
+    # the clients' own data, and the folder of the note of them; None: no note is kept
     data_record: DataRecord = field(default_factory=dict)
     data_notes: Path | None = None
 
     @property
     def host(self) -> str:
-        """Returns the first of the hosted clients, by whose name the process goes."""
+        """The first of the hosted clients, which gives the process its name."""
         return next(iter(self.items))
 
     @property
     def start(self) -> bytes:
-        """Returns how the orbit begins."""
+        """The orbit's beginning."""
         return begin(self.header)
 
 
 class WorkThread:
-    """A thread for what takes long, so that signs of life go on meanwhile.
+    """A thread for long work, so that signs of life go on meanwhile.
 
-    One piece of work at a time.
+    It does one piece of work at a time.
     """
 
     def __init__(self) -> None:
@@ -77,10 +77,10 @@ class WorkThread:
             1, initializer=torch.set_num_threads, initargs=(threads,)
         )
 
-    async def do(self, act: Callable[..., T], *arguments: Any) -> T:
-        """Do a piece of work there."""
+    async def run(self, act: Callable[..., T], *arguments: Any) -> T:
+        """Run a function in the thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, act, *arguments)
 
     def end(self) -> None:
-        """Begin nothing more."""
+        """Start no more work."""
         self._executor.shutdown(cancel_futures=True)

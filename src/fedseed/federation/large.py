@@ -1,6 +1,4 @@
-"""Messages that are too large for one piece: they travel as blobs, and a reference goes in their
-place.
-"""
+"""Messages too large for one piece: they travel as blobs, with a reference in their place."""
 
 import asyncio
 import re
@@ -20,19 +18,19 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 @dataclass(frozen=True)
 class Stored:
-    """A reference to a message that is a blob."""
+    """A reference to a message that is stored as a blob."""
 
     name: str  # the blob's name
     size: int  # bytes of the message
-    frame: bytes  # the message's frame, so that what it is about is known before it is fetched
+    frame: bytes  # the message's frame, which says what it is before it is fetched
 
     def encode(self) -> bytes:
-        """Returns the bytes that stand in the message's place."""
+        """Return the bytes that take the message's place."""
         return STORED + struct.pack("<Q", self.size) + self.frame + self.name.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "Stored":
-        """Returns the inverse of `encode`. Raises MessageError: the bytes are not valid."""
+        """Return the inverse of `encode`. Raises MessageError: the bytes are not valid."""
         start = len(STORED) + 8
         name = data[start + FRAME_BYTES :].decode("ascii", errors="replace")
         if not _NAME.fullmatch(name):
@@ -42,46 +40,49 @@ class Stored:
 
 
 def is_stored(carried: bytes) -> bool:
-    """Returns whether this is a reference to a message."""
+    """Return whether these bytes are a reference to a message."""
     return carried[: len(STORED)] == STORED
 
 
 async def carry(end: End, message: bytes, name: str) -> bytes:
-    """Returns the message itself, or, if it is large, a reference to it: it is stored as a blob
-    `name` of this end.
-    """
+    """Return the message, or, if it is large, store it as blob `name` and return a reference."""
     if len(message) <= end.largest:
         return message
     await end.put(name, message)
     return Stored(name, len(message), message[:FRAME_BYTES]).encode()
 
 
-async def fetch(end: End, carried: bytes, owner: str | None, most: int | None = None) -> bytes:
-    """Returns the message, wherever it is.
+async def fetch(
+    end: End, carried: bytes, owner: str | None, size_limit: int | None = None
+) -> bytes:
+    """Return a message, fetched if these bytes are a reference to it.
 
     Args:
-        end: this side's.
+        end: this side's end of the transport.
         carried: the message or a reference.
-        owner: whose blobs it refers to; None: the coordinator's.
-        most: largest size that is accepted.
+        owner: the owner of the blob; None: the coordinator.
+        size_limit: the largest size that is accepted; None: no limit.
 
-    Raises MessageError: not there, too large, or not what the reference says.
+    Raises MessageError: not there, too large, or not as the reference announced.
     """
     if not is_stored(carried):
         return carried
     reference = Stored.decode(carried)
-    if most is not None and reference.size > most:
-        raise MessageError(f"a message of {reference.size:,} bytes: at most {most:,} are accepted")
+    if size_limit is not None and reference.size > size_limit:
+        raise MessageError(
+            f"a message of {reference.size:,} bytes: at most {size_limit:,} are accepted"
+        )
     message = await end.get(owner, reference.name, reference.size)
     if len(message) != reference.size or message[:FRAME_BYTES] != reference.frame:
         raise MessageError(f"the object {reference.name} is not what was announced")
     return message
 
 
-def about_of(carried: bytes) -> tuple[int, int]:
-    """Returns the round and the attempt that a plan or an answer is about, wherever it is.
+def round_and_attempt(carried: bytes) -> tuple[int, int]:
+    """Return the round and the attempt of a plan or an answer, unchecked.
 
-    They are not checked.
+    Args:
+        carried: the message or a reference.
 
     Raises MessageError: it can't be read.
     """
@@ -93,18 +94,16 @@ def about_of(carried: bytes) -> tuple[int, int]:
 
 @dataclass
 class Room:
-    """Memory for what is fetched: whoever comes first has it first, and all together never have
-    more than there is.
-    """
+    """Memory for fetched messages, handed out in the order of requests and never beyond `free`."""
 
-    free: int  # bytes; nobody needs more alone than there are at first
-    # who holds it is the first of those who wait
+    free: int  # bytes; no request is larger than the first value
+    # held by the request that waits for memory
     _first: asyncio.Lock = field(default_factory=asyncio.Lock)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
-    async def taken(self, size: int) -> AsyncIterator[None]:
-        """Wait until there is room for so many bytes, and hold it."""
+    async def reserve(self, size: int) -> AsyncIterator[None]:
+        """Wait until `size` bytes are free, and hold them."""
         async with self._first:
             while self.free < size:
                 self._freed.clear()

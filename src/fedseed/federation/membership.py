@@ -1,4 +1,4 @@
-"""Which processes take part in a run, whom they host, and who of them can be reached."""
+"""The processes that take part in a run, the clients they host, and which can be reached."""
 
 import time
 from bisect import bisect_left
@@ -14,60 +14,60 @@ from fedseed.federation.control import Report
 class Host:
     """A process that hosts clients, named by the first of them."""
 
-    heard: float  # when it was last heard
-    at: int = 0  # the last step it has applied
-    report: Report | None = None  # what it last reported
-    fits: bool = False  # whether it has said hello, and what it has is what the run is about
+    last_heard: float  # time of its last message
+    last_step: int = 0  # the last step it has applied
+    report: Report | None = None  # its newest report
+    fits: bool = False  # whether it has said hello with the run's base, layout and clients
 
 
 @dataclass
 class Roster:
-    """The clients of a run, who of them is there, and how many examples each says it has."""
+    """The clients of a run, which of them can be reached, and their numbers of examples."""
 
     dead_after: float  # seconds of silence after which a host counts as gone
-    # in the order of their numbers; none: the first to come says
+    # in the order of their numbers; empty until it is known
     names: list[str] = field(default_factory=list)
-    open: bool = False  # whoever comes before the run begins is one
+    open: bool = False  # whether every client that comes before the start takes part
     now: Callable[[], float] = time.monotonic
-    # is a host connected; None: its signs of life tell
+    # whether a host is connected; None: unknown, so its signs of life decide
     reached: Callable[[str], bool | None] = lambda name: None
     examples: dict[str, int] = field(default_factory=dict)
-    # clients whose process has another base or layout than most
+    # clients whose process differs from most in base, layout or tokens
     outvoted: set[str] = field(default_factory=set)
-    goes_without: bool = False  # whether the start waits for these no longer
+    goes_without: bool = False  # whether the start no longer waits for the outvoted
     hosts: dict[str, Host] = field(default_factory=dict)
     _host_of: dict[str, str] = field(default_factory=dict)  # by client
     _hosted: dict[str, set[str]] = field(default_factory=dict)  # the clients of each host
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Returns each client's number, by name."""
+        """Each client's number, by name."""
         return {name: number for number, name in enumerate(self.names)}
 
-    def hello(self, name: str, at: int) -> bool:
-        """Notes that a host that fits is there; returns whether that is new."""
+    def hello(self, name: str, last_step: int) -> bool:
+        """Record a host that fits; return whether it is new."""
         host = self.hosts.setdefault(name, Host(0.0))
-        new = not host.fits
-        host.heard, host.fits, host.at = self.now(), True, at
-        return new
+        is_new = not host.fits
+        host.last_heard, host.fits, host.last_step = self.now(), True, last_step
+        return is_new
 
     def attach(self, client: str, host: str) -> None:
-        """Notes that a client is hosted there from now on."""
+        """Record that a process hosts a client from now on."""
         self._hosted.get(self.host_of(client), set()).discard(client)
         self._hosted.setdefault(host, set()).add(client)
         self._host_of[client] = host
 
     @property
     def attached(self) -> int:
-        """Returns how many clients somebody has spoken for."""
+        """The number of clients that some process has spoken for."""
         return len(self._host_of)
 
     def host_of(self, client: str) -> str:
-        """Returns the host of a client; a client that nobody has spoken for is its own."""
+        """Return the host of a client; a client without a host counts as its own."""
         return self._host_of.get(client, client)
 
     def alive(self) -> dict[str, Host]:
-        """Returns the hosts that can be reached."""
+        """Return the hosts that can be reached."""
         return {
             name: host
             for name, host in self.hosts.items()
@@ -75,75 +75,76 @@ class Roster:
         }
 
     def _reached(self, name: str, host: Host) -> bool:
-        present = self.reached(name)
-        return host.heard > self.now() - self.dead_after if present is None else present
+        connected = self.reached(name)
+        if connected is None:
+            return host.last_heard > self.now() - self.dead_after
+        return connected
 
     def clients(self) -> list[str]:
-        """Returns the clients that can be reached."""
+        """Return the clients that can be reached."""
         return [client for host in self.alive() for client in self._hosted.get(host, ())]
 
-    def name(self, names: Iterable[str]) -> None:
-        """Notes who the clients are, which is known from now on."""
+    def set_names(self, names: Iterable[str]) -> None:
+        """Fix the run's clients; nobody can enrol after this."""
         self.names = list(names)
         self.__dict__.pop("numbers", None)
         self.open = False
 
     def enrol(self, host: str, names: Iterable[str]) -> None:
-        """Take up the clients that a process speaks for.
+        """Add the clients that a process speaks for.
 
-        They are numbered by their names' order.
+        Clients are numbered in the order of their names.
         """
         for name in names:
-            at = bisect_left(self.names, name)
-            if self.host_of(name) == host and self.names[at : at + 1] != [name]:
-                self.names.insert(at, name)
+            position = bisect_left(self.names, name)
+            if self.host_of(name) == host and self.names[position : position + 1] != [name]:
+                self.names.insert(position, name)
                 self.__dict__.pop("numbers", None)
 
     def present(self) -> frozenset[int]:
-        """Returns the numbers of the clients that can be reached."""
+        """Return the numbers of the clients that can be reached."""
         return frozenset(self.numbers[name] for name in self.clients() if name in self.numbers)
 
-    def wanted(self, start_with: int | None) -> int:
-        """Returns how many clients must be there before the first round.
+    def required_clients(self, start_with: int | None) -> int:
+        """Return the number of clients that the first round waits for.
 
-        0 while that is not known.
+        0: not known yet.
         """
-        wanted = start_with or len(self.names)
+        required = start_with or len(self.names)
         if not self.goes_without or not self.names:
-            return wanted
-        return max(1, min(wanted, len(self.names) - len(self.outvoted)))
+            return required
+        return max(1, min(required, len(self.names) - len(self.outvoted)))
 
     def spoken_for(self) -> dict[str, int]:
-        """Returns how many clients each process that can be reached speaks for.
+        """Return the number of clients that each reachable process speaks for.
 
-        All names count while none is known.
+        While the run's clients are not known, all names count.
         """
         hosted = {host: self._hosted.get(host, set()) for host in self.alive()}
-        counts = {
-            host: len(mine & self.numbers.keys() if self.names else mine)
-            for host, mine in hosted.items()
-        }
-        return {host: count for host, count in counts.items() if count}
+        counts = {}
+        for host, clients in hosted.items():
+            count = len(clients & self.numbers.keys() if self.names else clients)
+            if count:
+                counts[host] = count
+        return counts
 
     def work(self, clients: Iterable[int]) -> dict[int, int]:
-        """Returns of some clients, how many of them are in each one's process: it answers for all
-        of those.
-        """
+        """Return, for each of these clients, how many of them its process works for."""
         hosts = {client: self.host_of(self.names[client]) for client in clients}
         counts = Counter(hosts.values())
         return {client: counts[host] for client, host in hosts.items()}
 
-    def outvote(self, host: str, out: bool) -> None:
-        """Notes that the clients of a process do not fit what most have, or that they do again."""
-        theirs = self._hosted.get(host, set())
-        if not out:
-            self.outvoted -= theirs
+    def outvote(self, host: str, is_outvoted: bool) -> None:
+        """Record whether a process' clients differ from most; those that do take no part."""
+        clients = self._hosted.get(host, set())
+        if not is_outvoted:
+            self.outvoted -= clients
             return
-        self.outvoted |= theirs
+        self.outvoted |= clients
         if host in self.hosts:
             self.hosts[host].fits = False
 
     def away(self) -> list[str]:
-        """Returns who can't be reached, or has not come yet."""
-        here = self.present()
-        return [name for number, name in enumerate(self.names) if number not in here]
+        """Return the clients that can't be reached, or have not come yet."""
+        present = self.present()
+        return [name for number, name in enumerate(self.names) if number not in present]

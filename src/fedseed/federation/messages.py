@@ -1,9 +1,9 @@
 """Messages: plan (coordinator to client), update (client to coordinator) and step (coordinator to
 everybody).
 
-A message is a frame of 28 bytes and a payload. The frame says what the message is and guards it;
-the payload is the method's own and is what byte counts mean. Nothing in a message is trusted before
-it has been checked.
+A message is a frame of 28 bytes and a payload. The frame names the kind of message and guards it;
+the payload is the method's own, and byte counts are counts of payload bytes. Nothing in a message
+is trusted before it has been checked.
 """
 
 import struct
@@ -19,11 +19,11 @@ FORMAT = 1
 # magic, format, stream version, kind, method, attempt, round, client, payload length, CRC-32
 _FRAME = struct.Struct("<2sBBBBHIIQI")
 FRAME_BYTES = _FRAME.size
-EVERYBODY = 0xFFFFFFFF  # the client field of a message that goes to all
+EVERYBODY = 0xFFFFFFFF  # the client field of a message to all clients
 
 
 class MessageKind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     PLAN = 1
     UPDATE = 2
@@ -42,31 +42,31 @@ class Message:
     round: int  # round or step number, from 1
     client: int  # the sender of an update, the receiver of a plan, or EVERYBODY
     payload: bytes  # the method's bytes
-    attempt: int = 0  # how often the round was begun before; 0 but for rounds that are repeated
+    attempt: int = 0  # how often the round was begun before
 
     def encode(self) -> bytes:
-        """Frame and payload as bytes."""
-        about = (self.kind, self.method, self.attempt, self.round, self.client, len(self.payload))
-        head = (MAGIC, FORMAT, STREAM_VERSION, *about)
+        """Return frame and payload."""
+        fields = (self.kind, self.method, self.attempt, self.round, self.client, len(self.payload))
+        head = (MAGIC, FORMAT, STREAM_VERSION, *fields)
         check = zlib.crc32(self.payload, zlib.crc32(_FRAME.pack(*head, 0)))
         return _FRAME.pack(*head, check) + self.payload
 
     @classmethod
     def decode(cls, data: bytes) -> "Message":
-        """Returns the inverse of `encode`.
+        """Return the inverse of `encode`.
 
         Raises MessageError: another version, cut short, too long or damaged.
         """
         if len(data) < FRAME_BYTES:
             raise MessageError(f"a message has at least {FRAME_BYTES} bytes, this one {len(data)}")
-        magic, fmt, stream, kind, method, attempt, number, client, length, check = (
+        magic, message_format, stream, kind, method, attempt, number, client, length, check = (
             _FRAME.unpack_from(data)
         )
         if magic != MAGIC:
             raise MessageError(f"not a fedseed message: it begins with {magic!r}")
-        if fmt != FORMAT:
+        if message_format != FORMAT:
             raise MessageError(
-                f"message format {fmt}: this version of fedseed reads format {FORMAT}"
+                f"message format {message_format}: this version of fedseed reads format {FORMAT}"
             )
         if stream != STREAM_VERSION:
             raise MessageError(
@@ -79,15 +79,15 @@ class Message:
                 f"the frame announces {length} payload bytes, {len(data) - FRAME_BYTES} came"
             )
         payload = data[FRAME_BYTES:]
-        # made with zeros in its place
+        # the checksum was computed with zeros in its own place
         if zlib.crc32(payload, zlib.crc32(data[: FRAME_BYTES - 4] + bytes(4))) != check:
             raise MessageError("checksum differs: the message was damaged on the way")
         return cls(MessageKind(kind), method, number, client, payload, attempt)
 
     def expect(self, kind: MessageKind, method: int, number: int) -> "Message":
-        """Returns the message, if it is about this.
+        """Return this message after checking its kind, method and round.
 
-        Raises MessageError: another kind, method or round.
+        Raises MessageError: one of them differs.
         """
         if self.kind != kind:
             raise MessageError(

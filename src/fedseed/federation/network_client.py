@@ -1,7 +1,7 @@
 """A client behind a transport. One process may speak for many clients; the model stays in memory.
 
-What comes from the log goes first, then plans, then questions. Work is done in a thread of its own,
-so that signs of life go on meanwhile.
+Entries of the log come first, then plans, then questions. A thread of its own does the work, so
+that signs of life go on meanwhile.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from fedseed.errors import MessageError, NetworkError, OrbitError
 from fedseed.federation.accounts import accounts_in_memory
 from fedseed.federation.answers import Answers
 from fedseed.federation.control import Beat
+from fedseed.federation.cost import Cost
 from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.large import fetch
 from fedseed.federation.messages import FRAME_BYTES
@@ -31,14 +32,14 @@ class NetworkClient:
     """A process that takes part in a run for the clients it hosts.
 
     Args:
-        transport: how to reach the run.
+        transport: the way to reach the run.
         run: the run's name.
         load: makes the model at its base, with the hosted clients' data; called again if the
             weights have to be replayed.
-        rounds: how many the run has, for showing how far it is.
+        rounds: the run's number of rounds, to show the progress.
         progress: shows the run going on.
-        orbit: a new file for the run's orbit, written when the run is over; of a method that has
-            one.
+        orbit: a new file for the run's orbit, written when the run is over; only for a method that
+            has one.
     """
 
     def __init__(
@@ -63,12 +64,13 @@ class NetworkClient:
         if self.hosted.worker.method.remembers:
             self.progress.note(
                 f"{self.hosted.worker.method.name}: what has not been sent yet is remembered in "
-                "this process: one that "
-                "is started again begins with nothing to add, and what the last one had yet to "
-                "send is lost"
+                "this process: one that is started again begins with nothing to add, and what the "
+                "last one had yet to send is lost"
             )
         self.replica: Replica | None = None  # once connected
-        self.evaluations: list[dict[str, Any]] = []  # what this process has measured, by round
+        self.evaluations: list[dict[str, Any]] = []  # this process' measurements, by round
+        # the local training of this process' clients, all rounds together
+        self.training = Cost()
         self._orbit = orbit
         self._load = load
         self._thread = WorkThread()
@@ -76,14 +78,14 @@ class NetworkClient:
         self._failure: Exception | None = None
 
     @property
-    def at(self) -> int:
-        """Returns the last step that was applied."""
+    def last_step(self) -> int:
+        """The last step that was applied."""
         return 0 if self.replica is None else self.replica.at
 
     def run(self) -> str:
-        """Take part until the run is over; returns the weights' digest.
+        """Take part until the run is over; return the weights' digest.
 
-        Raises FedseedError: it can't.
+        Raises FedseedError: it can't take part, or the run fails.
         """
         try:
             return asyncio.run(self._run())
@@ -98,7 +100,7 @@ class NetworkClient:
                 NetworkError(f"the server refuses {host}: {text}: its key is not allowed to")
             )
 
-        events = Events(refused, lambda: presence.again(), self.progress.warn, self._fail)
+        events = Events(refused, lambda: presence.say_hello_again(), self.progress.warn, self._fail)
         end = await self.transport.client(host, events)
         if end.unproven is not None:
             self.progress.note(end.unproven)
@@ -107,7 +109,7 @@ class NetworkClient:
         )
         presence = Presence(replica, self._fail)
         answers = Answers(replica, presence)
-        self.evaluations = answers.evaluations
+        self.evaluations, self.training = answers.evaluations, answers.training
 
         def take(data: bytes) -> None:
             answers.hear(data)
@@ -145,22 +147,20 @@ class NetworkClient:
 
 
 async def _write_log(end: End, run: str, path: Path) -> None:
-    """Write the orbit of a run that is over, made of its log: the bytes are those of the
-    coordinator's file.
-    """
+    """Write the orbit of a finished run from its log, with the bytes of the coordinator's file."""
     if path.exists():
         raise OrbitError(f"{path}: there is an orbit already")
     records: list[Record] = []
     try:
-        log = LogContents.read(await end.entries())
+        log = LogContents.from_entries(await end.entries())
         if not log.ended:
             raise MessageError("it does not end")
-        before = log.link
-        for number, (after, carried) in enumerate(log.steps, start=1):
+        previous_link = log.link
+        for number, (step_link, carried) in enumerate(log.steps, start=1):
             message = await fetch(end, carried, None)
-            if link(before, message) != after:
+            if link(previous_link, message) != step_link:
                 raise OrbitError(f"{path}: a step of the log does not follow the one before it")
-            before = after
+            previous_link = step_link
             records.append(Record(number, message[FRAME_BYTES:], log.marks.get(number, NO_DIGEST)))
     except (IndexError, MessageError) as error:
         raise NetworkError(

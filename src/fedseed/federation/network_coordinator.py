@@ -14,12 +14,12 @@ from typing import Any
 from fedseed.aggregation import AggregationRule
 from fedseed.errors import MessageError, NetworkError, RecipeError
 from fedseed.federation.bounds import Bounds
-from fedseed.federation.control import Attach, Hello, Status, read
+from fedseed.federation.control import Attach, Hello, Status, parse_control
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.membership import Roster
-from fedseed.federation.protocol import listed
+from fedseed.federation.protocol import list_names
 from fedseed.federation.reception import Reception
 from fedseed.federation.rounds import Rounds
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
@@ -47,30 +47,31 @@ MOST_NAMED = 100  # clients in an answer about the status
 LOOK_SECONDS = 2.5  # between two checks that the log is there
 
 
-def _summing(
+def _make_secure_coordinator(
     session: Session, settings: SecureSums, names: Sequence[str], common: tuple[Any, ...]
 ) -> Coordinator:
-    """Returns a coordinator that learns sums alone; who was barred before is so.
+    """Return a coordinator that learns only sums; clients barred earlier stay barred.
 
-    Raises ValueError: that can't be.
+    Raises ValueError: the settings do not fit the clients or the method.
     """
     from fedseed.federation.secure import SecureCoordinator
-    from fedseed.privacy.secure.summing import kept_proofs
+    from fedseed.privacy.secure.summing import load_proofs
 
-    if (problem := settings.unknown(names)) is not None:
+    problem = settings.missing_key(names)
+    if problem is not None:
         raise ValueError(problem)
-    made = SecureCoordinator(settings, *common)
-    made.summing.known = settings.known({name: number for number, name in enumerate(names)})
+    coordinator = SecureCoordinator(settings, *common)
+    summing = coordinator.summing
+    summing.known = settings.public_keys({name: number for number, name in enumerate(names)})
     if session.settings.proofs is not None:
-        made.summing.barred, others = kept_proofs(session.settings.proofs, made.summing.known)
-        for path in others:
+        summing.barred, invalid_files = load_proofs(session.settings.proofs, summing.known)
+        for path in invalid_files:
             session.progress.warn(f"{path} shows nothing, so nobody is barred by it")
-    return made
+    return coordinator
 
 
 class NetworkCoordinator(Working):
-    """Coordinates one run: brings together its reception, its rounds, its log, and what it asks and
-    answers.
+    """Coordinates one run: connects its reception, rounds, log, questions and status.
 
     Args:
         end: the transport.
@@ -101,29 +102,30 @@ class NetworkCoordinator(Working):
         self.reception = Reception(self.session, self.roster, method, seed)
         self.inquiry = Inquiry(self.session, self.roster)
         self.log = StepLog(end, method.catch_up.replaces)
-        self.rounds: Rounds | None = None  # once it is known who the clients are
-        self.line: dict[str, Any] = {}  # what the status shows of the newest lines of metrics
+        self.rounds: Rounds | None = None  # made by `open`
+        self.line: dict[str, Any] = {}  # the newest metrics that the status shows
         self.began = time.time()
 
-    async def start(self, fresh: bool, known: bool) -> Header:
-        """Read the run's log, or wait for clients and make it; returns the header.
+    async def start(self, fresh: bool, has_files: bool) -> Header:
+        """Read the run's log, or wait for clients and make it; return the header.
 
         `open` comes next, then `take_over`: until then another coordinator may write.
 
         Args:
             fresh: whether to delete a run of this name from the server first.
-            known: whether there are files of this run here.
+            has_files: whether this machine has files of the run.
 
-        Raises NetworkError: another coordinator runs this run; MessageError: the server holds
-        another of this name.
+        Raises:
+            NetworkError: another coordinator runs this run.
+            MessageError: the server holds another run of this name.
         """
         end = self.session.end
-        await self._be_the_only_one()
-        there = await end.log()
-        if fresh and there is not None:
+        await self._check_alone()
+        log_state = await end.log()
+        if fresh and log_state is not None:
             await end.delete()
-            there = None
-        if there is not None and there.cut:
+            log_state = None
+        if log_state is not None and log_state.cut:
             raise LogCutError(self.run)
         await end.allow(None, None)
         await end.listen(
@@ -131,54 +133,59 @@ class NetworkCoordinator(Working):
             lambda: status_answer(self.status(), end.largest),
             self.session.rejected.add,
         )
-        if there is None or not there.last:  # or who made it ended before its first entry
-            if known and end.lasting:
+        # a log without an entry is that of a coordinator that ended early
+        if log_state is None or not log_state.last:
+            if has_files and end.lasting:
                 self.session.progress.warn(
                     "the server has lost the run: it is put there again from the orbit"
                 )
             header = await self.reception.assemble()
-            # once more: the server may have been another one while clients were waited for
+            # again: the server may have been replaced while clients were waited for
             await end.allow(None, None)
             copies = self.session.settings.copies
             self.session.incarnation = await self.log.create(
                 header, self.roster.names, self.total, copies, self.reception.fingerprint
             )
-        else:
-            log = await self.log.read(there.last, self.run)
-            self.session.incarnation, names, header = log.about.epoch, log.about.names, log.header
-            self.reception.check(header, None)
-            self.reception.header = header
-            if log.about.fingerprint is not None:
-                self.reception.fingerprint = Fingerprint.from_json(log.about.fingerprint)
-            if self.roster.names and self.roster.names != names:
-                began, recipes = listed(names), listed(self.roster.names)
-                raise MessageError(
-                    f"run {self.run} began with the clients {began}, the recipe has {recipes}: "
-                    "choose another name (--run), or delete it from the server with --fresh"
-                )
-            self.roster.name(names)
-            if self.log.steps:
-                self.reception.base.needed = False  # the log has newer ones
-            elif self.reception.base.missing:
-                await self.reception.assemble()
+            return header
+        return await self._resume(log_state.last)
+
+    async def _resume(self, last: int) -> Header:
+        """Take over the run in the log, which ends with entry `last`; return its header."""
+        log = await self.log.load(last, self.run)
+        names, header = log.beginning.names, log.header
+        self.session.incarnation = log.beginning.epoch
+        self.reception.check(header, None)
+        self.reception.header = header
+        if log.beginning.fingerprint is not None:
+            self.reception.fingerprint = Fingerprint.from_json(log.beginning.fingerprint)
+        if self.roster.names and self.roster.names != names:
+            log_clients, recipe_clients = list_names(names), list_names(self.roster.names)
+            raise MessageError(
+                f"run {self.run} began with the clients {log_clients}, the recipe has "
+                f"{recipe_clients}: choose another name (--run), or delete it from the server with "
+                "--fresh"
+            )
+        self.roster.set_names(names)
+        if self.log.steps:
+            self.reception.base.needed = False  # the log has newer weights
+        elif self.reception.base.missing:
+            await self.reception.assemble()
         return header
 
     async def take_over(self) -> None:
         """Become the only coordinator that may write to the log, and watch it from now on.
 
-        Raises TakenOverError: another has written since the log was read.
+        Raises TakenOverError: another coordinator has written since the log was read.
         """
         await self.log.begin_session()
         self.work(self._watch_log())
 
-    async def _watch_log(self, between: float = LOOK_SECONDS) -> None:
-        """Ends the run when the log is another coordinator's, or (partly) lost, also while nothing
-        is written.
-        """
-        seen = True
+    async def _watch_log(self, interval_seconds: float = LOOK_SECONDS) -> None:
+        """End the run when the log is taken over or lost, even while nothing is written."""
+        was_there = True
         while True:
-            await asyncio.sleep(between)
-            known = self.log.last
+            await asyncio.sleep(interval_seconds)
+            last_entry = self.log.last
             try:
                 log = await self.session.end.log()
                 taken_over = False
@@ -190,26 +197,26 @@ class NetworkCoordinator(Working):
                 return self.session.fail(LogCutError(self.run))
             if taken_over:
                 return self.session.fail(TakenOverError(self.run))
-            if log is not None and log.last < known:
+            if log is not None and log.last < last_entry:
                 return self.session.fail(LogOlderError(self.run))
-            if log is None and not seen:
+            if log is None and not was_there:
                 return self.session.fail(LogLostError(self.run))
-            seen = log is not None
+            was_there = log is not None
 
     async def close(self) -> None:
-        """Stops watching the log and closes the transport; may be called more than once."""
+        """Stop watching the log and close the transport; further calls do nothing."""
         await self.stop()
         await self.session.end.close()
 
     async def open(
         self, per_round: int, aggregation: AggregationRule, bounds: Bounds | None = None
     ) -> Coordinator:
-        """Makes and returns the coordinator, and lets the clients know.
+        """Make the coordinator, and call the clients.
 
         Args:
             per_round: clients in a round.
-            aggregation: how their answers become one.
-            bounds: how far from the others a client, or a step, may be.
+            aggregation: the rule that combines their vectors.
+            bounds: how far a client's update, or a step, may be from the others.
 
         Raises RecipeError: the numbers of clients don't allow it, or the method does not fit the
         model.
@@ -232,84 +239,74 @@ class NetworkCoordinator(Working):
                 bounds,
             )
             secure = self.session.settings.secure
-            made = (
-                Coordinator(*common)
-                if secure is None
-                else _summing(self.session, secure, names, common)
-            )
+            if secure is None:
+                coordinator = Coordinator(*common)
+            else:
+                coordinator = _make_secure_coordinator(self.session, secure, names, common)
         except ValueError as error:
             raise RecipeError(str(error)) from error
-        reception.coordinator = made
-        if (weights := reception.base.hand_over()) is not None:
-            made.weights = weights
-        self.rounds = Rounds(self.session, self.roster, made, reception.largest_message())
+        reception.coordinator = coordinator
+        weights = reception.base.hand_over()
+        if weights is not None:
+            coordinator.weights = weights
+        self.rounds = Rounds(self.session, self.roster, coordinator, reception.largest_message())
         await self.session.call()
-        return made
+        return coordinator
 
-    async def _be_the_only_one(self) -> None:
-        if (answer := await self.session.end.status(2)) is None:
+    async def _check_alone(self) -> None:
+        """Raise NetworkError if another coordinator answers for this run."""
+        answer = await self.session.end.status(2)
+        if answer is None:
             return
-        about = read(Status, answer)
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(about.began))
-        told = (
+        status = parse_control(Status, answer)
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(status.began))
+        raise NetworkError(
             f"another coordinator runs {self.run} already (since {since} UTC, round "
-            f"{about.round}): this one stops"
+            f"{status.round}): this one stops"
         )
-        raise NetworkError(told)
 
-    async def receive(self, sender: str, what: str, data: bytes) -> bytes | None:
-        """Takes a client's message; returns the answer to a hello."""
+    async def receive(self, sender: str, kind: str, data: bytes) -> bytes | None:
+        """Take a client's message; return the answer to a hello."""
         try:
-            if what == "update":
+            if kind == "update":
                 if self.rounds is not None:
                     self.rounds.take(sender, data)
-            elif what == "hello":
-                return await self.reception.hello(sender, read(Hello, data))
-            elif what == "attach":
-                attach = read(Attach, data)
-                if not self._together(sender, attach.host):
+            elif kind == "hello":
+                return await self.reception.hello(sender, parse_control(Hello, data))
+            elif kind == "attach":
+                attach = parse_control(Attach, data)
+                if not self._may_share_process(sender, attach.host):
                     raise MessageError("it names a process that has another key")
                 self.reception.attach(sender, attach)
-            elif what in ("beat", "report"):
-                self.inquiry.take(sender, what, data)
+            elif kind in ("beat", "report"):
+                self.inquiry.take(sender, kind, data)
             else:
-                raise MessageError(f"a message of unknown kind {what[:20]!r}")
-        except (MessageError, ValueError) as error:  # a ValueError: what should be base64 is not
-            reason = (
-                str(error)
-                if isinstance(error, MessageError)
-                else f"not valid: {type(error).__name__}: {error}"
-            )
+                raise MessageError(f"a message of unknown kind {kind[:20]!r}")
+        except MessageError as error:
+            self.session.rejected.add(sender, str(error))
+        except ValueError as error:  # a field that should be base64 is not
+            reason = f"not valid: {type(error).__name__}: {error}"
             self.session.rejected.add(sender, reason)
         except NetworkError as error:
-            # the server does not answer just now: no answer here, and the client asks again
+            # the server does not answer now: the client gets no answer, and asks again
             self.session.progress.warn(f"{sender} can't be answered now: {error}")
         return None
 
-    def _together(self, one: str, other: str) -> bool:
-        """Tells whether one key speaks for both clients, as far as keys are known: they may be in
-        one process then.
-        """
+    def _may_share_process(self, client: str, other_client: str) -> bool:
+        """Return whether both clients may be in one process: as far as known, a key is theirs."""
         keys = self.session.end.keys
-        return (
-            keys is None
-            or one == other
-            or bool(keys.get(one, frozenset()) & keys.get(other, frozenset()))
-        )
+        if keys is None or client == other_client:
+            return True
+        return bool(keys.get(client, frozenset()) & keys.get(other_client, frozenset()))
 
     def tell(self, line: RoundLine) -> None:
-        """Takes a new line of metrics, or more of a known one, for the status."""
-        told = line.to_json()
-        self.line.update(
-            {
-                key: told[key]
-                for key in (*SHOWN, *shown_metrics(line.metrics)[:MOST_SHOWN])
-                if key in told
-            }
-        )
+        """Take a new or completed line of metrics, for the status."""
+        figures = line.to_json()
+        shown_keys = (*SHOWN, *shown_metrics(line.metrics)[:MOST_SHOWN])
+        self.line.update({key: figures[key] for key in shown_keys if key in figures})
 
     def figures(self) -> dict[str, Any]:
-        """Returns what status and summary both say."""
+        """Return the figures that status and summary share."""
         return {
             "run": self.run,
             "repeated_rounds": self.rounds.repeated if self.rounds is not None else 0,
@@ -318,7 +315,7 @@ class NetworkCoordinator(Working):
         }
 
     def _privacy(self) -> dict[str, Any] | None:
-        """Returns what the steps have spent so far; None if the method is not private."""
+        """Return the privacy that the steps have spent; None: the method is not private."""
         mechanism, coordinator = mechanism_of(self.reception.method), self.reception.coordinator
         if mechanism is None:
             return None
@@ -327,12 +324,12 @@ class NetworkCoordinator(Working):
         return mechanism.counted(count if mechanism.by_turns else max(count, len(self.log.steps)))
 
     def status(self) -> dict[str, Any]:
-        """Returns what `fedseed status` shows."""
+        """Return what `fedseed status` shows."""
         rounds, roster, names = self.rounds, self.roster, self.roster.names
         current = None if rounds is None else rounds.open
         missing = [] if current is None else [names[number] for number in sorted(current.missing)]
         # who holds others up
-        late = [] if rounds is None else [names[client] for client in rounds.late.named()]
+        late = [] if rounds is None else [names[client] for client in rounds.stragglers.list_slow()]
         return {
             **self.figures(),
             "method": self.reception.method.name,
@@ -340,13 +337,13 @@ class NetworkCoordinator(Working):
             "round": self.line.get("round", 0) if current is None else current.number,
             "rounds": self.total,
             "waiting_for": (missing or sorted(self.inquiry.awaited))[:MOST_NAMED],
-            "late": sorted({*late, *self.inquiry.late.named()})[:MOST_NAMED],
+            "late": sorted({*late, *self.inquiry.stragglers.list_slow()})[:MOST_NAMED],
             "clients": len(names),
             "alive": len(roster.present()),
             "away": roster.away()[:MOST_NAMED],
             "waiting": self.reception.waiting,
             "ended": self.log.ended,
-            "behind": {name: host.at for name, host in roster.alive().items()},
+            "behind": {name: host.last_step for name, host in roster.alive().items()},
             "last": dict(self.line),
             "privacy": self._privacy(),
             "memory_bytes": resident_memory(),
@@ -357,27 +354,29 @@ class NetworkCoordinator(Working):
 LEVELS = ((100, 20, 200), (20, 5, 100), (5, 1, 50), (0, 0, 50))
 
 
-def status_answer(about: Mapping[str, Any], most: int) -> bytes:
-    """Returns a status as JSON, names and refusals shortened until it has `most` bytes.
+def status_answer(status: Mapping[str, Any], size_limit: int) -> bytes:
+    """Return a status as JSON, with names and refusals shortened to `size_limit` bytes.
 
-    `summary.json` has all.
+    `summary.json` has all of them.
     """
+    answer = b""
     for names, reasons, letters in LEVELS:
         short = {
             key: _short(value, max(names, 1), letters)
-            for key, value in about.items()
+            for key, value in status.items()
             if key != "refusals"
         }
-        short["refusals"] = _refusals(about["refusals"], names, reasons, letters)
-        if len(answer := json.dumps(short).encode()) <= most:
+        short["refusals"] = _refusals(status["refusals"], names, reasons, letters)
+        answer = json.dumps(short).encode()
+        if len(answer) <= size_limit:
             break
     return answer
 
 
 def _short(value: Any, names: int, letters: int) -> Any:
-    """Returns texts, lists and tables cut to a bounded length.
+    """Return a value with its texts, lists and tables cut to a bounded length.
 
-    The status's own tables have fewer entries than that.
+    The status's own tables have fewer entries than the bound.
     """
     if isinstance(value, str):
         return value[:letters]
@@ -390,16 +389,20 @@ def _short(value: Any, names: int, letters: int) -> Any:
 
 
 def _refusals(
-    all_of_them: Mapping[str, Mapping[str, int]], names: int, reasons: int, letters: int
+    refusals: Mapping[str, Mapping[str, int]], names: int, reasons: int, letters: int
 ) -> dict[str, Any]:
-    """Returns the most frequent refusals of the senders with the most.
+    """Return the most frequent refusals of the senders with the most refusals.
 
     The rest is added up as "others".
     """
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    ordered = sorted(all_of_them.items(), key=lambda item: -sum(item[1].values()))
-    for at, (sender, counts) in enumerate(ordered):
-        mine = found[sender[:letters] if at < names else "others"]
-        for which, (reason, count) in enumerate(sorted(counts.items(), key=lambda item: -item[1])):
-            mine[reason[:letters] if at < names and which < reasons else "others"] += count
-    return found
+    shortened: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    ordered = sorted(refusals.items(), key=lambda item: -sum(item[1].values()))
+    for sender_rank, (sender, counts) in enumerate(ordered):
+        sender_name = sender[:letters] if sender_rank < names else "others"
+        counts_of_sender = shortened[sender_name]
+        for reason_rank, (reason, count) in enumerate(
+            sorted(counts.items(), key=lambda item: -item[1])
+        ):
+            is_shown = sender_rank < names and reason_rank < reasons
+            counts_of_sender[reason[:letters] if is_shown else "others"] += count
+    return shortened

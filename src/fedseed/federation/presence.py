@@ -1,5 +1,6 @@
-"""How a client's process makes itself known: it says hello until it is welcome, and gives signs of
-life.
+"""Keeps a client's process known to the coordinator.
+
+It says hello until it is welcome, and then sends beats.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedseed.errors import FedseedError, NetworkError
-from fedseed.federation.control import Attach, Beat, Hello, Welcome, read
+from fedseed.federation.control import Attach, Beat, Hello, Welcome, parse_control
 from fedseed.federation.large import carry
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.replica import Replica
@@ -22,19 +23,19 @@ HELLO_SECONDS = 5.0  # for an answer to a hello
 
 @dataclass
 class Presence:
-    """Keeps the process known to the coordinator."""
+    """Keeps this process known to the coordinator."""
 
     replica: Replica
-    failed: Callable[[Exception], None]  # told what ends the process
+    failed: Callable[[Exception], None]  # called with the error that ends the process
     welcome: bool = False
     incarnation: str = ""
-    # the coordinator calls, or an interruption is over
+    # set when the coordinator calls, or an interruption is over
     _call: asyncio.Event = field(default_factory=asyncio.Event)
     _beat_seconds: float = RETRY_SECONDS
     _bring_weights: bool = False
-    _begins: str | None = None  # the digest of the weights that the coordinator may ask for
+    _begins: str | None = None  # digest of the first weights, which the coordinator may ask for
     _has_blobs: bool = False
-    _told: str = ""
+    _last_note: str = ""
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -42,44 +43,44 @@ class Presence:
         self._wants_blobs = self.replica.replaces
 
     def begin(self) -> None:
-        """Begin to say hello."""
+        """Start to say hello and to send beats."""
         self._tasks = [
             asyncio.create_task(work) for work in (self._keep_hello(), self._keep_beating())
         ]
 
     async def stop(self) -> None:
-        """Say nothing any more."""
+        """Stop saying hello and sending beats."""
         for task in self._tasks:
             await end_task(task)
 
-    def again(self) -> None:
-        """Says hello again once an interruption is over."""
+    def say_hello_again(self) -> None:
+        """Say hello again after an interruption."""
         self._call.set()
 
     def called(self, incarnation: str) -> None:
-        """Answers a coordinator that calls.
+        """React to a coordinator's call.
 
-        One that this process does not know has to let it in first.
+        A coordinator with another incarnation has to welcome this process first.
         """
         self.welcome &= incarnation == self.incarnation
         self._call.set()
 
-    async def say(self, kind: type[Beat], **about: Any) -> None:
+    async def say(self, kind: type[Beat], **fields: Any) -> None:
         """Send a sign of life, or a report."""
-        said = kind(at=self.replica.at, epoch=self.incarnation, **about)
-        await self.end.send(self.replica.hosted.host, kind.__name__.lower(), said.encode())
+        message = kind(at=self.replica.at, epoch=self.incarnation, **fields)
+        await self.end.send(self.replica.hosted.host, kind.__name__.lower(), message.encode())
 
     async def ask_for_blobs(self) -> bool:
-        """Let the coordinator make room for large messages of this process; whether there is."""
+        """Ask the coordinator to store this process' large messages; return whether it does."""
         if not self._has_blobs:
             self._wants_blobs = True
             await self._hello()
         return self._has_blobs
 
     async def greet(self) -> None:
-        """Say hello if it is due, and again while an answer asks for more.
+        """Say hello if it is due, and again as long as the answer asks for more.
 
-        Raises FedseedError if it does not fit.
+        Raises FedseedError: the coordinator refuses this process.
         """
         due = not self.welcome or self._call.is_set()
         while due:
@@ -93,19 +94,19 @@ class Presence:
                 await self.say(Beat)
 
     async def _keep_hello(self) -> None:
-        told = False
+        noted = False
         try:
             while True:
                 self._call.clear()
-                answered = False
+                is_answered = False
                 with suppress(NetworkError):  # it is tried again
-                    answered = await self._hello()
-                if not answered and not told and not self.welcome:
-                    told = True
+                    is_answered = await self._hello()
+                if not is_answered and not noted and not self.welcome:
+                    noted = True
                     self.replica.progress.note(
                         f"waiting for the coordinator of run {self.replica.run}"
                     )
-                if not answered and not self.incarnation:
+                if not is_answered and not self.incarnation:
                     await self.replica.look()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(
@@ -116,41 +117,43 @@ class Presence:
             self.failed(error)
 
     async def _hello(self) -> bool:
-        """Say hello once; whether it was answered.
+        """Say hello once; return whether the coordinator has answered.
 
-        Raises FedseedError if this process does not fit.
+        Raises FedseedError: the coordinator refuses this process.
         """
         hosted = self.replica.hosted
-        private = hosted.worker.private  # how many examples there are is not told
+        private = hosted.worker.private  # numbers of examples stay secret
         for name, items in hosted.items.items():
             attach = Attach(client=name, host=hosted.host, examples=0 if private else len(items))
             await self.end.send(name, "attach", attach.encode())
-        about: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "host": hosted.host,
             "header": base64.b64encode(hosted.start).decode(),
             "names": list(hosted.items if hosted.party else hosted.names),
-            **({"names_matter": False} if hosted.party else {}),
             "at": self.replica.at,
             "bucket": self._wants_blobs,
         }
+        if hosted.party:
+            fields["names_matter"] = False
         if hosted.fingerprint is not None:
-            about["fingerprint"] = hosted.fingerprint.to_json()
+            fields["fingerprint"] = hosted.fingerprint.to_json()
         if self.replica.replaces:
-            if self._begins is None and not self.replica.at:  # those before the first step
-                self._begins = await self.replica.thread.do(hosted.worker.space.digest)
-            about["begins"] = self._begins
+            # the digest of the weights before the first step
+            if self._begins is None and not self.replica.at:
+                self._begins = await self.replica.thread.run(hosted.worker.space.digest)
+            fields["begins"] = self._begins
         if self._bring_weights:
             self._bring_weights = False
-            await self.replica.unlearn()
+            await self.replica.return_to_base()
             frame = Message(MessageKind.STEP, hosted.worker.method.code, 0, 0, b"").encode()
-            weights = frame + await self.replica.thread.do(self.replica.hosted.worker.space.dense)
-            about["weights"] = base64.b64encode(
+            weights = frame + await self.replica.thread.run(self.replica.hosted.worker.space.dense)
+            fields["weights"] = base64.b64encode(
                 await carry(self.end, weights, "base-weights")
             ).decode()
-        reply = await self.end.ask(hosted.host, "hello", Hello(**about).encode(), HELLO_SECONDS)
+        reply = await self.end.ask(hosted.host, "hello", Hello(**fields).encode(), HELLO_SECONDS)
         if reply is None:
             return False
-        await self._take_answer(read(Welcome, reply))
+        await self._take_answer(parse_control(Welcome, reply))
         return True
 
     async def _take_answer(self, answer: Welcome) -> None:
@@ -163,8 +166,8 @@ class Presence:
         text = f"welcome to run {run}: {answer.clients} clients"
         if answer.waits is not None:
             text = f"the coordinator of run {run} waits for clients: {answer.waits[:500]}"
-        if text != self._told:  # once each time it changes
-            self._told = text
+        if text != self._last_note:
+            self._last_note = text
             progress.note(text)
         if answer.bring == "weights":
             self._bring_weights = True
@@ -175,7 +178,7 @@ class Presence:
             self.incarnation = answer.epoch
             await self.replica.begin(answer.epoch)
         elif not answer.epoch:
-            await self.replica.look_no_more()
+            await self.replica.stop_looking()
         self.welcome = bool(answer.epoch)
         if self.welcome:
             await self.say(Beat)

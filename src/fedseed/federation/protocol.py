@@ -1,21 +1,19 @@
-"""Encodes what travels besides plans, updates and steps: log entries, calls and questions, and
-wrapped messages.
+"""Encodes log entries, calls, questions and wrapped messages: all but plans, updates and steps.
 
-Broadcast by the coordinator, not kept: calls ("C"), plans ("P") and questions about the weights
-("A"). Sent by clients: hello (a question), attach, beat, update and report. An entry of the log is
-a byte that says what it is, and a body:
+The coordinator broadcasts calls ("C"), plans ("P") and questions about the weights ("A"), which are
+not kept. Clients send hello (a question), attach, beat, update and report. An entry of the log is
+a byte for its kind, and a body:
 
-    H   header: length u32 | JSON (epoch: the log's incarnation; names) | the orbit's beginning, as
-    its file has it
-    S   session: 8 random bytes; a coordinator has begun to write, and whoever wrote before may no
-    longer do so
-    T   step: link | step message      link: hash of the link before it and of the message, so that
-    steps are chained
-    M   mark: round u32 | digest       the weights after that round, as the clients found them
-    E   end: the run is over
+    H   header    length u32 | JSON (epoch: the log's incarnation; names) | the orbit's beginning,
+                  as in its file
+    S   session   8 random bytes: a coordinator has begun to write, and no earlier one may go on
+    T   step      link | step message; link: a hash of the previous link and the message, so that
+                  steps are chained
+    M   mark      round u32 | digest of the weights after that round, as reported by the clients
+    E   end       the run is over
 
-The chain begins with the orbit header's link. A message too large for one piece is a blob, and a
-reference stands in its place. Nothing here imports torch or knows what carries the bytes.
+The chain begins with the orbit header's link. A message too large for one piece becomes a blob, and
+a reference takes its place. Nothing here imports torch or depends on the transport.
 """
 
 import struct
@@ -24,7 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedseed.errors import MessageError
-from fedseed.federation.control import Beginning, read
+from fedseed.federation.control import Beginning, parse_control
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan
 from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
@@ -34,7 +32,7 @@ _NUMBER = struct.Struct("<I")
 _SILENT = struct.Struct("<2sIH")
 ALL = 0xFFFFFFFF
 SILENT = b"FN"
-SAID = b"FK"  # what a client says for a secure sum (`fedseed.federation.secure`)
+SAID = b"FK"  # a client's answer in a secure sum (`fedseed.federation.secure`)
 _REASON_BYTES = 200
 _NAME_CHARACTERS = 100  # of each name that is listed
 
@@ -47,12 +45,12 @@ class Entry:
     body: bytes
 
     def encode(self) -> bytes:
-        """Returns the entry as the stream holds it."""
+        """Return the entry as the stream holds it."""
         return self.kind.encode() + self.body
 
     @classmethod
     def decode(cls, data: bytes) -> "Entry":
-        """Returns the inverse of `encode`. Raises MessageError: the bytes are not an entry."""
+        """Return the inverse of `encode`. Raises MessageError: the bytes are not an entry."""
         kind = chr(data[0]) if data else ""
         shortest = {"H": 4, "S": 8, "T": LINK_BYTES + 2, "M": _NUMBER.size + DIGEST_BYTES, "E": 0}
         if kind not in shortest:
@@ -64,33 +62,32 @@ class Entry:
         return cls(kind, bytes(data[1:]))
 
 
-def header_entry(about: Beginning, orbit_start: bytes) -> Entry:
-    """Returns the entry that a log begins with."""
-    text = about.encode()
+def header_entry(beginning: Beginning, orbit_start: bytes) -> Entry:
+    """Return the first entry of a log."""
+    text = beginning.encode()
     return Entry("H", _NUMBER.pack(len(text)) + text + orbit_start)
 
 
 def read_header(entry: Entry) -> tuple[Beginning, Header, bytes]:
-    """Returns what a header entry says, the orbit's header, and the link that the first step
-    follows.
+    """Return a header entry's parts: its message, the orbit's header, the first step's link.
 
-    Raises MessageError, or OrbitError of the orbit's beginning, where it is not valid.
+    Raises MessageError or OrbitError: the entry or the orbit's beginning is not valid.
     """
     size = int.from_bytes(entry.body[:4], "little")
     if entry.kind != "H" or len(entry.body) < 4 + size + LINK_BYTES:
         raise MessageError("the log does not begin with a header")
     start = entry.body[4 + size :]
     return (
-        read(Beginning, entry.body[4 : 4 + size]),
+        parse_control(Beginning, entry.body[4 : 4 + size]),
         scan(start, "the log's header")[0].header,
         start[-LINK_BYTES:],
     )
 
 
 class LogContents(NamedTuple):
-    """What a whole log says."""
+    """The contents of a whole log."""
 
-    about: Beginning
+    beginning: Beginning
     header: Header  # of the orbit
     link: bytes  # that the first step follows
     steps: list[tuple[bytes, bytes]]  # link, and message or reference
@@ -99,12 +96,12 @@ class LogContents(NamedTuple):
     ended: bool  # whether the run is over
 
     @classmethod
-    def read(cls, data: Sequence[bytes]) -> "LogContents":
-        """Returns what some entries say, the first one a header.
+    def from_entries(cls, data: Sequence[bytes]) -> "LogContents":
+        """Parse a log's entries, of which the first must be a header.
 
         Raises MessageError or OrbitError.
         """
-        entries = [Entry.decode(one) for one in data]
+        entries = [Entry.decode(item) for item in data]
         kinds = [entry.kind for entry in entries]
         steps = [read_step(entry) for entry in entries if entry.kind == "T"]
         marks = dict(read_mark(entry) for entry in entries if entry.kind == "M")
@@ -112,39 +109,42 @@ class LogContents(NamedTuple):
 
 
 def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, bytes]:
-    """Returns a step's entry, and its link after the `previous` one.
+    """Return a step's entry and its link.
 
-    `carried`: the message, or a reference to it.
+    Args:
+        previous: the link of the step before.
+        message: the step's message.
+        carried: the message, or a reference to it.
     """
-    after = link(previous, message)
-    return Entry("T", after + carried), after
+    new_link = link(previous, message)
+    return Entry("T", new_link + carried), new_link
 
 
 def read_step(entry: Entry) -> tuple[bytes, bytes]:
-    """Returns a step entry's link, and its message or reference."""
+    """Return a step entry's link, and its message or reference."""
     return entry.body[:LINK_BYTES], entry.body[LINK_BYTES:]
 
 
 def mark_entry(number: int, digest: str) -> Entry:
-    """Returns the entry that says which weights the clients had after a round."""
+    """Return the entry with the digest of the weights after a round."""
     return Entry("M", _NUMBER.pack(number) + bytes.fromhex(digest))
 
 
 def read_mark(entry: Entry) -> tuple[int, str]:
-    """Returns the round and the digest of a mark."""
+    """Return the round and the digest of a mark."""
     (number,) = _NUMBER.unpack_from(entry.body)
     return int(number), entry.body[_NUMBER.size : _NUMBER.size + DIGEST_BYTES].hex()
 
 
 def plan_message(clients: Sequence[int], everybody: bool, carried: bytes) -> bytes:
-    """Returns the message of a plan for some clients, by their numbers, or for everybody."""
+    """Return the message of a plan for some clients, by their numbers, or for everybody."""
     if everybody:
         return b"P" + _NUMBER.pack(ALL) + carried
     return b"P" + struct.pack(f"<{1 + len(clients)}I", len(clients), *clients) + carried
 
 
 def read_plan(body: bytes) -> tuple[frozenset[int] | None, bytes]:
-    """Returns the clients that are asked (None: everybody), and the plan message or a reference.
+    """Return the clients that a plan is for (None: all), and its message or a reference.
 
     Raises MessageError: the plan is not valid.
     """
@@ -160,12 +160,12 @@ def read_plan(body: bytes) -> tuple[frozenset[int] | None, bytes]:
 
 
 def silent_message(number: int, attempt: int, reason: str) -> bytes:
-    """Returns the message that a client has nothing to send in this round, and why."""
+    """Return the message of a client that sends no update in this round, with the reason."""
     return _SILENT.pack(SILENT, number, attempt) + reason.encode()[:_REASON_BYTES]
 
 
 def read_silent(data: bytes) -> tuple[int, int, str]:
-    """Returns the round, the attempt and the reason of a `silent_message`.
+    """Return the round, the attempt and the reason of a `silent_message`.
 
     Raises MessageError: it is not valid.
     """
@@ -175,8 +175,8 @@ def read_silent(data: bytes) -> tuple[int, int, str]:
     return number, attempt, shown(data[_SILENT.size :].decode(errors="replace"))
 
 
-def listed(names: Collection[str], most: int = 8) -> str:
-    """Returns names for a person to read: all of them, or the first few and how many more."""
+def list_names(names: Collection[str], shown_count: int = 8) -> str:
+    """Return sorted names as a text: all of them, or the first few and the number of the rest."""
     ordered = [shown(name, _NAME_CHARACTERS) for name in sorted(names)]
-    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    return ", ".join(ordered[:most]) + more
+    rest = f" and {len(ordered) - shown_count} more" if len(ordered) > shown_count else ""
+    return ", ".join(ordered[:shown_count]) + rest

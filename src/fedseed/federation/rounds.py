@@ -1,5 +1,6 @@
-"""A round over a network: plans go out, answers come in, until there are enough of them or time is
-over.
+"""A round over a network.
+
+Plans go out, and answers come in until there are enough of them or time is over.
 """
 
 import asyncio
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING
 from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import Cost
-from fedseed.federation.large import Room, Stored, about_of, carry, fetch, is_stored
+from fedseed.federation.large import Room, Stored, carry, fetch, is_stored, round_and_attempt
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import SAID, SILENT, plan_message, read_silent
-from fedseed.federation.session import RESEND_SECONDS, Late, Session, Wait
+from fedseed.federation.session import RESEND_SECONDS, Session, Stragglers, Wait
 from fedseed.privacy.secure import LostError, TooFewError
 from fedseed.privacy.settings import WITHHELD
 
@@ -29,39 +30,39 @@ MOST_PAUSE = 30.0  # seconds before a round is begun again
 
 @dataclass
 class Gathered:
-    """What became of an open round."""
+    """The result of a round."""
 
-    clients: Sequence[int]  # who took part, in ascending order
+    clients: Sequence[int]  # participants in ascending order
     plan_bytes: int  # payload of a plan
     update_bytes: list[int] = field(default_factory=list)  # payload of each update that came
     # clients whose update does not count, and why
     skipped: list[tuple[int, str]] = field(default_factory=list)
     refused: int = 0  # messages
-    # what the clients' work cost, as far as it is known by now
+    # the cost of the clients' work, as far as it is known
     spent: Cost = field(default_factory=Cost)
-    secure_up: int = 0  # bytes that all clients have said for secure sums, besides their updates
-    secure_down: int = 0  # bytes that all clients were asked
+    secure_up: int = 0  # bytes from all clients for secure sums, besides their updates
+    secure_down: int = 0  # bytes of asks to all clients
 
 
 @dataclass
 class OpenRound:
-    """The round that is open."""
+    """A round while it is open."""
 
     number: int
     attempt: int  # how often it was begun before
-    clients: frozenset[int]  # who takes part
-    missing: set[int]  # who of them is waited for
-    silent: dict[int, str] = field(default_factory=dict)  # who has nothing to send, and why
-    refused: dict[int, str] = field(default_factory=dict)  # whose answer was refused, and why
+    clients: frozenset[int]  # participants
+    missing: set[int]  # participants that are waited for
+    silent: dict[int, str] = field(default_factory=dict)  # clients that send no update, and why
+    refused: dict[int, str] = field(default_factory=dict)  # clients with a refused answer, and why
     # the payload of each update that counts, by client
     bytes_up: dict[int, int] = field(default_factory=dict)
-    # how many answers to repeated plans are still to come
-    again: Counter[int] = field(default_factory=Counter)
+    # answers to repeated plans that are still to come
+    repeats: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass
 class Rounds:
-    """Opens rounds and takes what clients answer."""
+    """Opens rounds and collects the clients' answers."""
 
     session: Session
     roster: Roster
@@ -69,47 +70,50 @@ class Rounds:
     largest: int  # bytes of the largest message a client may send
     open: OpenRound | None = None
     repeated: int = 0
-    grace: float = inf  # until when all clients are waited for, as before the first round
-    # who has sent nothing: said once of those without examples
+    grace: float = inf  # until then a round waits for all clients, as the first one does
+    # clients that have sent no update: those without examples are shown once
     idle: set[int] = field(default_factory=set)
     secure: "SecureTalk | None" = None
     _running: bool = False  # whether a round was begun here
-    # a client's answers that are being fetched, by its name
+    # running downloads of a client's answers, by its name
     _fetching: defaultdict[str, set[asyncio.Task[None]]] = field(
         default_factory=lambda: defaultdict(set)
     )
-    _before: OpenRound | None = None  # the one before the open one
+    _previous: OpenRound | None = None
 
     def __post_init__(self) -> None:
-        # who has let the others wait since its last answer that counts
-        self.late = Late[int](self.session)
+        # clients that have delayed the others since their last answer that counts
+        self.stragglers = Stragglers[int](self.session)
         self._room = Room(self.largest)
-        if self.coordinator.sums:  # only then its libraries are loaded
+        # only secure sums need the libraries of this module
+        if self.coordinator.sums:
             from fedseed.federation.secure import SecureCoordinator, SecureTalk
 
             assert isinstance(self.coordinator, SecureCoordinator)
-            self.secure = SecureTalk(self.session, self.roster, self.coordinator, self.late)
+            self.secure = SecureTalk(self.session, self.roster, self.coordinator, self.stragglers)
 
     def take(self, name: str, data: bytes) -> None:
-        """Takes a client's answer. Raises MessageError."""
+        """Take a client's answer. Raises MessageError."""
         current = self.open
         if current is None and not self._running:
-            return  # it answers what was asked before this coordinator started
+            return  # an answer to an earlier coordinator
         number = self.roster.numbers.get(name)
         if number is None:
             raise MessageError("this run has no client of this name")
         try:
             if data[:2] == SAID and self.secure is not None:
                 self.secure.take(number, data)
-            elif (past := self._repeated(name, number, data)) is not None:
-                past.again[number] -= 1
+                return
+            repeated_round = self._repeated(name, number, data)
+            if repeated_round is not None:
+                repeated_round.repeats[number] -= 1
             elif data[:2] == SILENT:
                 self._take_silent(number, data)
             elif current is None:
-                about = (
-                    "" if is_stored(data) else f", this is for round {Message.decode(data).round}"
-                )
-                raise MessageError(f"no round is open{about}")
+                round_text = ""
+                if not is_stored(data):
+                    round_text = f", this is for round {Message.decode(data).round}"
+                raise MessageError(f"no round is open{round_text}")
             elif is_stored(data):
                 self._begin_fetch(current, name, number, data)
             else:
@@ -117,18 +121,18 @@ class Rounds:
         except MessageError as error:
             self._refuse(name, number, str(error))
             if current is not None and self.session.at_hand:
-                self._wait_no_more(current, number)
+                self._stop_waiting(current, number)
 
     def _repeated(self, name: str, client: int, data: bytes) -> OpenRound | None:
-        """Returns the round of an answer that has come before and comes again because its plan went
-        out again.
-        """
-        for past in (self.open, self._before):
-            if past is not None and past.again[client] > 0:
-                answered = client in (past.silent if data[:2] == SILENT else past.bytes_up)
-                answered |= past is self.open and bool(self._fetching[name])
-                if about_of(data) == (past.number, past.attempt) and answered:
-                    return past
+        """Return the round of an answer that was sent again because its plan was sent again."""
+        for candidate in (self.open, self._previous):
+            if candidate is None or candidate.repeats[client] <= 0:
+                continue
+            is_answered = client in (candidate.silent if data[:2] == SILENT else candidate.bytes_up)
+            if candidate is self.open and self._fetching[name]:
+                is_answered = True
+            if round_and_attempt(data) == (candidate.number, candidate.attempt) and is_answered:
+                return candidate
         return None
 
     def _refuse(self, name: str, number: int, reason: str) -> None:
@@ -140,16 +144,19 @@ class Rounds:
         self.coordinator.receive(message, client)
         current.bytes_up[client] = len(message) - FRAME_BYTES
         current.silent.pop(client, None)
-        self._wait_no_more(current, client, in_time=True)
+        self._stop_waiting(current, client, in_time=True)
 
-    def _wait_no_more(self, current: OpenRound, client: int, in_time: bool = False) -> None:
-        if in_time and self.secure is None:  # otherwise much comes after it
-            self.late.back(client)
+    def _stop_waiting(self, current: OpenRound, client: int, in_time: bool = False) -> None:
+        # in secure sums more answers follow, so this one does not end an exclusion
+        if in_time and self.secure is None:
+            self.stragglers.readmit(client)
         current.missing.discard(client)
         if not current.missing:
             self.session.stir()
 
-    def _check_wanted(self, current: OpenRound, client: int, silent: Collection[int] = ()) -> None:
+    def _check_expected(
+        self, current: OpenRound, client: int, silent: Collection[int] = ()
+    ) -> None:
         if (
             client not in current.clients
             or client in self.coordinator.current.updates
@@ -165,16 +172,18 @@ class Rounds:
         current = self.open
         if current is None or (number, attempt) != (current.number, current.attempt):
             raise MessageError(f"round {number} attempt {attempt} is not open")
-        self._check_wanted(current, client, current.silent)
+        self._check_expected(current, client, current.silent)
         current.silent[client] = reason
-        self._wait_no_more(current, client, in_time=True)
+        self._stop_waiting(current, client, in_time=True)
 
     def _begin_fetch(self, current: OpenRound, name: str, number: int, data: bytes) -> None:
-        """Get a large update, if what its frame says can count."""
-        about, reference = about_of(data), Stored.decode(data)
-        if about != (current.number, current.attempt):
-            raise MessageError(f"round {current.number} was expected, round {about[0]} came")
-        self._check_wanted(current, number)
+        """Fetch a large update, if it can count according to its frame."""
+        answered_round, reference = round_and_attempt(data), Stored.decode(data)
+        if answered_round != (current.number, current.attempt):
+            raise MessageError(
+                f"round {current.number} was expected, round {answered_round[0]} came"
+            )
+        self._check_expected(current, number)
         if reference.size > self.largest:
             raise MessageError(
                 f"a message of {reference.size:,} bytes: at most {self.largest:,} are accepted"
@@ -188,17 +197,17 @@ class Rounds:
     async def _fetch(self, name: str, number: int, data: bytes, reference: Stored) -> None:
         owner = self.roster.host_of(name)
         try:
-            async with self._room.taken(reference.size):
-                self._still_open()  # it may have waited long
+            async with self._room.reserve(reference.size):
+                self._still_open()  # the round may have ended while this waited
                 message = await fetch(self.session.end, data, owner, self.largest)
                 self._receive(self._still_open(), number, message)
         except MessageError as error:
-            # it was put there anew, and comes again
-            if self.open is not None and self.open.again[number] > 0:
-                self.open.again[number] -= 1
+            # a client that repeats its answer replaces the blob, and a reference follows
+            if self.open is not None and self.open.repeats[number] > 0:
+                self.open.repeats[number] -= 1
             else:
                 self._refuse(name, number, str(error))
-        except NetworkError as error:  # it comes again
+        except NetworkError as error:  # the client sends it again
             self.session.progress.warn(f"the update of {name} can't be fetched now: {error}")
         else:
             await self.session.end.drop(owner, reference.name)
@@ -209,67 +218,70 @@ class Rounds:
         return self.open
 
     async def gather(self, number: int) -> Gathered:
-        """Open a round, as often as it takes, and gather what counts."""
+        """Open a round, again if too few answer, and return its result."""
         attempt, gathered = 0, None
         if self.secure is not None:
             self.secure.begin()
         while gathered is None:
-            clients = self.coordinator.open(
-                number, attempt, self.late.without(await self._enough(), self._least)
-            )
-            # privacy lets nobody take the place of those who are away
+            reachable = await self._wait_for_clients()
+            reachable = self.stragglers.filter_out(reachable, self._minimum)
+            clients = self.coordinator.open(number, attempt, reachable)
+            # where turns are counted, nobody replaces absent clients
             if len(clients) < self.session.settings.minimum:
                 await self.session.pause(0.25)
                 continue
             self._running = True
-            if attempt and self.secure is not None:  # liars may have no end of reasons
+            # lying clients may spoil attempt after attempt: slow down
+            if attempt and self.secure is not None:
                 await self.session.pause(min(0.25 * 2 ** min(attempt, 10), MOST_PAUSE))
             try:
                 gathered = await self._attempt(number, attempt, clients)
-                self._before = self.open
+                self._previous = self.open
             except TooFewError as error:
                 attempt += 1
                 self.repeated += 1
                 self.session.progress.warn(f"round {number}: {error}: it is begun again")
             except LostError as error:
                 assert self.secure is not None
-                asked = self.coordinator.current.clients
+                participants = self.coordinator.current.clients
                 self.secure.coordinator.lose(str(error))
-                gathered = Gathered(asked, 0, skipped=[(client, str(error)) for client in asked])
+                gathered = Gathered(
+                    participants, 0, skipped=[(client, str(error)) for client in participants]
+                )
         self.open, gathered.refused = None, self.session.rejected.since()
         if self.secure is not None:
-            gathered.secure_up, gathered.secure_down = self.secure.up, self.secure.down
+            gathered.secure_up, gathered.secure_down = self.secure.bytes_up, self.secure.bytes_down
         return gathered
 
     async def _attempt(self, number: int, attempt: int, clients: Sequence[int]) -> Gathered:
-        """Ask the open round's clients, and gather what counts.
+        """Ask the open round's clients, and return the result.
 
-        Raises TooFewError, or LostError.
+        Raises TooFewError or LostError.
         """
         if self.secure is not None:
             await self.secure.hold(self.secure.coordinator.agreeing())
         plans = self.coordinator.plans()
-        asked = self.coordinator.current.clients
-        self._before = self.open or self._before
-        self.open = current = OpenRound(number, attempt, frozenset(asked), set(asked))
-        within = await self._ask(current, plans)
-        # they have answered: asked again they would say the same
+        participants = self.coordinator.current.clients
+        self._previous = self.open or self._previous
+        self.open = current = OpenRound(number, attempt, frozenset(participants), set(participants))
+        within = await self._collect_updates(current, plans)
+        # refuse outliers once: asked again, these clients would answer the same
         outliers = self.coordinator.screen()
-        for client, why in outliers.items():
+        for client, reason in outliers.items():
             del current.bytes_up[client]
-            self._refuse(self.roster.names[client], client, why)
+            self._refuse(self.roster.names[client], client, reason)
         answered = len(self.coordinator.current.updates) + len(current.silent) + len(outliers)
-        if answered < (minimum := self.session.settings.minimum):
+        minimum = self.session.settings.minimum
+        if answered < minimum:
             raise TooFewError(f"{answered} answers, {minimum} are needed")
         if self.secure is not None:
             await self.secure.hold(self.secure.coordinator.opening())
             for client in current.clients - current.missing - self.secure.slow:
-                self.late.back(client)
-            current.refused |= {
-                c: proof.reason for c, proof in self.secure.coordinator.summing.barred.items()
-            }
+                self.stragglers.readmit(client)
+            barred = self.secure.coordinator.summing.barred
+            current.refused |= {client: proof.reason for client, proof in barred.items()}
         without = sorted(current.clients - set(self.coordinator.current.updates))
-        skipped = [(client, self._why(current, client, within)) for client in without]
+        skipped = [(client, self._explain_absence(current, client, within)) for client in without]
         skipped += [
             (client, "it has sent no keys") for client in clients if client not in current.clients
         ]
@@ -277,36 +289,41 @@ class Rounds:
         return Gathered(clients, len(next(iter(plans))) - FRAME_BYTES, sizes, skipped)
 
     @property
-    def _least(self) -> int:
+    def _minimum(self) -> int:
         """Clients that a round needs."""
         sums = 0 if self.secure is None else self.secure.coordinator.secure.least
         return max(self.session.settings.minimum, sums)
 
-    def _why(self, current: OpenRound, client: int, within: str) -> str:
-        """Returns why a client's update does not count, and warns of it.
+    def _explain_absence(self, current: OpenRound, client: int, within: str) -> str:
+        """Return the reason why a client's update does not count, and show it.
 
-        `within`: how long it was waited for.
+        Args:
+            current: the round.
+            client: the client's number.
+            within: how long the round waited, as a text.
         """
         name, number = self.roster.names[client], current.number
         if client in current.silent:
-            # the reason would depend on the client's data
-            why = WITHHELD if self.coordinator.private else current.silent[client]
-            # once, if it has nothing to learn from
+            # a reason of its own would depend on the client's data
+            reason = WITHHELD if self.coordinator.private else current.silent[client]
+            # a client without examples is shown once
             if self.coordinator.examples[client] or client not in self.idle:
-                self.session.progress.warn(f"round {number}: {name} sends nothing: {why}")
+                self.session.progress.warn(f"round {number}: {name} sends nothing: {reason}")
             self.idle.add(client)
-            return why
+            return reason
         if client in current.refused:
-            why = f"refused: {current.refused[client]}"
+            reason = f"refused: {current.refused[client]}"
+        elif client in self.roster.present():
+            reason = f"no answer {within}"
         else:
-            why = f"no answer {within}" if client in self.roster.present() else "it has gone"
-        self.session.progress.warn(f"round {number}: nothing of {name} counts: {why}")
-        return why
+            reason = "it has gone"
+        self.session.progress.warn(f"round {number}: nothing of {name} counts: {reason}")
+        return reason
 
-    async def _ask(self, current: OpenRound, plans: dict[bytes, list[int]]) -> str:
-        """Send the plans and wait for answers; returns for how long.
+    async def _collect_updates(self, current: OpenRound, plans: dict[bytes, list[int]]) -> str:
+        """Send the plans and wait for answers; return how long it waited, as a text.
 
-        Who lets the others wait is left out (`Late`).
+        Clients that delay the others are left out (`Stragglers`).
         """
         end, names = self.session.end, self.roster.names
         blobs = [
@@ -314,55 +331,58 @@ class Rounds:
         ]
         carried = [await carry(end, plan, blob) for plan, blob in zip(plans, blobs, strict=True)]
 
-        async def send(missing: Set[int], again: bool) -> None:
-            missing = (
-                {client for client in missing if not self._fetching[names[client]]}
-                if again
-                else missing
-            )
+        async def send(missing: Set[int], is_repeated: bool) -> None:
+            if is_repeated:
+                missing = {client for client in missing if not self._fetching[names[client]]}
             for message, clients in zip(carried, plans.values(), strict=True):
-                if asked := [client for client in clients if client in missing]:
-                    current.again.update(asked if again else ())
-                    everybody = len(asked) == len(names)
-                    await end.broadcast(
-                        plan_message(asked, everybody, message), [names[client] for client in asked]
-                    )
+                receivers = [client for client in clients if client in missing]
+                if not receivers:
+                    continue
+                if is_repeated:
+                    current.repeats.update(receivers)
+                await end.broadcast(
+                    plan_message(receivers, len(receivers) == len(names), message),
+                    [names[client] for client in receivers],
+                )
 
-        wait = Wait(self.late, self.roster.work(current.clients), self._least)
-        late = await wait.answers(lambda: current.missing, self.roster.present, send)
+        wait = Wait(self.stragglers, self.roster.work(current.clients), self._minimum)
+        late = await wait.collect_answers(lambda: current.missing, self.roster.present, send)
         for client in sorted(late):
-            why = f"nothing of {names[client]} that counts has come {wait.within}"
-            wait.leave_out(client, f"round {current.number}: {why}")
+            reason = f"nothing of {names[client]} that counts has come {wait.within}"
+            wait.leave_out(client, f"round {current.number}: {reason}")
         for blob, message in zip(blobs, carried, strict=True):
             if is_stored(message):
                 await end.drop(None, blob)
         return wait.within
 
-    async def _enough(self) -> frozenset[int]:
-        """Wait until enough clients are there for a round; who they are."""
+    async def _wait_for_clients(self) -> frozenset[int]:
+        """Wait until enough clients for a round can be reached; return them."""
         settings = self.session.settings
-        told = called = 0.0
+        minimum = self._minimum
+        warned_at = called_at = 0.0
         while True:
-            barred = (
-                frozenset()
-                if self.secure is None
-                else frozenset(self.secure.coordinator.summing.barred)
-            )
-            here, least = self.roster.present() - barred, self._least
+            barred: Set[int] = frozenset()
+            if self.secure is not None:
+                barred = frozenset(self.secure.coordinator.summing.barred)
+            present = self.roster.present() - barred
             grace = self.grace - self.session.clock()
-            wanted = min(
-                self.roster.wanted(settings.start_with), len(self.roster.names) - len(barred)
-            )
-            if len(here) >= (least if grace <= 0 else max(wanted, least)):
-                self.grace = 0.0
-                return here
-            now = time.monotonic()
-            if now > called + RESEND_SECONDS:
-                await self.session.call()
-                called = now
-            if grace <= 0 and now > told + 30:
-                self.session.progress.warn(
-                    f"{len(here)} clients are alive, a round needs {least}: waiting"
+            required = minimum
+            if grace > 0:
+                all_clients = min(
+                    self.roster.required_clients(settings.start_with),
+                    len(self.roster.names) - len(barred),
                 )
-                told = now
+                required = max(all_clients, minimum)
+            if len(present) >= required:
+                self.grace = 0.0
+                return present
+            now = time.monotonic()
+            if now > called_at + RESEND_SECONDS:
+                await self.session.call()
+                called_at = now
+            if grace <= 0 and now > warned_at + 30:
+                self.session.progress.warn(
+                    f"{len(present)} clients are alive, a round needs {minimum}: waiting"
+                )
+                warned_at = now
             await self.session.pause(0.25)

@@ -1,4 +1,4 @@
-"""Holds what the parts of a coordinator's conversation share."""
+"""Shared state of a coordinator's conversation: settings, refusals, calls, stragglers."""
 
 import asyncio
 import time
@@ -16,327 +16,333 @@ from fedseed.text import shown
 from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.layout import DigestKind
 
-STRANGER_SECONDS = 30.0  # at most so many pass between calls because of somebody who is not known
+STRANGER_SECONDS = 30.0  # most seconds between calls because of an unknown host
 RESEND_SECONDS = 2.0  # a plan or a question is repeated to those that have not answered
-TIMES = 3.0  # times what the others need may somebody take without holding them up,
-GRACE_SECONDS = 1.0  # and so many seconds
-REPEATED = 9.0  # times what the others need may somebody hold them up in all
-Who = TypeVar("Who", bound=Hashable)
+# a party is slow if it takes more than this many times as long as the others, and GRACE_SECONDS
+SLOW_FACTOR = 3.0
+GRACE_SECONDS = 1.0
+# the delays of one party may add up to this many times the time that the others need
+DELAY_FACTOR = 9.0
+Party = TypeVar("Party", bound=Hashable)
 
-MOST_TOLD = 50  # refusals that are shown; all are counted
-MOST_REASONS = 50  # reasons that are kept for each sender
-# reasons of all senders: so many fit into an answer about the status, whatever characters they have
-MOST_KEPT = 300
-MOST_SENDERS = 1_000  # senders that are kept
+MOST_SHOWN = 50  # refusals that are shown; all are counted
+MOST_REASONS = 50  # reasons that are remembered for each sender
+# reasons of all senders; this many fit into a status answer, whatever characters they have
+MOST_REMEMBERED = 300
+MOST_SENDERS = 1_000  # senders that are remembered
 MOST_NAME = 100  # characters of a sender's name
 OTHERS = "others"
 
 
 @dataclass
 class Rejected:
-    """Counts refusals by sender and reason, in bounded memory, and shows the first ones.
+    """Counts refusals by sender and reason in bounded memory, and shows the first ones.
 
-    Senders and reasons are somebody else's text: each is kept as one short line that a terminal can
-    show.
+    Senders and reasons are foreign text: each is stored as one short line that a terminal can show.
     """
 
     progress: Progress  # shows refusals
-    run: str  # the run's name, for saying where further refusals can be seen
+    run: str  # the run's name, to say where further refusals can be seen
     # how often, the oldest first
-    _kept: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)
-    # how often for reasons that are not kept, by sender
+    _counts: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)
+    # how often for reasons that are not remembered, by sender
     _others: Counter[str] = field(default_factory=Counter)
-    # how many are kept, by every sender there was
+    # how many reasons are remembered, by sender
     _reasons: Counter[str] = field(default_factory=Counter)
-    _told: int = 0
+    _shown_count: int = 0
     _since: int = 0
 
     def add(self, sender: str, reason: str) -> None:
-        """Counts one more refusal."""
+        """Count one more refusal."""
         self._since += 1
         sender, reason = shown(sender, MOST_NAME), shown(reason)
         if sender not in self._reasons and len(self._reasons) >= MOST_SENDERS:
             sender = OTHERS
-        new = (sender, reason) not in self._kept
-        if new and self._reasons[sender] >= MOST_REASONS:
+        is_new = (sender, reason) not in self._counts
+        if is_new and self._reasons[sender] >= MOST_REASONS:
             self._others[sender] += 1
         else:
-            self._kept[sender, reason] = self._kept.pop((sender, reason), 0) + 1  # at the end
-            self._reasons[sender] += new
-            # the reason that has not come up for longest is forgotten, not its count
-            if len(self._kept) > MOST_KEPT:
-                (oldest, _), count = self._kept.popitem(last=False)
+            # the newest reason goes to the end
+            self._counts[sender, reason] = self._counts.pop((sender, reason), 0) + 1
+            self._reasons[sender] += is_new
+            # forget the oldest reason, but not its count
+            if len(self._counts) > MOST_REMEMBERED:
+                (oldest, _), count = self._counts.popitem(last=False)
                 self._others[oldest] += count
                 self._reasons[oldest] -= 1
-        if new and self._told < MOST_TOLD:
-            self._told += 1
+        if is_new and self._shown_count < MOST_SHOWN:
+            self._shown_count += 1
             self.progress.warn(f"a message of {sender} is refused: {reason}")
-            if self._told == MOST_TOLD:
+            if self._shown_count == MOST_SHOWN:
                 self.progress.warn(f"further refusals: fedseed status {self.run}")
 
     def since(self) -> int:
-        """Returns how many refusals there were since the last call."""
+        """Return the number of refusals since the last call."""
         count, self._since = self._since, 0
         return count
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Returns how many refusals there were, by sender and reason."""
-        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for (sender, reason), count in self._kept.items():
-            found[sender][reason] = count
+        """Return the numbers of refusals, by sender and reason."""
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for (sender, reason), count in self._counts.items():
+            counts[sender][reason] = count
         for sender, count in self._others.items():
-            found[sender][OTHERS] += count
-        return found
+            counts[sender][OTHERS] += count
+        return counts
 
 
 @dataclass(frozen=True)
 class CoordinatorSettings:
-    """How a coordinator deals with its clients."""
+    """A coordinator's settings for dealing with its clients."""
 
-    deadline: float = 600.0  # seconds after which a round does without those that have not answered
+    deadline: float = 600.0  # seconds after which a round goes on without missing answers
     minimum: int = 1  # answers that a round needs; with fewer it is begun again
-    start_with: int | None = None  # clients that must be there before the first round; None: all
-    dead_after: float = 6.0  # seconds of silence after which a client is taken for dead
-    # digest that the clients' base must have; None: that of most clients
+    start_with: int | None = None  # clients that the first round waits for; None: all
+    dead_after: float = 6.0  # seconds of silence after which a client counts as dead
+    # digest of the clients' base; None: that of most clients
     base_digest: str | None = None
-    copies: int = 1  # how many copies of the run's log are kept, where there are several servers
+    copies: int = 1  # copies of the run's log, where there are several servers
     digest: DigestKind = "blake2b"  # how base and weights are hashed
-    names: tuple[str, ...] = ()  # the clients, where they are known before anybody comes
-    enrols: bool = False  # whether whoever comes before the start takes part
-    # whether every client evaluates on what it holds out, not one for all
+    names: tuple[str, ...] = ()  # the clients, where they are known beforehand
+    enrols: bool = False  # whether every client that comes before the start takes part
+    # whether every client evaluates on its held-out data, not one for all
     each_evaluates: bool = False
-    # metrics that an evaluation must have, because the run looks at them
+    # metrics that an evaluation must have, because the run depends on them
     measures: tuple[str, ...] = ()
-    # raises RecipeError if the run can't be with so many clients
+    # raises RecipeError if the run can't have this many clients
     check: Callable[[int], None] = lambda clients: None
-    # digest that the trained tensors must begin with; None: what most clients have
+    # digest of the trained tensors before the first step; None: that of most clients
     weights_digest: str | None = None
-    # how sums of answers are made in secret; None: every answer is read
+    # settings of secure sums; None: every answer is read
     secure: SecureSums | None = None
-    # seconds in all for which one several times as slow as the others may hold them up
+    # total seconds for which a slow client may delay the others
     patience: float = 20.0
-    # folder for why clients are barred from secure sums; None: nothing is kept
+    # folder for the proofs against clients barred from secure sums; None: not stored
     proofs: Path | None = None
 
 
 @dataclass
 class Session:
-    """A coordinator's end, and what all who talk through it need to know."""
+    """A coordinator's end of the transport, and the state that its parts share."""
 
     end: CoordinatorEnd  # the transport
     settings: CoordinatorSettings  # deadlines and the like
     progress: Progress  # shows the run going on
     rejected: Rejected  # counts messages that are not accepted
-    # the log's incarnation; the log begins anew when a run is put on the server again
+    # the log's incarnation; a run that is put on the server again gets a new one
     incarnation: str = ""
-    stranger: bool = False  # whether somebody has written whom this coordinator does not know
-    clock: Callable[[], float] = time.monotonic  # returns seconds since some moment
-    failure: Exception | None = None  # the error that ends the run, whatever it waits for
-    # whether clients are in this process: each answers once, whatever becomes of its answer
+    stranger: bool = False  # whether an unknown host has written
+    clock: Callable[[], float] = time.monotonic  # seconds since some moment
+    failure: Exception | None = None  # the error that ends the run
+    # whether clients are in this process: each answers once, even if its answer is refused
     at_hand: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
-    _between: float = 1.0  # seconds between calls because of a stranger
+    _call_interval: float = 1.0  # seconds between calls because of a stranger
 
     def fail(self, error: Exception) -> None:
-        """Ends the run with an error; `pause` raises it."""
+        """End the run with an error; `pause` raises it."""
         self.failure = error
         self.stir()
 
     def stir(self) -> None:
-        """Wakes those who wait in `pause`: something has happened."""
+        """Wake those who wait in `pause`, because something has happened."""
         self._changed.set()
 
     async def call(self, soon: Collection[str] = ()) -> None:
-        """Asks everybody to say hello.
+        """Ask every host to say hello.
 
-        `soon`: clients that must not wait for another message to hear of it.
+        Args:
+            soon: clients that must hear of it without waiting for another message.
         """
         await self.end.broadcast(b"C" + self.incarnation.encode(), soon)
 
     async def pause(self, seconds: float) -> None:
-        """Waits for something to happen, at most so long. Raises the error that ends the run."""
+        """Wait at most `seconds` for something to happen. Raises the error that ends the run."""
         if self.failure is not None:
             raise self.failure
-        now = self.clock()
-        if self.stranger and now > self._called + self._between and self.incarnation:
-            # a stranger who keeps writing does not say hello
-            again = now < self._called + 2 * STRANGER_SECONDS
-            self._between = min(2 * self._between, STRANGER_SECONDS) if again else 1.0
-            self.stranger, self._called = False, now
+        current_time = self.clock()
+        if self.stranger and current_time > self._called + self._call_interval and self.incarnation:
+            # a stranger may keep writing without ever saying hello
+            is_repeated = current_time < self._called + 2 * STRANGER_SECONDS
+            self._call_interval = (
+                min(2 * self._call_interval, STRANGER_SECONDS) if is_repeated else 1.0
+            )
+            self.stranger, self._called = False, current_time
             await self.call()
         self._changed.clear()
         with suppress(TimeoutError):
-            # `wait_for` would make a task, and this runs at every step
+            # `wait_for` would make a task each time, and this runs at every step
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
 
-def between_looks(count: int) -> float:
-    """Returns seconds between two looks at all of so many that are waited for: each costs a
-    microsecond or two.
-    """
+def poll_interval(count: int) -> float:
+    """Return the seconds between two checks of `count` parties: each costs a microsecond or two."""
     return max(0.25, 1e-5 * count)
 
 
 @dataclass
-class Late(Generic[Who]):
-    """Keeps who is there and lets the others wait: each is left out for a while and then asked
-    again.
+class Stragglers(Generic[Party]):
+    """Leaves out for a while those parties that delay the others, and then asks them again.
 
-    What somebody takes beyond `TIMES` of what the slowest of the others needed is held against it,
-    and what it does in time speaks for it. When that comes to the settings' `patience`, and to
-    several times what the others needed, it is not waited for.
+    Time that a party takes beyond `SLOW_FACTOR` times what the slowest of the others needed is its
+    delay, and answers in time make up for it. When the delay comes to the settings' `patience`, and
+    to several times what the others needed, the party is not waited for.
     """
 
     session: Session
-    # until when, and for how many seconds
-    _out: dict[Who, tuple[float, float]] = field(default_factory=dict)
+    # end of the exclusion, and its length in seconds
+    _exclusions: dict[Party, tuple[float, float]] = field(default_factory=dict)
     # seconds for which the others have waited
-    _owed: dict[Who, float] = field(default_factory=dict)
+    _delays: dict[Party, float] = field(default_factory=dict)
 
-    def leave_out(self, who: Who, seconds: float, why: str) -> None:
-        """Leaves somebody out for twice the seconds it was waited for, or what it owes.
+    def leave_out(self, party: Party, seconds: float, reason: str) -> None:
+        """Leave a party out for twice the seconds it was waited for, or for its delay.
 
-        Doubled each time in a row.
-
-        So all waiting for one client is at most the rest of a run's time, where that is a deadline
-        or more: it is waited for when the rest has come to 0, 2, 6, 14, ... deadlines.
+        The time doubles with each exclusion in a row. So a party that never answers costs at most
+        half of a run's time, where that is a deadline or more: it is waited for when the rest has
+        come to 0, 2, 6, 14, ... deadlines.
         """
-        seconds = max(2 * seconds, self._owed.get(who, 0.0), 2 * self._out.get(who, (0.0, 0.0))[1])
-        self._out[who] = self.session.clock() + seconds, seconds
-        self.session.progress.warn(f"{why}: it is not asked for {round(seconds, 1):g} s")
+        _, last_seconds = self._exclusions.get(party, (0.0, 0.0))
+        seconds = max(2 * seconds, self._delays.get(party, 0.0), 2 * last_seconds)
+        self._exclusions[party] = self.session.clock() + seconds, seconds
+        self.session.progress.warn(f"{reason}: it is not asked for {round(seconds, 1):g} s")
 
-    def back(self, who: Who) -> None:
-        """Leaves somebody out no more: it has answered in time."""
-        self._out.pop(who, None)
+    def readmit(self, party: Party) -> None:
+        """End a party's exclusion: it has answered in time."""
+        self._exclusions.pop(party, None)
 
-    def owe(self, who: Who, seconds: float) -> None:
-        """Somebody has held the others up for so many seconds, or (less than 0) has not."""
-        self._owed[who] = max(0.0, self._owed.get(who, 0.0) + seconds)
+    def add_delay(self, party: Party, seconds: float) -> None:
+        """Add seconds to a party's delay, or subtract them (less than 0)."""
+        self._delays[party] = max(0.0, self._delays.get(party, 0.0) + seconds)
 
-    def patience(self, who: Who, needed: float) -> float:
-        """Returns for how long somebody may hold up others that needed so many seconds."""
-        return max(
-            0.0, max(self.session.settings.patience, REPEATED * needed) - self._owed.get(who, 0.0)
-        )
+    def remaining_patience(self, party: Party, needed: float) -> float:
+        """Return the seconds for which a party may still delay others that needed `needed`."""
+        patience = max(self.session.settings.patience, DELAY_FACTOR * needed)
+        return max(0.0, patience - self._delays.get(party, 0.0))
 
-    def is_out(self, who: Who) -> bool:
-        """Tells whether somebody is left out now."""
-        return self.session.clock() < self._out.get(who, (-inf, 0.0))[0]
+    def is_left_out(self, party: Party) -> bool:
+        """Return whether a party is left out now."""
+        end_time, _ = self._exclusions.get(party, (-inf, 0.0))
+        return self.session.clock() < end_time
 
-    def named(self) -> list[Who]:
-        """Returns who is left out, or has used up a third of the patience with it."""
-        most = self.session.settings.patience / 3
+    def list_slow(self) -> list[Party]:
+        """Return the parties that are left out, or have used up a third of the patience."""
+        limit = self.session.settings.patience / 3
         return [
-            who
-            for who in {**self._out, **self._owed}
-            if self.is_out(who) or self._owed.get(who, 0.0) > most
+            party
+            for party in {**self._exclusions, **self._delays}
+            if self.is_left_out(party) or self._delays.get(party, 0.0) > limit
         ]
 
-    def without(self, here: frozenset[Who], least: int) -> frozenset[Who]:
-        """Returns those here who may be asked: all but those left out, unless too few would
-        remain.
-        """
-        rest = frozenset(who for who in here if not self.is_out(who))
-        return rest if len(rest) >= least else here
+    def filter_out(self, parties: frozenset[Party], minimum: int) -> frozenset[Party]:
+        """Return the parties that are not left out; all if fewer than `minimum` would remain."""
+        rest = frozenset(party for party in parties if not self.is_left_out(party))
+        return rest if len(rest) >= minimum else parties
 
 
 @dataclass
-class Wait(Generic[Who]):
-    """Waits for several at once, and sees who of them holds the others up."""
+class Wait(Generic[Party]):
+    """Waits for several parties at once, and finds those that delay the others."""
 
-    late: Late[Who]  # what is known of each
-    # who is waited for, and for how much work: two of one process wait for each other
-    asked: Mapping[Who, int]
-    least: int  # answers without which nothing can go on
-    longer: float = 1.0  # how many times as much patience as usual
-    _answered: Set[Who] = frozenset()
-    _in_time: set[Who] = field(default_factory=set)
-    _needed: float = 0.0  # seconds that the slowest of those in time took for a single one's work
+    stragglers: Stragglers[Party]
+    # units of work by party: clients of one process wait for each other
+    workloads: Mapping[Party, int]
+    minimum: int  # answers that are needed to go on
+    patience_factor: float = 1.0
+    _answered: Set[Party] = frozenset()
+    _in_time: set[Party] = field(default_factory=set)
+    _needed: float = 0.0  # seconds for a unit of work, of the slowest party in time
 
     def __post_init__(self) -> None:
-        self.least = max(self.least, (len(self.asked) + 1) // 2)
-        self._began = self.late.session.clock()
+        self.minimum = max(self.minimum, (len(self.workloads) + 1) // 2)
+        self._began = self.stragglers.session.clock()
 
-    def _fair(self, who: Who) -> float:
-        """Seconds that somebody may take without holding anybody up."""
-        return max(GRACE_SECONDS, TIMES * self._needed * self.asked.get(who, 1)) * self.longer
+    def _fair_seconds(self, party: Party) -> float:
+        """Return the seconds that a party may take without delaying the others."""
+        usual = SLOW_FACTOR * self._needed * self.workloads.get(party, 1)
+        return max(GRACE_SECONDS, usual) * self.patience_factor
 
-    def holding(self, answered: Set[Who]) -> Set[Who]:
-        """Notes who has answered by now; returns who is not waited for any longer."""
-        took, enough = self.seconds, len(self._answered) >= self.least
-        for who in (answered & self.asked.keys()) - self._answered:
-            if enough and took > self._fair(who):
-                self._hold_up(who)
+    def find_stragglers(self, answered: Set[Party]) -> Set[Party]:
+        """Record who has answered by now; return the parties that are no longer waited for."""
+        elapsed = self.seconds
+        is_enough = len(self._answered) >= self.minimum
+        for party in (answered & self.workloads.keys()) - self._answered:
+            if is_enough and elapsed > self._fair_seconds(party):
+                self._charge_delay(party)
             else:
-                self._in_time.add(who)
-                self.late.owe(who, -max(took, GRACE_SECONDS))
-                self._needed = max(self._needed, took / self.asked[who])
+                self._in_time.add(party)
+                self.stragglers.add_delay(party, -max(elapsed, GRACE_SECONDS))
+                self._needed = max(self._needed, elapsed / self.workloads[party])
         self._answered = frozenset(answered)
-        if not enough:
+        if not is_enough:
             return set()
-        waited = self.asked.keys() - answered
-        most = {
-            who: self._fair(who) + self.late.patience(who, self._needed) * self.longer
-            for who in waited
-        }
-        return {who for who in waited if took > most[who]}
+        stragglers = set()
+        for party in self.workloads.keys() - answered:
+            patience = self.stragglers.remaining_patience(party, self._needed)
+            if elapsed > self._fair_seconds(party) + patience * self.patience_factor:
+                stragglers.add(party)
+        return stragglers
 
-    async def answers(
+    async def collect_answers(
         self,
-        missing: Callable[[], Set[Who]],
-        here: Callable[[], Set[Who]],
-        ask: Callable[[Set[Who], bool], Awaitable[None]],
-    ) -> Set[Who]:
-        """Asks, and asks again, until all have answered, or nobody is there to wait for, or time is
-        over.
+        missing: Callable[[], Set[Party]],
+        reachable: Callable[[], Set[Party]],
+        ask: Callable[[Set[Party], bool], Awaitable[None]],
+    ) -> Set[Party]:
+        """Ask, and ask again, until all have answered, nobody can be waited for, or time is over.
 
         Args:
-            missing: returns who has not answered yet.
-            here: returns who can be reached.
-            ask: asks somebody, for the first time (False) or again.
+            missing: returns the parties that have not answered yet.
+            reachable: returns the parties that can be reached.
+            ask: asks parties, for the first time (False) or again (True).
 
         Returns:
-            Who is there and has let others, who have answered, wait until the time was over.
+            Reachable parties that have not answered, while others have.
         """
-        session, again = self.late.session, False
-        resend, until = self._began, self._began + session.settings.deadline * self.longer
+        session = self.stragglers.session
+        is_repeated = False
+        resend_at = self._began
+        end = self._began + session.settings.deadline * self.patience_factor
         while True:
             missing_now = missing()
-            # who comes last may have held up the others
-            held = self.holding(self.asked.keys() - missing_now)
+            # also after the last answer, which may have delayed the others
+            stragglers = self.find_stragglers(self.workloads.keys() - missing_now)
             if not missing_now:
                 return frozenset()
-            waited, now = missing_now & here(), session.clock()
-            if now >= until or waited <= held:
-                return waited if self._answered else frozenset()
-            if now >= resend:
-                await ask(missing_now, again)
-                again, resend = True, now + session.end.resend_seconds
-            await session.pause(between_looks(len(self.asked)))
+            awaited = missing_now & reachable()
+            current_time = session.clock()
+            if current_time >= end or awaited <= stragglers:
+                return awaited if self._answered else frozenset()
+            if current_time >= resend_at:
+                await ask(missing_now, is_repeated)
+                is_repeated = True
+                resend_at = current_time + session.end.resend_seconds
+            await session.pause(poll_interval(len(self.workloads)))
 
-    def _hold_up(self, who: Who) -> None:
-        """Somebody has held the others up until now: for half as long, each of them may itself, as
-        machines stall.
+    def _charge_delay(self, party: Party) -> None:
+        """Add the time beyond the fair one to a party's delay.
+
+        The parties in time are credited half of it, because any machine may stall once.
         """
-        seconds = max(0.0, self.seconds - self._fair(who))
-        self.late.owe(who, seconds)
-        for other in self._in_time:
-            self.late.owe(other, -seconds / 2)
+        seconds = max(0.0, self.seconds - self._fair_seconds(party))
+        self.stragglers.add_delay(party, seconds)
+        for punctual in self._in_time:
+            self.stragglers.add_delay(punctual, -seconds / 2)
 
-    def leave_out(self, who: Who, why: str) -> None:
-        """Leaves somebody out who has not answered yet."""
-        self._hold_up(who)
-        self.late.leave_out(who, self.seconds, why)
+    def leave_out(self, party: Party, reason: str) -> None:
+        """Leave out a party that has not answered yet."""
+        self._charge_delay(party)
+        self.stragglers.leave_out(party, self.seconds, reason)
 
     @property
     def seconds(self) -> float:
         """Seconds since this wait began."""
-        return self.late.session.clock() - self._began
+        return self.stragglers.session.clock() - self._began
 
     @property
     def within(self) -> str:
-        """Says how long was waited."""
-        longest = self.late.session.settings.deadline * self.longer
+        """The time that was waited, as a text."""
+        longest = self.stragglers.session.settings.deadline * self.patience_factor
         return f"within {round(min(self.seconds, longest), 1):g} s"

@@ -1,7 +1,7 @@
-"""A coordinator's side of the run's log: what stands in it, and how steps get there.
+"""A coordinator's side of the run's log: its contents, and how steps are added.
 
-A step counts when the log has it, once, because only a coordinator that knows the log's last entry
-can write. docs/internals.md has the argument.
+A step counts once the log has it, and only once, because only a coordinator that knows the log's
+last entry can write. docs/internals.md has the argument.
 """
 
 import secrets
@@ -22,18 +22,18 @@ from fedseed.transport.base import CoordinatorEnd, LogWriter
 
 @dataclass(frozen=True)
 class Logged:
-    """What the log of a run on a server holds."""
+    """The contents of the log of a run on a server."""
 
     run: str  # its name there
     last: int = 0  # step
     # of all steps; where a step replaces those before, of the newest that is not empty
     payloads: Sequence[bytes] = ()
-    changed: int = 0  # the number of that one
-    # of the weights after a step, where clients have said it
+    changed: int = 0  # the number of that newest step
+    # digests of the weights after a step, as far as clients have reported them
     digests: Mapping[int, str] = field(default_factory=dict)
-    # the last step, if a file has not got it, waits for its digest (`StepStore.confirm`)
+    # whether the last step, if the file lacks it, waits for its digest (`StepStore.confirm`)
     waits: bool = False
-    lasting: bool = True  # it outlives the coordinator, so that the files may follow it
+    lasting: bool = True  # whether it outlives the coordinator, so that files may follow it
 
 
 @dataclass
@@ -46,11 +46,11 @@ class StepLog:
     steps: list[tuple[bytes, bytes]] = field(default_factory=list)
     marks: dict[int, str] = field(default_factory=dict)  # digests by round
     ended: bool = False
-    _writer: LogWriter = field(init=False)  # once the log was made or read
-    _sessions: int = 0  # that are known to have begun, this one included
-    _looked: int = 0  # up to which entry `is_taken_over` has looked
+    _writer: LogWriter = field(init=False)  # set when the log was made or read
+    _sessions: int = 0  # known sessions, this one included
+    _looked: int = 0  # the last entry that `is_taken_over` has seen
     _link: bytes = b""
-    # of the newest steps, where they replace each other
+    # blobs of the newest steps, where steps replace each other
     _blobs: list[str] = field(default_factory=list)
 
     async def create(
@@ -66,47 +66,43 @@ class StepLog:
         Args:
             header: the orbit's.
             names: the clients', in the order of their numbers.
-            rounds: how many the run has.
+            rounds: the run's number of rounds.
             copies: how many servers keep the log.
-            fingerprint: what the clients make of texts; None: nobody has said it.
+            fingerprint: the tokens that the clients make of texts; None: not known.
         """
         incarnation = secrets.token_hex(8)
         self._writer = await self.end.writer(None, copies)
-        said = {} if fingerprint is None else {"fingerprint": fingerprint.to_json()}
-        about = Beginning.model_validate(
-            {"epoch": incarnation, "names": list(names), "rounds": rounds, **said}
+        optional = {} if fingerprint is None else {"fingerprint": fingerprint.to_json()}
+        beginning = Beginning.model_validate(
+            {"epoch": incarnation, "names": list(names), "rounds": rounds, **optional}
         )
         start = begin(header)
-        await self._writer.append(header_entry(about, start).encode())
+        await self._writer.append(header_entry(beginning, start).encode())
         self._link = start[-LINK_BYTES:]
         return incarnation
 
-    async def read(self, last: int, run: str) -> LogContents:
-        """Read the log up to entry `last`; returns what it says.
+    async def load(self, last: int, run: str) -> LogContents:
+        """Read the log up to entry `last`; return its contents.
 
-        Raises NetworkError: it is empty, or MessageError.
+        Raises NetworkError or MessageError: it is empty, or not valid.
         """
         entries = await self.end.entries(last)
         self._writer = await self.end.writer(last)
         if not entries:
             raise NetworkError(f"the log of run {run} is empty: start again with --fresh")
-        whole = LogContents.read(entries)
-        self.steps, self.marks, self._sessions, self.ended = (
-            whole.steps,
-            whole.marks,
-            whole.sessions,
-            whole.ended,
-        )
-        self._link = whole.link
-        return whole
+        contents = LogContents.from_entries(entries)
+        self.steps, self.marks = contents.steps, contents.marks
+        self._sessions, self.ended = contents.sessions, contents.ended
+        self._link = contents.link
+        return contents
 
     async def begin_session(self) -> None:
-        """From here on nobody else may write."""
+        """Begin a session: from here on no earlier coordinator may write."""
         await self._writer.append(Entry("S", secrets.token_bytes(8)).encode())
         self._sessions += 1
 
     async def is_taken_over(self, last: int) -> bool:
-        """Returns whether another coordinator has begun a session by entry `last`.
+        """Return whether another coordinator has begun a session by entry `last`.
 
         Each entry is looked at once.
         """
@@ -116,37 +112,39 @@ class StepLog:
         return sum(data[:1] == b"S" for data in await self.end.entries(last)) > self._sessions
 
     async def take_up(self, run: str, waits: bool) -> Logged:
-        """Returns what earlier sessions have logged; new steps follow these.
+        """Return the contents of earlier sessions; new steps follow these.
 
         Args:
             run: the run's name.
-            waits: whether the last step, if the files have not got it, waits for its digest.
+            waits: whether the last step, if the files lack it, waits for its digest.
         """
         steps, self.steps = self.steps, []
-        wanted, changed = [carried for _, carried in steps], 0
+        carried_steps, changed = [carried for _, carried in steps], 0
         if steps:
             self._link = steps[-1][0]
         if self.replacing:
             sizes = (
                 Stored.decode(carried).size if is_stored(carried) else len(carried)
-                for carried in wanted
+                for carried in carried_steps
             )
             changed = max(
                 (number for number, size in enumerate(sizes, start=1) if size > FRAME_BYTES),
                 default=0,
             )
-            wanted = [wanted[changed - 1]] if changed else []
+            carried_steps = [carried_steps[changed - 1]] if changed else []
             self._blobs = [f"step-{changed}"] if changed else []
-        payloads = [(await fetch(self.end, carried, None))[FRAME_BYTES:] for carried in wanted]
+        payloads = [
+            (await fetch(self.end, carried, None))[FRAME_BYTES:] for carried in carried_steps
+        ]
         return Logged(run, len(steps), payloads, changed, self.marks, waits, self.end.lasting)
 
     async def publish(self, number: int, step: bytes) -> None:
-        """Append a step: from here on it counts."""
+        """Append a step, which counts from here on."""
         name = f"step-{number}"
         carried = await carry(self.end, step, name)
-        entry, after = step_entry(self._link, step, carried)
+        entry, new_link = step_entry(self._link, step, carried)
         await self._writer.append(entry.encode())
-        self._link = after
+        self._link = new_link
         if self.replacing and carried != step:
             self._blobs.append(name)
             while len(self._blobs) > 2:
@@ -154,13 +152,13 @@ class StepLog:
                 self._blobs.pop(0)
 
     async def mark(self, number: int, digest: str) -> None:
-        """Append which weights the clients have after a round, unless it is known."""
+        """Append the digest of the clients' weights after a round, unless it is known."""
         if number not in self.marks:
             await self._writer.append(mark_entry(number, digest).encode())
             self.marks[number] = digest
 
     async def finish(self) -> None:
-        """Writes that the run is over."""
+        """Append the end of the run."""
         if not self.ended:
             await self._writer.append(Entry("E", b"").encode())
             self.ended = True
@@ -168,5 +166,5 @@ class StepLog:
 
     @property
     def last(self) -> int:
-        """Returns the number of the last entry."""
+        """The number of the last entry."""
         return self._writer.last

@@ -1,4 +1,4 @@
-"""The side that holds a model: applies steps and trains for the clients it hosts."""
+"""Holds a model: applies steps, and trains for the clients that it hosts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
@@ -36,33 +36,27 @@ class Answer:
 
     message: bytes | None  # the update's bytes, or None if the client sends nothing
     reason: str | None  # why it sends nothing
-    # of the work; of a private method nothing, for it depends on the client's data
+    # of the work; empty for a private method, because it depends on the client's data
     cost: ClientCost
 
     @property
     def spent(self) -> Cost:
-        """Returns what the work cost, as it is reported.
-
-        Without the losses where nothing is sent.
-        """
+        """The cost of the work as it is reported; without losses where nothing is sent."""
         cost, losses = self.cost, [] if self.message is None else self.cost.losses
         passes = (cost.forward_passes, cost.backward_passes, cost.skipped_steps)
-        moved = (cost.moved_weights, cost.movable_weights)
-        return Cost(dict(cost.seconds), *passes, sum(losses), len(losses), *moved)
+        weight_counts = (cost.moved_weights, cost.movable_weights)
+        return Cost(dict(cost.seconds), *passes, sum(losses), len(losses), *weight_counts)
 
 
 @dataclass(eq=False)
 class Worker:
-    """A model with the clients it trains for.
-
-    All of them are at the same weights, so one copy serves.
-    """
+    """A model with the clients it trains for, which share one copy of the weights."""
 
     model: InitVar[torch.nn.Module]  # the base
     method: Method
     objective: Objective  # makes losses of items
     seed: int  # the run's
-    joint: bool = True  # clients that evaluate along common directions share forward passes
+    joint: bool = True  # whether clients with common directions share forward passes
     digest: InitVar[DigestKind] = "blake2b"  # how weights are hashed
     kind: InitVar[type[ParameterSpace]] = ParameterSpace
 
@@ -73,57 +67,57 @@ class Worker:
         self.space = kind(model, method.blocks, digest)
         method.check(self.space.layout)
         check_dtypes(method, map(dtype_name, (*model.parameters(), *model.buffers())))
-        if not getattr(objective, "differentiable", True) and (
-            problem := without_gradients(method)
-        ):
-            raise ValueError(problem)
+        if not getattr(objective, "differentiable", True):
+            problem = without_gradients(method)
+            if problem:
+                raise ValueError(problem)
         self.protection = protection_of(method)
-        # nothing is told that depends on data, but what the method sends
+        # whether nothing that depends on data is shown except what the method sends
         self.private = self.protection is not None
         self.state = method.start(self.space.layout, self.seed)
         self.memory = Memory()  # of clients, from round to round
-        # a hash of the steps that were applied, where clients keep accounts: with the base it says
-        # at which weights they are asked
+        # a hash of the applied steps, where clients keep accounts: with the base it identifies the
+        # weights of a question
         self.history = hash_of()
         if method.from_base:
             self.space.keep_base()
 
     def train(self, plan_message: bytes, client: int, items: Sequence[Any]) -> Answer:
-        """Let a client do what the plan asks; the weights are as before afterwards."""
+        """Let a client train as the plan asks; afterwards the weights are as before."""
         return self.train_all([plan_message], [client], [items])[0]
 
     @property
     def shares(self) -> bool:
-        """Returns whether a round's clients share forward passes here.
-
-        Otherwise each works alone.
-        """
-        alone = self.protection is not None and self.protection.alone
-        return self.joint and self.method.shares_losses and not alone
+        """Whether a round's clients share forward passes."""
+        works_alone = self.protection is not None and self.protection.alone
+        return self.joint and self.method.shares_losses and not works_alone
 
     def train_all(
         self,
         plans: Sequence[bytes],
         clients: Sequence[int],
         items: Sequence[Sequence[Any]],
-        known: Mapping[Look, Seen] | None = None,
+        shared_losses: Mapping[Look, Seen] | None = None,
     ) -> list[Answer]:
-        """Like `train` for several clients, which compute in one go what the method allows.
+        """Train for several clients, which share computations where the method allows it.
 
         Args:
             plans: a message for each client.
             clients: their numbers.
             items: their examples.
-            known: what other processes found of the losses that the clients share (`look`).
+            shared_losses: shared losses that other processes have computed (`look`).
+
+        Returns:
+            The clients' answers, in their order.
         """
-        messages, locals_ = self._locals(plans, clients, items)
-        return list(
-            map(
-                self._answer,
-                messages,
-                SharedLosses(locals_, known).members if self.shares else locals_,
-            )
-        )
+        messages, local_clients = self._locals(plans, clients, items)
+        trainers: Sequence[LocalClient] = local_clients
+        if self.shares:
+            trainers = SharedLosses(local_clients, shared_losses).members
+        return [
+            self._answer(message, client)
+            for message, client in zip(messages, trainers, strict=True)
+        ]
 
     def look(
         self,
@@ -133,28 +127,31 @@ class Worker:
         part: int,
         parts: int,
     ) -> dict[Look, Seen]:
-        """Returns a part of the losses that clients share, for another process' `train_all`, of all
-        who take part.
+        """Compute one part of the losses that clients share, for another process' `train_all`.
 
-        Args: as of `train_all`, and which part it is, from 0, of how many: so many processes share
-        the losses.
+        Args:
+            plans: as for `train_all`; of all participants.
+            clients: as for `train_all`.
+            items: as for `train_all`.
+            part: the number of the part, from 0.
+            parts: how many processes share the losses.
         """
-        messages, locals_ = self._locals(plans, clients, items)
-        shared = SharedLosses(locals_, part=part, parts=parts)
+        messages, local_clients = self._locals(plans, clients, items)
+        shared = SharedLosses(local_clients, part=part, parts=parts)
         for message, client in zip(messages, shared.members, strict=True):
-            self._answer(message, client)  # only to see what is looked at
+            self._answer(message, client)  # for the losses that it evaluates
         return shared.found
 
     def _locals(
         self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]
     ) -> tuple[list[Message], list[LocalClient]]:
-        """Returns the plans, read, and the clients that are to follow them."""
+        """Return the decoded plans, and the clients that follow them."""
         messages = [Message.decode(plan) for plan in plans]
         return messages, [
             LocalClient(
-                self.space, self.objective, own, self.seed, message.round, client, self.memory
+                self.space, self.objective, examples, self.seed, message.round, client, self.memory
             )
-            for message, client, own in zip(messages, clients, items, strict=True)
+            for message, client, examples in zip(messages, clients, items, strict=True)
         ]
 
     def _answer(self, message: Message, client: LocalClient) -> Answer:
@@ -179,20 +176,20 @@ class Worker:
         return Answer(reply.encode(), None, cost)
 
     def corrupt(self, update: bytes, kind: AttackKind) -> bytes:
-        """Returns what a Byzantine client sends in place of its honest update (simulation)."""
+        """Return a Byzantine client's message in place of its honest update (simulation)."""
         message, state = Message.decode(update), self.state
         honest = self.method.decode_update(state, message.round, message.payload)
-        if self.method.catch_up.replaces:  # the weights before, which a client need not remember
+        # the weights before the change, which a client need not remember
+        if self.method.catch_up.replaces:
             state = self.method.advance(state, self.method.decode_step(state, self.space.dense()))
-        about = About(self.method, state, "update", message.round)
-        return replace(
-            message, payload=alone(honest, kind, self.seed, message.client, about).encode()
-        ).encode()
+        context = About(self.method, state, "update", message.round)
+        payload = alone(honest, kind, self.seed, message.client, context).encode()
+        return replace(message, payload=payload).encode()
 
     def apply(self, step_message: bytes) -> float | None:
         """Apply a step.
 
-        Returns the expected norm of what it adds to the weights, where that can be known.
+        Returns the expected norm of what it adds to the weights, where the method knows it.
 
         Raises MessageError: not a step of this method.
         """
@@ -207,7 +204,7 @@ class Worker:
             payload: as a coordinator's method has encoded it.
 
         Returns:
-            The expected norm of what the step adds to the weights, where that can be known.
+            The expected norm of what the step adds to the weights, where the method knows it.
 
         Raises:
             MessageError: not a step of this method.
@@ -215,21 +212,21 @@ class Worker:
         step = self.method.decode_step(self.state, payload)
         change = self.method.change(self.state, step)
         self.space.apply(change)
-        wait_for(self.space.parameters)  # who measures this, measures all of it
+        wait_for(self.space.parameters)  # so that measured times include the work
         self.state = self.method.advance(self.state, step)
         self._note(payload)
         norm = expected_norm(change, self.space.layout)
         return norm if norm is None or np.isfinite(norm) else None
 
     def advance(self, payload: bytes) -> None:
-        """Go on to the state after a step whose change the weights have already."""
+        """Advance the state after a step whose change the weights have already."""
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
         self._note(payload)
 
     def catch_up(self, records: Iterable[Record]) -> None:
         """Apply recorded steps from where the weights are.
 
-        Raises OrbitError: not valid, or to another last digest.
+        Raises OrbitError: not valid, or the last digest differs.
         """
         steps = list(records) if isinstance(records, Iterator) else records
         self.state = catch_up(self.method, self.state, self.space, steps)
@@ -237,6 +234,6 @@ class Worker:
             self._note(record.payload)
 
     def _note(self, payload: bytes) -> None:
-        """Take a step into the history; elsewhere steps can be whole weights."""
+        """Add a step to the history, where one is kept; elsewhere steps can be whole weights."""
         if self.protection is not None and self.protection.by_client:
             self.history = hash_of(bytes.fromhex(self.history), payload)

@@ -1,14 +1,17 @@
 """fedseed inside Flower: a ServerApp and a ClientApp, so that a recipe runs in a Flower federation.
 
-    # server_app.py                                    # client_app.py
-    from pathlib import Path                           from pathlib import Path
-    from fedseed.flower import server_app              from fedseed.flower import client_app
+    # server_app.py
+    from pathlib import Path
+    from fedseed.flower import server_app
     app = server_app(Path(__file__).parent / "recipe.toml")
-                                                       app = client_app(Path(__file__).parent /
-                                                       "recipe.toml")
+
+    # client_app.py
+    from pathlib import Path
+    from fedseed.flower import client_app
+    app = client_app(Path(__file__).parent / "recipe.toml")
 
 Plans, updates and steps travel as bytes in Flower's `ConfigRecord`s; the ServerApp has neither
-model nor data. Needs the extra `flower`. docs/flower.md has the way from there.
+model nor data. Needs the extra `flower`. docs/flower.md explains how to go on.
 """
 
 from importlib import import_module
@@ -30,7 +33,7 @@ def _flwr(module: str) -> Any:
 
 
 def server_app(recipe: Path | str) -> "ServerApp":
-    """Returns a ServerApp that coordinates a recipe's run, for `[tool.flwr.app.components]`.
+    """Return a ServerApp that coordinates a recipe's run, for `[tool.flwr.app.components]`.
 
     Args:
         recipe: file or name of the recipe. Flower's run config may add to it: `out` (folder for the
@@ -51,10 +54,10 @@ def server_app(recipe: Path | str) -> "ServerApp":
 
 
 def client_app(recipe: Path | str) -> "ClientApp":
-    """Returns a ClientApp that takes part in a recipe's run, for `[tool.flwr.app.components]`.
+    """Return a ClientApp that takes part in a recipe's run, for `[tool.flwr.app.components]`.
 
     Args:
-        recipe: as the ServerApp has it. Flower's node config says whose work a node does: `client`
+        recipe: the ServerApp's recipe. Flower's node config names the clients of a node: `client`
             (a name, or several with commas) and `data` (its own data); in a simulation its
             `partition-id` does.
 

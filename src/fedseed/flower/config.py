@@ -1,6 +1,6 @@
 """Reads Flower's configuration: the run's, which is the same for all nodes, and a node's own.
 
-Free of torch.
+This module does not import torch.
 """
 
 import json
@@ -17,13 +17,13 @@ RUN_KEYS = ("recipe", "out", "data", "set")
 
 
 def recipe_of(recipe: Path | str, run_config: Mapping[str, Any]) -> Recipe:
-    """Returns the app's recipe with what the run config adds.
+    """Return the app's recipe with the additions of the run config.
 
     Args:
-        recipe: the app's; the run config's `recipe` goes before it.
+        recipe: the app's; the run config's `recipe` replaces it.
         run_config: Flower's.
 
-    Raises RecipeError: a wrong recipe, or a key that fedseed does not know.
+    Raises RecipeError: the recipe is not valid, or has a key that fedseed does not know.
     """
     for key in run_config:
         if key not in RUN_KEYS:
@@ -36,37 +36,42 @@ def recipe_of(recipe: Path | str, run_config: Mapping[str, Any]) -> Recipe:
 
 @dataclass(frozen=True)
 class Place:
-    """Says whose work a node does."""
+    """The clients of a node, and their data."""
 
     clients: tuple[str, ...]  # names or patterns; none: those of its partition
-    own: OwnData | None  # where its own data lies; None: where the recipe says
-    # its number among the nodes that divide them, and how many there are
+    own_data: OwnData | None  # their own data; None: the recipe's
+    # the node's number among those that share the clients, and the number of these nodes
     partition: tuple[int, int]
 
-    def mine(self, names: list[str]) -> list[str]:
-        """Returns this node's clients among those whose examples are here."""
+    def select(self, names: list[str]) -> list[str]:
+        """Return this node's clients among those with examples here."""
         number, count = self.partition
         return names[number::count]
 
 
 def place_of(node_config: Mapping[str, Any]) -> Place:
-    """Returns a node's own configuration.
+    """Parse a node's own configuration.
 
-    Raises RecipeError: it does not say whose work the node does.
+    Raises RecipeError: it names no clients.
     """
     clients = tuple(
         name.strip() for name in str(node_config.get("client", "")).split(",") if name.strip()
     )
-    data, file = (
-        Path(str(text)) if (text := node_config.get(key)) else None
-        for key in ("data", "evaluation-file")
-    )
-    own = None if data is None and file is None else OwnData(data, file)
+    data = _path_in(node_config, "data")
+    file = _path_in(node_config, "evaluation-file")
+    own_data = None if data is None and file is None else OwnData(data, file)
     if clients:
-        return Place(clients, own, (0, 1))
+        return Place(clients, own_data, (0, 1))
     if "partition-id" not in node_config or "num-partitions" not in node_config:
         raise RecipeError(
             'node config: whose work does this node do? --node-config \'client="north" '
             'data="/srv/north.jsonl"\''
         )
-    return Place((), own, (int(node_config["partition-id"]), int(node_config["num-partitions"])))
+    return Place(
+        (), own_data, (int(node_config["partition-id"]), int(node_config["num-partitions"]))
+    )
+
+
+def _path_in(node_config: Mapping[str, Any], key: str) -> Path | None:
+    text = node_config.get(key)
+    return Path(str(text)) if text else None

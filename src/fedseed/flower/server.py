@@ -1,6 +1,6 @@
-"""Coordinates a recipe's run in a ServerApp, from its beginning or from where it was interrupted.
+"""Coordinates a recipe's run in a ServerApp, from its beginning or from an interruption on.
 
-Free of torch.
+This module does not import torch.
 """
 
 from pathlib import Path
@@ -21,18 +21,18 @@ OUT = "runs/flower"
 def coordinate(
     grid: Any, context: Any, recipe: Path | str, progress: Progress | None = None
 ) -> RunResult:
-    """Coordinates a recipe's run over Flower's Grid; returns what the run's folder holds.
+    """Coordinate a recipe's run over Flower's Grid; return the contents of its folder.
 
     Args:
         grid: Flower's.
         context: Flower's; its run config may add to the recipe.
         recipe: the app's.
-        progress: shows the run going on; None: on Flower's log of the ServerApp.
+        progress: shows the run going on; None: in Flower's log of the ServerApp.
 
-    Raises FedseedError: the run has failed; the same line goes to the log.
+    Raises FedseedError: the run has failed; the text is in the log, too.
     """
     console = Screen(force_terminal=False, soft_wrap=True)
-    shown = progress or Shown(console)
+    run_progress = progress or Shown(console)
     try:
         checked = recipe_of(recipe, context.run_config)
         if checked.secure_sums is not None:
@@ -45,17 +45,17 @@ def coordinate(
                 f"method {checked.method.name}: a client remembers what it has not sent yet, and "
                 "nodes of Flower keep nothing from round to round: set method.feedback = 0"
             )
-        out = Path(str(context.run_config.get("out") or OUT)).expanduser().absolute()
-        shown.note(f"files: {out}")
-        if (out / "summary.json").exists():  # no node is needed to see that
-            compare_recipes(out, checked.to_toml())
-            shown.note(f"the run in {out} is finished: nothing is changed")
-            return RunResult(read_summary(out), read_metrics(out), out)
+        folder = Path(str(context.run_config.get("out") or OUT)).expanduser().absolute()
+        run_progress.note(f"files: {folder}")
+        if (folder / "summary.json").exists():  # a finished run needs no node
+            compare_recipes(folder, checked.to_toml())
+            run_progress.note(f"the run in {folder} is finished: nothing is changed")
+            return RunResult(read_summary(folder), read_metrics(folder), folder)
         transport = FlowerTransport(grid, "flower", checked.federation.deadline)
-        result = network.coordinate(checked, "flower", transport, out, progress=shown)
+        result = network.coordinate(checked, "flower", transport, folder, progress=run_progress)
     except FedseedError as error:
         console.print(f"fedseed: {' '.join(str(error).split())}", highlight=False)
         raise
     console.print(f"weights digest: {result.summary['weights_digest']}", highlight=False)
-    console.print(f"Files: {out}", highlight=False)
+    console.print(f"Files: {folder}", highlight=False)
     return result

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedseed.aggregation import AggregationRule
 from fedseed.aggregation.base import Part, Parts, Past, Weighting, padded
+from fedseed.hinting import Hinting
 from fedseed.methods.payload import About, Nothing, Payload, State, Summand
 from fedseed.models.adapters import Adapter
 from fedseed.training.protocol import Client
@@ -150,7 +151,7 @@ class Answers(Sequence[Answer]):
         return result
 
 
-class Method(BaseModel, ABC):
+class Method(BaseModel, ABC, metaclass=Hinting):
     """Settings and the functions of one method. Subclasses stand in a file each.
 
     Args:

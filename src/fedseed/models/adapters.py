@@ -26,6 +26,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from fedseed.errors import RecipeError
+from fedseed.hinting import Hinting
 from fedseed.text import first_line
 from fedseed.weights.codes import is_quantized
 from fedseed.weights.layout import DigestKind
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 WRAPPED = re.compile(r"\.(?:base_layer\.)+")
 
 
-class _Adapter(BaseModel):
+class _Adapter(BaseModel, metaclass=Hinting):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 

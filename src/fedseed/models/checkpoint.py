@@ -2,7 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -25,7 +28,9 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 ADAPTER_CONFIG = "adapter_config.json"
-PATIENCE_SECONDS = 10.0  # for the hub's one answer: its client would try for most of a minute
+# for the hub's one answer: its client would try for most of a minute, and so would the look-up of
+# its name, which heeds no limit
+PATIENCE_SECONDS = 10.0
 MOST_LAYERS = 4096  # of a configuration: a model of more would be made until the memory is full
 
 
@@ -148,8 +153,16 @@ def _ask(place: str) -> str:
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
+    if COMMAND in os.environ:
+        print(
+            f"fedseed: {place} is no folder here: asking the hub for it, for at most "
+            f"{PATIENCE_SECONDS:g} seconds",
+            file=sys.stderr,
+            flush=True,
+        )
+    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
-        HfApi(endpoint=os.environ.get("HF_ENDPOINT")).model_info(place, timeout=PATIENCE_SECONDS)
+        _call_within(PATIENCE_SECONDS, lambda: hub.model_info(place, timeout=PATIENCE_SECONDS))
         return place
     except HFValidationError as error:
         raise _not_there(place, ", and this is no name of the hub") from error
@@ -164,6 +177,36 @@ def _ask(place: str) -> str:
         if isinstance(config, str):
             return str(Path(config).parent)
         raise _not_there(place, f", and the hub can't be reached ({first_line(error)})") from error
+
+
+def _call_within(seconds: float, act: Callable[[], object]) -> None:
+    """Call a function in a thread, and leave it alone when its time is over.
+
+    Args:
+        seconds: how long to wait for it.
+        act: the function.
+
+    Raises:
+        TimeoutError: it has not come back.
+        Exception: what the function raises.
+    """
+    outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            act()
+        except Exception as error:
+            outcome.put(error)
+        else:
+            outcome.put(None)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        error = outcome.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds:g} seconds") from None
+    if error is not None:
+        raise error
 
 
 def _not_there(place: str, why: str = "") -> RecipeError:

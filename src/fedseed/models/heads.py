@@ -20,15 +20,23 @@ from fedseed.randomness import Basis, Domain, derive
 from fedseed.text import listed
 
 SHOWN = 6  # classes that a line names
+REGRESSION = "regression"  # as transformers calls it in a configuration
+SCORE = "score"  # what the output of a new head is called that predicts a number
 SPREAD = 0.02  # of a new head's weights where the model's configuration has no initializer_range
 
 
 @dataclass(frozen=True)
 class Head:
-    """The classes that a classifier is to tell apart."""
+    """The classes that a classifier is to tell apart, or the one number that it is to predict."""
 
-    classes: tuple[str, ...]  # their names, in the order of the labels
+    # their names, in the order of the labels; a single one is that of a number
+    classes: tuple[str, ...]
     seed: int  # the run's; decides the weights of a new head
+
+    @property
+    def is_regression(self) -> bool:
+        """Return whether a number is predicted: one class is none to tell apart."""
+        return len(self.classes) == 1
 
     def is_known(self, config: Mapping[str, Any]) -> bool:
         """Returns whether a base with this config.json tells just these classes apart
@@ -44,14 +52,20 @@ class Head:
         """
         names = output_names(config)
         outputs = match_classes(self.classes, names)
+        problem_type = {}
+        if self.is_regression or config.get("problem_type") == REGRESSION:
+            problem_type = {
+                "problem_type": REGRESSION if self.is_regression else "single_label_classification"
+            }
         if outputs is None:
             of_outputs = dict(enumerate(self.classes))
         elif has_placeholders(names):
             of_outputs = dict(enumerate(names))
             of_outputs |= {output: self.classes[k] for k, output in enumerate(outputs)}
         else:
-            return {}
+            return problem_type
         return {
+            **problem_type,
             "id2label": dict(sorted(of_outputs.items())),
             "label2id": {name: output for output, name in of_outputs.items()},
         }
@@ -65,6 +79,12 @@ class Head:
         """
         names, classes = output_names(config), self.classes
         outputs = match_classes(classes, names)
+        if self.is_regression:
+            has_head = set(with_head) & set(config.get("architectures") or ())
+            if has_head and outputs is not None:
+                return "the base's head is kept: it predicts a number"
+            told = f"tells {listed(names, SHOWN)} apart" if has_head else "is missing"
+            return f"a new head is drawn, which predicts a number: the base's own {told}"
         if not set(with_head) & set(config.get("architectures") or ()):
             return f"a new head is drawn for {listed(classes, SHOWN)}: the base has none"
         if outputs is None:
@@ -156,6 +176,8 @@ def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ..
         names ("4" is "4 stars"); as numbers of all outputs (0 and 1 of NEGATIVE and POSITIVE); and
         where the outputs have no names, in their order.
     """
+    if len(classes) == 1:  # a number is predicted, whatever its output is called
+        return (0,) if len(names) == 1 else None
     found = _find(classes, names, str)
     if None in found:
         found = _find(classes, names, _plain)

@@ -1,10 +1,10 @@
-"""Tells classes apart by a model's head: of texts (BERT, RoBERTa, LLaMA), or of pictures (ViT,
-ResNet).
+"""What a model's head says: classes of texts (BERT, RoBERTa, LLaMA) or of pictures (ViT, ResNet),
+or a number for each text.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,33 +12,45 @@ import torch
 from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Scoring, TextObjective
 from fedseed.objectives.tokens import placed
-from fedseed.tasks.data import MASK, Choice, Cloze, Picture
+from fedseed.tasks.data import MASK, Choice, Cloze, Picture, Score
 
 # bytes of pixel values that are kept; beyond, a picture is processed each time it is used
 KEPT = 1 << 30
 
 
 @dataclass(frozen=True)
-class ClassifiedText:
-    """A tokenised text, with the tokenizer's special tokens, and the number of its class."""
+class HeadText:
+    """A tokenised text, or a pair of texts, with the tokenizer's special tokens."""
 
     ids: tuple[int, ...]
+    # of each token of a pair, which text it is of, where the tokenizer says so
+    segments: tuple[int, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True)
+class ClassifiedText(HeadText):
+    """A text and the number of its class."""
+
     gold: int
 
 
-class TextClasses(Scoring, TextObjective):
-    """Which class a text is of: cross-entropy of the logits of a classification head.
+@dataclass(frozen=True)
+class ScoredText(HeadText):
+    """A text and the number that is to be predicted of it."""
 
-    The text is a `Choice`'s own, or its prompt if it has none; of a `Cloze` the text with the
-    tokenizer's mask token in its blank, or nothing there where the tokenizer has none.
+    value: float
+
+
+class OfTexts(TextObjective):
+    """What objectives share that a classification head computes of texts.
+
     `TextObjective` has the arguments.
 
     Raises:
         ValueError: the tokenizer has nothing to fill up shorter texts with.
     """
 
-    batch = 64
-    are_classes = True
+    batch: ClassVar[int] = 64  # texts that are evaluated at a time
 
     @property
     def needed(self) -> tuple[str, str]:  # type: ignore[override]
@@ -54,20 +66,75 @@ class TextClasses(Scoring, TextObjective):
     def probe_ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text)["input_ids"])
 
+    def tokens_of(self, text: str, pair: str = "") -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens of a text or of a pair, as plain transformers has them, and the
+        segments of a pair's.
+        """
+        if not pair:
+            return tuple(self.text_tokens.whole(text)), ()
+        made = self.tokenizer(text, pair)
+        return tuple(made["input_ids"]), tuple(made.get("token_type_ids") or ())
+
+    def head_outputs(self, model: Any, items: Sequence[HeadText]) -> torch.Tensor:
+        """Return what the head says of texts: float32, shape (items, outputs), differentiable."""
+        segments = None
+        if any(item.segments for item in items):
+            segments = [item.segments or (0,) * len(item.ids) for item in items]
+        return self.logits_of(model, [item.ids for item in items], segments).float()
+
+
+class TextClasses(Scoring, OfTexts):
+    """Which class a text is of: cross-entropy of the logits of a classification head.
+
+    The text is a `Choice`'s own (or both of its texts), or its prompt if it has none; of a `Cloze`
+    the text with the tokenizer's mask token in its blank, or nothing there where the tokenizer has
+    none. `OfTexts` has the arguments and errors.
+    """
+
+    batch = 64
+    are_classes = True
+
     def items(self, example: Choice | Cloze) -> list[ClassifiedText]:
         if isinstance(example, Choice):
-            text = example.text or example.prompt
+            ids, segments = self.tokens_of(example.text or example.prompt, example.pair)
         else:
-            text = example.text.replace(MASK, self.tokenizer.mask_token or "")
-        ids = tuple(self.text_tokens.whole(text))
-        return [ClassifiedText(ids, example.gold)] if len(ids) <= self.max_length else []
+            ids, segments = self.tokens_of(
+                example.text.replace(MASK, self.tokenizer.mask_token or "")
+            )
+        made = ClassifiedText(ids, example.gold, segments=segments)
+        return [made] if len(ids) <= self.max_length else []
 
     def scores(
         self, model: Any, items: Sequence[ClassifiedText], at_once: int | None = None
     ) -> torch.Tensor:
         """Returns the classes' logits."""
-        logits = self.logits_of(model, [item.ids for item in items]).float()
+        logits = self.head_outputs(model, items)
         return logits if self.outputs is None else logits[:, list(self.outputs)]
+
+
+class TextScores(OfTexts):
+    """A number for each text, or for each pair of texts: regression by a head of one output.
+
+    The loss is the squared error, as transformers has it for `problem_type = "regression"`.
+    `OfTexts` has the arguments and errors; longer texts are dropped.
+    """
+
+    def items(self, example: Score) -> list[ScoredText]:
+        ids, segments = self.tokens_of(example.text, example.pair)
+        made = ScoredText(ids, example.value, segments=segments)
+        return [made] if len(ids) <= self.max_length else []
+
+    def predictions(self, model: Any, items: Sequence[ScoredText]) -> torch.Tensor:
+        """Return the predicted numbers: float32, shape (items,), differentiable."""
+        return self.head_outputs(model, items)[:, 0]
+
+    def losses_of(self, predictions: torch.Tensor, items: Sequence[ScoredText]) -> torch.Tensor:
+        """Return each item's squared error from its prediction, shape (items,)."""
+        values = placed([item.value for item in items], predictions.device)
+        return (predictions - values) ** 2
+
+    def losses(self, model: Any, items: Sequence[ScoredText]) -> torch.Tensor:
+        return self.losses_of(self.predictions(model, items), items)
 
 
 class Images(Scoring):

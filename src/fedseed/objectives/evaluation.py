@@ -5,9 +5,12 @@ from math import exp
 from typing import Any
 
 import torch
+from torch.nn.functional import logsigmoid
 
+from fedseed.objectives.classification import ScoredText, TextScores
 from fedseed.objectives.generation import responses_to
 from fedseed.objectives.losses import Objective, Scoring, TextObjective
+from fedseed.objectives.preferences import Pair, Preferences
 from fedseed.objectives.prepared import Prepared, prepare
 from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.settings import EvaluationSettings
@@ -46,6 +49,10 @@ def measure(
     """
     if isinstance(objective, Scoring):
         return choice_metrics(model, objective, prepared.items)
+    if isinstance(objective, TextScores):
+        return regression_metrics(model, objective, prepared.items)
+    if isinstance(objective, Preferences):
+        return preference_metrics(model, objective, prepared.items)
     if isinstance(objective, Rewarded):
         # a chat may have several answers
         told = prepare(objective.language, prepared.name, prepared.examples)
@@ -89,6 +96,61 @@ def choice_metrics(
         "accuracy": 100.0 * right / len(items),
     }
     return metrics | ({"macro_f1": scoring.macro_f1(found, gold)} if objective.are_classes else {})
+
+
+@torch.no_grad()
+def preference_metrics(
+    model: torch.nn.Module, objective: Preferences, items: Sequence[Pair]
+) -> dict[str, float]:
+    """Return DPO's loss, how often the chosen answer has the higher implicit reward, and the mean
+    margin of the rewards.
+
+    Where nothing has been trained all rewards are 0, and none is higher. Arguments are those of
+    `measure`.
+
+    Returns:
+        "loss"; "reward_accuracy", in percent; "reward_margin".
+    """
+    model.eval()
+    margins: list[float] = []
+    loss = 0.0
+    for begin in range(0, len(items), objective.batch):
+        found = objective.margins(model, items[begin : begin + objective.batch])
+        margins += found.tolist()
+        loss -= float(logsigmoid(found).sum())
+    return {
+        "loss": loss / len(items),
+        "reward_accuracy": 100.0 * sum(margin > 0 for margin in margins) / len(items),
+        "reward_margin": sum(margins) / len(items),
+    }
+
+
+@torch.no_grad()
+def regression_metrics(
+    model: torch.nn.Module, objective: TextScores, items: Sequence[ScoredText]
+) -> dict[str, float]:
+    """Return the mean squared error, and how predictions and scores are correlated.
+
+    Where the scores are all the same no correlation is known, and none is given. Arguments are
+    those of `measure`.
+
+    Returns:
+        "loss"; "pearson" and "spearman", from -1 to 1.
+    """
+    model.eval()
+    loss = 0.0
+    predicted: list[float] = []
+    for begin in range(0, len(items), objective.batch):
+        part = items[begin : begin + objective.batch]
+        found = objective.predictions(model, part)
+        loss += float(objective.losses_of(found, part).sum())
+        predicted += found.tolist()
+    metrics = {"loss": loss / len(items)}
+    values = [item.value for item in items]
+    if len(set(values)) > 1:
+        metrics["pearson"] = scoring.pearson(predicted, values)
+        metrics["spearman"] = scoring.spearman(predicted, values)
+    return metrics
 
 
 def score_notes(

@@ -10,14 +10,26 @@ from functools import partial
 from typing import Any
 
 from fedseed.models.architectures import Architecture
-from fedseed.objectives.classification import Images, TextClasses
+from fedseed.models.heads import SCORE
+from fedseed.objectives.classification import Images, TextClasses, TextScores
 from fedseed.objectives.losses import CausalLM, Choices, Objective, TextObjective
 from fedseed.objectives.masked import MaskedLM, NextWords
+from fedseed.objectives.preferences import Preferences
 from fedseed.objectives.prepared import Prepared
 from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM
 from fedseed.objectives.settings import EvaluationSettings
-from fedseed.tasks.data import Choice, Cloze, Example, NextWord, Picture, TaskData
+from fedseed.tasks.data import (
+    BETA,
+    Choice,
+    Cloze,
+    Example,
+    NextWord,
+    Picture,
+    Preference,
+    Score,
+    TaskData,
+)
 from fedseed.tasks.rewards import Judge, RewardSettings
 
 
@@ -38,10 +50,19 @@ def _texts(made: type[TextObjective]) -> Callable[..., Objective]:
     )
 
 
+def _pairs(made: type[TextObjective]) -> Callable[..., Objective]:
+    return lambda tokenizer, settings, prefix="", beta=BETA: Preferences(
+        made(tokenizer, settings.max_length, settings.truncate, prefix), beta
+    )
+
+
 # of a type's kinds, the first is what it is for where nothing says otherwise
 KINDS: tuple[ExampleKind, ...] = (
     ExampleKind(Example, "causal", _texts(CausalLM)),
     ExampleKind(Example, "seq2seq", _texts(Seq2SeqLM)),
+    ExampleKind(Preference, "causal", _pairs(CausalLM)),
+    ExampleKind(Preference, "seq2seq", _pairs(Seq2SeqLM)),
+    ExampleKind(Score, "classification", _texts(TextScores)),
     ExampleKind(NextWord, "causal", _texts(NextWords)),
     ExampleKind(Choice, "causal", _texts(Choices)),
     ExampleKind(Choice, "seq2seq", _texts(Seq2SeqChoices)),
@@ -113,17 +134,22 @@ def kind_of(
         )
     if prefix:
         kind = replace(kind, objective=partial(kind.objective, prefix=prefix))
+    if kind.example is Preference:
+        kind = replace(kind, objective=partial(kind.objective, beta=data.beta))
     return kind, classes_of(kind, data)
 
 
 def classes_of(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:
-    """Returns the classes that a task's examples are of, in the order of their numbers.
+    """Returns the classes that a task's examples are of, in the order of their numbers; of scores
+    the one output's name.
 
     Raises:
         ValueError: texts have options of their own each.
     """
     if kind.architecture != "classification":
         return data.classes
+    if kind.example is Score:
+        return (SCORE,)
     options = [
         example.options if isinstance(example, Choice) else example.words
         for client in data.clients
@@ -147,6 +173,6 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
         raise ValueError(
             f"reward: no answers are generated from a {kind.example.__name__}; leave the table out"
         )
-    judge = Judge(settings.load(), settings.name or str(settings.function))
+    judge = Judge(settings.load(), settings.name or str(settings.function), settings.seconds)
     most = settings.max_new_tokens
     return replace(kind, objective=lambda *given: Rewarded(kind.objective(*given), judge, most))

@@ -33,6 +33,8 @@ class Objective(ABC):
 
     # how many tokens the model has an embedding for; None: not known, or none at all
     rows: int | None = None
+    # whether a model that trains has dropout, where it has some
+    with_dropout: ClassVar[bool] = True
 
     @abstractmethod
     def items(self, example: Any) -> list[Any]:
@@ -128,10 +130,21 @@ class TextObjective(Objective):
         """
         return ()
 
-    def logits_of(self, model: Any, rows: Sequence[Sequence[int]], **options: Any) -> torch.Tensor:
+    def logits_of(
+        self,
+        model: Any,
+        rows: Sequence[Sequence[int]],
+        segments: Sequence[Sequence[int]] | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
         """Returns a model's logits of rows of tokens, filled up on the right.
 
-        `options` are the forward pass'.
+        Args:
+            model: the model.
+            rows: tokens.
+            segments: of each token, which of two texts it is of (0 or 1), for models that are told
+                (`token_type_ids`); None: they are not told.
+            options: the forward pass'.
 
         Returns:
             Of each token: shape (rows, longest row, vocabulary); of a model with a classification
@@ -139,15 +152,19 @@ class TextObjective(Objective):
         """
         device = next(model.parameters()).device
 
-        def logits_together(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-            ids, mask = padded(rows, self.pad)
+        def logits_together(numbers: Sequence[int]) -> torch.Tensor:
+            ids, mask = padded([rows[number] for number in numbers], self.pad)
             with adapters.at_home(model, device):
                 inputs = {"input_ids": placed(ids, device), "attention_mask": placed(mask, device)}
+                if segments is not None:
+                    types, _ = padded([segments[number] for number in numbers], 0)
+                    inputs["token_type_ids"] = placed(types, device)
                 found: torch.Tensor = model(**inputs, **options).logits
             # an adapter's virtual tokens stand before a row
             return found[:, -ids.shape[1] :] if found.ndim > 2 else found
 
-        return by_length(model, rows, logits_together)
+        numbers = range(len(rows))
+        return by_length(model, numbers, logits_together, lambda number: len(rows[number]))
 
 
 def by_length(

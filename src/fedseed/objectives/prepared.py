@@ -3,11 +3,12 @@ micro-batches.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Objective, Options
+from fedseed.objectives.preferences import Pair
 from fedseed.text import listed
 
 SHOWN = 6  # clients that are named
@@ -87,6 +88,20 @@ def _check_rows(objective: Any, item: Any, name: str, example: Any) -> None:
     )
 
 
+def with_reference(objective: Any, model: Any, prepared: Prepared) -> Prepared:
+    """Return examples with what their loss needs of the base, where it needs anything.
+
+    Args:
+        objective: makes losses of them.
+        model: the base, before anything was trained and without an adapter of the run.
+        prepared: the examples.
+    """
+    if not hasattr(objective, "with_reference"):
+        return prepared
+    items = iter(objective.with_reference(model, prepared.items))
+    return replace(prepared, made=[[next(items) for _ in own] for own in prepared.made])
+
+
 def prepare_sets(
     objective: Objective, sets: Mapping[str, Sequence[Any]], limit: str
 ) -> tuple[dict[str, Prepared], list[str]]:
@@ -149,9 +164,11 @@ def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
 
 
 def sequences_of(item: Any) -> Sequence[Any]:
-    """Returns what goes through the model for an example: itself, or the options of a choice that
-    are scored.
+    """Returns what goes through the model for an example: itself, the options of a choice that are
+    scored, or both answers of a preference.
     """
+    if isinstance(item, Pair):
+        return item.sequences
     if not isinstance(item, Options):
         return (item,)
     return (item.sequences[item.gold],) if item.teacher_forcing else item.sequences

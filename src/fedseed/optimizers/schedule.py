@@ -21,10 +21,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
+from fedseed.hinting import Hinting
+
 HALF_PI = 1.5707963267948966
 
 
-class Schedule(BaseModel):
+class Schedule(BaseModel, metaclass=Hinting):
     """Says how a learning rate changes from round to round.
 
     In a recipe a name is enough: `schedule = "cosine"`.

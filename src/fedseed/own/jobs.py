@@ -114,7 +114,7 @@ class JobQueue:
             raise QueueFullError
         job = Job()
         self._jobs.add(job)
-        job.start(asyncio.ensure_future(self._thread.do(self._run, work, job)))
+        job.start(asyncio.ensure_future(self._thread.run(self._run, work, job)))
         job.on_end(lambda: self._jobs.discard(job))
         return job
 

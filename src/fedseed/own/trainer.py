@@ -231,15 +231,18 @@ def patch(
     def train(*_: Any, **__: Any) -> TrainOutput:
         """Takes part in the run until it is over.
 
-        Returns the rounds as steps, and the weights' digest.
+        Returns the rounds as steps, the mean loss of all its local training, which a private
+        method does not tell (NaN), and the weights' digest.
         """
         process = joining(load, name, way)
         digest = _apart(process.run)
         assert process.replica is not None
         trainer.model = trainer.model_wrapped = process.replica.hosted.worker.space.model
-        trainer.state.global_step = process.at
+        trainer.state.global_step = process.last_step
         last = process.evaluations[-1] if process.evaluations else {}
         measured = {key: value for key, value in last.items() if isinstance(value, float)}
-        return TrainOutput(process.at, nan, {**measured, "weights_digest": digest})
+        training = process.training
+        loss = training.losses / training.counted if training.counted else nan
+        return TrainOutput(process.last_step, loss, {**measured, "weights_digest": digest})
 
     trainer.train = train

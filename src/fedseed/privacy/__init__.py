@@ -1,6 +1,6 @@
-"""Differential privacy: mechanisms, what they have spent, and where they wrap a method."""
+"""Differential privacy: mechanisms, accounts of what they have spent, and wrappers of a method."""
 
-from fedseed.privacy.protection import mechanism_of, misfit, protected, protection_of, settings_of
+from fedseed.privacy.protection import mechanism_of, misfit, protect, protection_of, settings_of
 from fedseed.privacy.scalars import PrivateScalars, noise_for
 from fedseed.privacy.settings import Level, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
@@ -13,7 +13,7 @@ __all__ = [
     "mechanism_of",
     "misfit",
     "noise_for",
-    "protected",
+    "protect",
     "protection_of",
     "settings_of",
 ]

@@ -1,16 +1,16 @@
 """A client's own account of its noisy answers.
 
-The coordinator counts what a run has spent (`protection`), and at example level it is the one whom
-a client need not trust. So each client counts for itself: a turn for each answer, before the answer
-leaves it. The same question is answered with the same bytes, which costs nothing, as they tell
-nothing new; another question costs a turn. What is used up stays used up, whatever the coordinator
-does: another log, another stream, another run.
+The coordinator counts what a run has spent (`protection`), but at example level a client need not
+trust it. So each client counts for itself: one turn for each answer, before the answer leaves it.
+The same question gets the same bytes again, which is free because they reveal nothing new; another
+question costs a turn. Turns stay used whatever the coordinator does: another log, another stream,
+another run.
 
     rounds    a run gets no more turns than the client's recipe has rounds
     budget    all turns of all runs together stay within epsilon = budget; without a budget all runs
               together get no more turns than the recipe has rounds
 
-`Account` keeps it in memory, `account_file.FileAccount` in a file.
+`Account` is in memory, `account_file.FileAccount` in a file.
 """
 
 from collections import Counter
@@ -23,23 +23,23 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 from fedseed.errors import PrivacyError, plural
 from fedseed.privacy.scalars import LEVELS, Releases, composed_epsilon, delta_left
 
-# turns that are looked ahead for, as the arithmetic of one look takes a while
+# turns that a check looks ahead, because its arithmetic takes a while
 LOOK_AHEAD = 64
 _HASH_BYTES = 16
 
 
 class Turn(BaseModel):
-    """One answer of a client, and the question that it answers.
+    """An answer of a client, and the question that it answers.
 
     Args:
         client: the client's name.
-        run: a hash of what the run is: base, method, settings, seed.
+        run: a hash that identifies the run: of base, method, settings and seed.
         round: the round, from 1.
-        question: a hash of all that the answer depends on besides data and chance.
+        question: a hash of everything that the answer depends on besides data and chance.
         noise: the noise's deviation over the longest vector of an example.
         rate: the probability with which an example was in a batch.
         releases: noisy vectors of the answer.
-        answer: what was said; None: that there is nothing to say.
+        answer: the answer's bytes; None: there was nothing to send.
     """
 
     model_config = ConfigDict(
@@ -61,13 +61,13 @@ class Turn(BaseModel):
 
 
 class Limits(NamedTuple):
-    """What a client allows.
+    """The limits of a client's account.
 
     Args:
         rounds: turns of a run; without a budget those of all runs together.
         budget: epsilon of all turns of all runs together; None: there is no budget.
-        delta: what epsilon leaves out.
-        source: where the budget was set, for messages.
+        delta: the probability that epsilon leaves out.
+        source: the setting that the budget comes from, for messages.
     """
 
     rounds: NonNegativeInt
@@ -77,7 +77,7 @@ class Limits(NamedTuple):
 
 
 def hash_of(*parts: bytes) -> str:
-    """Return a hash of some bytes, in which it is told where one part ends."""
+    """Return a hash of some parts, which depends on where each part ends."""
     whole = blake2b(digest_size=_HASH_BYTES)
     for part in parts:
         whole.update(len(part).to_bytes(8, "little") + part)
@@ -89,8 +89,8 @@ class Account:
 
     Args:
         client: its name.
-        limits: what it allows.
-        keeps_answers: whether answers of earlier rounds are kept, for questions that come again.
+        limits: what the account allows.
+        keeps_answers: whether answers of earlier rounds are kept, for repeated questions.
     """
 
     def __init__(self, client: str, limits: Limits, keeps_answers: bool = True) -> None:
@@ -100,52 +100,53 @@ class Account:
         self._turns: dict[str, Turn] = {}  # by question
         self._vectors: Counter[tuple[float, float]] = Counter()  # by noise and rate
         self._turns_by_run: Counter[tuple[str, str]] = Counter()  # by run and client
-        # vectors of a kind that are known to be within the budget, by all kinds there are
+        # a number of vectors known to be within the budget, by the kinds of all vectors
         self._affordable: dict[tuple[Releases, ...], int] = {}
 
     @property
     def place(self) -> str:
-        """Return where the account is, for messages."""
+        """The place of the account, for messages."""
         return "the memory of this process"
 
     @property
     def turns(self) -> int:
-        """Return how many turns have been counted."""
+        """The number of counted turns."""
         return self._turns_by_run.total()
 
     def answered(self) -> list[Turn]:
         """Return the turns whose answers are known, the oldest first."""
         return list(self._turns.values())
 
-    def epsilon(self, *more: Turn) -> float:
-        """Return what all turns have spent, and these besides."""
+    def epsilon(self, *further_turns: Turn) -> float:
+        """Return the epsilon of all turns, and of further ones."""
         vectors = self._vectors.copy()
-        for turn in more:
+        for turn in further_turns:
             vectors[turn.noise, turn.rate] += turn.releases
         return _epsilon_of(vectors, self.limits.delta)
 
-    def described(self) -> str:
-        """Return a line that says what was used, and what is allowed."""
+    def describe(self) -> str:
+        """Return a line on what was used, and what is allowed."""
         limits = self.limits
-        used = f"{plural(self.turns, 'turn')} used, epsilon {self.epsilon():.4g}"
+        usage = f"{plural(self.turns, 'turn')} used, epsilon {self.epsilon():.4g}"
         if limits.budget is not None:
-            used += f" of {limits.budget:g} ({limits.source})"
-        return f"privacy account of {self.client}: {used} at delta {limits.delta:g}; {self.place}"
+            usage += f" of {limits.budget:g} ({limits.source})"
+        return f"privacy account of {self.client}: {usage} at delta {limits.delta:g}; {self.place}"
 
     def find(self, question: str) -> Turn | None:
-        """Return the turn in which a question was answered; None: it was not."""
+        """Return the turn in which a question was answered; None: there is none."""
         return self._turns.get(question)
 
     def check(self, turn: Turn) -> None:
         """Refuse a turn that the limits do not allow.
 
-        Raises PrivacyError: says what was used, what is allowed, and what the owner can do.
+        Raises PrivacyError: the text has the usage, the limits and the owner's options.
         """
-        if problem := self._excess(turn):
-            used = f"{plural(self.turns, 'turn')} (epsilon {self.epsilon():.4g})"
+        problem = self._excess(turn)
+        if problem is not None:
+            usage = f"{plural(self.turns, 'turn')} (epsilon {self.epsilon():.4g})"
             raise PrivacyError(
                 f"{self.place}: the privacy account of client {self.client} allows no more "
-                f"answers: {used} used so far at delta {self.limits.delta:g}; {problem}. Nothing "
+                f"answers: {usage} used so far at delta {self.limits.delta:g}; {problem}. Nothing "
                 "was sent. If its examples may be asked more often, start `fedseed join` with a "
                 "larger --budget, or agree on a recipe with a larger privacy.budget and as many "
                 "rounds; if this client now has data of other people, give it an account of its "
@@ -156,13 +157,13 @@ class Account:
         """Count a turn before its answer leaves the client.
 
         Args:
-            turn: with its answer.
+            turn: the turn with its answer.
 
         Returns:
             The turn whose answer may be sent: this one, or an earlier one of the same question.
 
         Raises:
-            PrivacyError: the limits do not allow it.
+            PrivacyError: the limits do not allow the turn.
         """
         earlier = self.find(turn.question)
         if earlier is not None:
@@ -177,23 +178,23 @@ class Account:
             return
         if not self._keeps_answers:
             newest = self._turns.items()
-            self._turns = {key: one for key, one in newest if one.round == turn.round}
+            self._turns = {key: earlier for key, earlier in newest if earlier.round == turn.round}
         self._turns[turn.question] = turn
         self._vectors[turn.noise, turn.rate] += turn.releases
         self._turns_by_run[turn.run, turn.client] += 1
 
     def count_earlier(self, run: str, kind: Releases) -> None:
-        """Count a turn of an earlier session, whose answer is not known any more.
+        """Count a turn of an earlier session whose answer is no longer known.
 
         Args:
-            run: as a `Turn` has it.
-            kind: what it gave away.
+            run: as in a `Turn`.
+            kind: the vectors that it released.
         """
         self._vectors[kind.multiplier, kind.rate] += kind.count
         self._turns_by_run[run, self.client] += 1
 
     def _excess(self, turn: Turn) -> str | None:
-        """Return which limit a turn would exceed; None: none."""
+        """Describe the limit that a turn would exceed; None: there is none."""
         limits = self.limits
         allowed = f"the recipe has {plural(limits.rounds, 'round')}"
         if turn.round > limits.rounds:
@@ -221,7 +222,7 @@ class Account:
         if total <= self._affordable.get(key, 0):
             return True
         ahead = LOOK_AHEAD * turn.releases
-        # epsilon grows with the number of vectors: what more are allowed, fewer are
+        # epsilon grows with the number of vectors: a number that is allowed allows every lower one
         for count in (ceil(total / ahead) * ahead, total):
             within = _epsilon_of(Counter({**others, kind: count}), self.limits.delta)
             if self.limits.budget is not None and within <= self.limits.budget:
@@ -231,7 +232,7 @@ class Account:
 
 
 def _kinds(vectors: Counter[tuple[float, float]]) -> tuple[Releases, ...]:
-    """Return the kinds of vectors that were given away, in an order of their own."""
+    """Return the kinds of released vectors, sorted."""
     return tuple(sorted(Releases(*kind, count) for kind, count in vectors.items() if count))
 
 

@@ -1,15 +1,15 @@
 """A client's account in a file: a turn is on disk before its answer leaves the client.
 
-The file has a line of JSON for each thing, and each line's checksum covers all lines before it:
+The file has lines of JSON, and each line's checksum covers all lines before it:
 
     {"kind": "account", "format": 1, "client": ..., "sum": ...}
-    {"kind": "data", "place": ..., "sum": ...}     where the data lay, once for each place
+    {"kind": "data", "place": ..., "sum": ...}     a place of the client's data, once for each
     {"kind": "turn", "turn": {...}, "sum": ...}    a `Turn`
 
-A line that a killed process has not written to its end was never answered, and is cut off. Anything
-else that does not fit is refused: whoever has changed the file may have taken turns away. A file
-that was set back to an earlier state as a whole can't be told from one that was never written on,
-unless a process is at work that has seen it before.
+An incomplete last line, of a killed process, was never answered, and is cut off. Any other damage
+is refused: whoever has changed the file may have removed turns. A file that was set back to an
+earlier state as a whole looks like one that was never written on, unless a running process has seen
+it before.
 """
 
 import os
@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from fedseed.durable import Appender, locked, make_folder, write_whole
+from fedseed.durable import NO_LINK, NO_WAIT, Appender, locked, make_folder, write_whole
 from fedseed.errors import PrivacyError, StorageError
 from fedseed.privacy.account import Account, Limits, Turn
 from fedseed.text import first_problem
@@ -30,7 +30,7 @@ from fedseed.text import first_problem
 FORMAT = 1
 SUFFIX = ".jsonl"
 LOCK = ".lock"
-LOCK_SECONDS = 60.0  # that another process may take to count a turn
+LOCK_SECONDS = 60.0  # for another process to count a turn
 _SUM_BYTES = 8
 _REMEDY = (
     "bring the file back from a backup that has all its turns; only if you accept that turns "
@@ -47,7 +47,7 @@ class _About(BaseModel):
 
 
 class _Data(BaseModel):
-    """Where the client's data lay."""
+    """A place of the client's data."""
 
     kind: Literal["data"] = "data"
     place: str
@@ -64,8 +64,8 @@ _Line = _About | _Data | _Counted
 _LINE: TypeAdapter[_Line] = TypeAdapter(Annotated[_Line, Field(discriminator="kind")])
 
 
-def _written(previous: str, line: "_Line") -> bytes:
-    """Return a line as the file has it, `previous`: the checksum of the line before."""
+def _encode_line(previous: str, line: "_Line") -> bytes:
+    """Return a line of the file; `previous` is the checksum of the line before."""
     body = line.model_dump_json().encode().removesuffix(b"}")
     return body + _end(_checksum(previous, body))
 
@@ -79,7 +79,7 @@ def _checksum(previous: str, body: bytes) -> str:
 
 
 class AccountFile:
-    """What an account's file says, as far as it has been read.
+    """The contents of an account's file, as far as it has been read.
 
     Args:
         path: the file.
@@ -89,33 +89,33 @@ class AccountFile:
         self.path = path
         self.turns: dict[str, Turn] = {}  # by question
         self.places: set[str] = set()
-        self._size = 0  # bytes that were read
+        self._size = 0  # bytes read
         self._lines = 0
         self._last_line = b""
         self._checksum = ""
 
     def create(self, client: str) -> None:
-        """Make the file, for a client that has none."""
-        write_whole(self.path, _written("", _About(client=client)))
+        """Make the file, for a client without one."""
+        write_whole(self.path, _encode_line("", _About(client=client)))
 
     def read_on(self) -> list[Turn]:
-        """Read what has been added, and cut off what was not written to its end.
+        """Read new lines, and cut off an incomplete last one.
 
         Nobody else may write meanwhile.
 
         Returns:
-            The turns that were added.
+            The new turns.
 
         Raises:
-            PrivacyError: the file is damaged, or has lost what was read before.
+            PrivacyError: the file is damaged, or has lost lines that were read before.
             StorageError: it can't be written.
         """
         whole, newline, torn = self._read_new().rpartition(b"\n")
         lines = (whole + newline).splitlines(keepends=True)
         if lines and b"\0" in lines[-1]:
-            # zeros that a power cut left where a line was to be
+            # zeros that a power cut left in place of a line
             torn = lines.pop() + torn
-        added = [turn for line in lines if (turn := self._take(line)) is not None]
+        turns = [self._take(line) for line in lines]
         if not self._lines:
             raise self._refusal("it has no line, or was never an account")
         if torn:
@@ -124,14 +124,14 @@ class AccountFile:
                 appender.cut(self._size)
             finally:
                 appender.close()
-        return added
+        return [turn for turn in turns if turn is not None]
 
     def add_place(self, place: str) -> None:
-        """Note where the client's data lies, as `add_turn` does."""
+        """Write a place of the client's data, as `add_turn` does."""
         self._add(_Data(place=place))
 
     def add_turn(self, turn: Turn) -> None:
-        """Write a turn, on disk before this returns.
+        """Write a turn; it is on disk when this returns.
 
         The file must have been read to its end, and nobody else may write meanwhile.
 
@@ -141,7 +141,7 @@ class AccountFile:
         self._add(_Counted(turn=turn))
 
     def _add(self, table: "_Line") -> None:
-        line = _written(self._checksum, table)
+        line = _encode_line(self._checksum, table)
         appender = Appender(self.path)
         try:
             appender.append(line)
@@ -150,8 +150,8 @@ class AccountFile:
         self._take(line)
 
     def _read_new(self) -> bytes:
-        """Return what stands behind what was read before."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        """Return the bytes after those that were read before."""
+        flags = os.O_RDONLY | NO_LINK | NO_WAIT
         try:
             handle = os.open(self.path, flags)
         except FileNotFoundError as error:
@@ -167,7 +167,7 @@ class AccountFile:
             return file.read()
 
     def _take(self, line: bytes) -> Turn | None:
-        """Take the next line; return the turn that it says, if it is one."""
+        """Take the next line; return its turn, if it has one."""
         number = self._lines + 1
         body = line[: -len(_end("0" * 2 * _SUM_BYTES))]
         checksum = _checksum(self._checksum, body)
@@ -181,7 +181,7 @@ class AccountFile:
         return turn
 
     def _read_line(self, number: int, text: bytes) -> Turn | None:
-        """Take what a line says; return the turn, if it is one."""
+        """Parse a line; return its turn, if it has one."""
         try:
             line = _LINE.validate_json(text)
         except ValidationError as error:
@@ -207,16 +207,16 @@ class AccountFile:
 class FileAccount(Account):
     """A client's account in a file, which several processes may share.
 
-    A client's account is found by its name, and those of other names by all places where the data
-    of this name has ever lain: a client that was given another name does not begin anew. All that
-    are found count, and each gets every turn.
+    An account is found by the client's name. Accounts of other names are found by all places where
+    this client's data have ever been: a client with a new name does not begin anew. All of them
+    count, and each gets every turn.
 
     Args:
         path: the account's file; made if it is missing.
         client: the client's name.
-        limits: what it allows.
-        data_place: where the client's data lies; "": the file counts alone, whatever others there
-            are in its folder.
+        limits: what the account allows.
+        data_place: the place of the client's data; "": only this file counts, whatever others are
+            in its folder.
 
     Raises:
         PrivacyError: a file is damaged, or was set back; another process holds the lock.
@@ -239,7 +239,7 @@ class FileAccount(Account):
         return ", ".join(str(file.path) for file in self._files)
 
     def find(self, question: str) -> Turn | None:
-        """Return the turn in which a question was answered; all files have it then."""
+        """Return the turn in which a question was answered, and write it into all files."""
         with self._locked():
             self._read_on()
             earlier = super().find(question)
@@ -250,7 +250,7 @@ class FileAccount(Account):
     def charge(self, turn: Turn) -> Turn:
         """Count a turn, on disk before this returns.
 
-        Of two processes that have answered the same question the first one's answer counts.
+        If two processes have answered the same question, the first one's answer counts.
         """
         with self._locked():
             self._read_on()
@@ -282,19 +282,19 @@ class FileAccount(Account):
 
     def _open(self, data_place: str) -> list[AccountFile]:
         """Return the files that count for this client, its own first."""
-        own = AccountFile(self._path)
+        own_file = AccountFile(self._path)
         if not self._path.exists():
-            own.create(self.client)
-        own.read_on()
-        if data_place and data_place not in own.places:
-            own.add_place(data_place)
-        files = [own]
+            own_file.create(self.client)
+        own_file.read_on()
+        if data_place and data_place not in own_file.places:
+            own_file.add_place(data_place)
+        files = [own_file]
         if data_place:
-            others = sorted(self._path.parent.glob(f"*{SUFFIX}"))
-            for other in [AccountFile(path) for path in others if path != self._path]:
-                other.read_on()
-                if other.places & own.places:
-                    files.append(other)
+            paths = sorted(self._path.parent.glob(f"*{SUFFIX}"))
+            for other_file in [AccountFile(path) for path in paths if path != self._path]:
+                other_file.read_on()
+                if other_file.places & own_file.places:
+                    files.append(other_file)
         return files
 
     def _read_on(self) -> None:

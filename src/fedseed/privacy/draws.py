@@ -1,10 +1,10 @@
-"""Draws from random bits of the operating system, exactly: whole numbers, and the discrete
-Gaussian; private batches.
+"""Exact draws from random bits of the operating system: whole numbers, the discrete Gaussian, and
+private batches.
 
     P(Y = y) = e^(-y^2 / 2 sigma^2) / sum_k e^(-k^2 / 2 sigma^2),  y whole
 
 Canonne, Kamath, Steinke: "The Discrete Gaussian for Differential Privacy", 2020, Algorithms 1 to 3.
-They are computed in Python's whole numbers, so that no outcome's odds are those of floating-point
+They are computed in Python's whole numbers, so that the odds are exact, not those of floating-point
 numbers.
 """
 
@@ -22,8 +22,8 @@ from fedseed.randomness import Domain, permutation
 Bytes = Callable[[int], bytes]
 
 
-def below(limit: int, random: Bytes = os.urandom) -> int:
-    """Returns a whole number from 0 to limit - 1, each as likely.
+def random_below(limit: int, random: Bytes = os.urandom) -> int:
+    """Return a whole number from 0 to limit - 1, uniformly.
 
     Args:
         limit: at least 1.
@@ -31,35 +31,35 @@ def below(limit: int, random: Bytes = os.urandom) -> int:
     """
     bits = (limit - 1).bit_length()
     while True:
-        found = int.from_bytes(random((bits + 7) // 8), "little") & ((1 << bits) - 1)
-        if found < limit:
-            return found
+        number = int.from_bytes(random((bits + 7) // 8), "little") & ((1 << bits) - 1)
+        if number < limit:
+            return number
 
 
-def happens(above: int, under: int, random: Bytes = os.urandom) -> bool:
-    """Returns whether an event happens that has the probability e^-(above / under) (Algorithm 1).
+def happens(numerator: int, denominator: int, random: Bytes = os.urandom) -> bool:
+    """Return True with the probability e^-(numerator / denominator) (Algorithm 1).
 
     Args:
-        above: at least 0.
-        under: at least 1.
+        numerator: at least 0.
+        denominator: at least 1.
         random: makes random bytes.
     """
-    while above > under:  # e^-g = e^-1 e^-(g - 1)
+    while numerator > denominator:  # e^-g = e^-1 e^-(g - 1)
         if not happens(1, 1, random):
             return False
-        above -= under
+        numerator -= denominator
     trials = 1
-    while below(under * trials, random) < above:
+    while random_below(denominator * trials, random) < numerator:
         trials += 1
     return trials % 2 == 1
 
 
 def discrete_gaussian(sigma: int, count: int, random: Bytes = os.urandom) -> NDArray[np.int64]:
-    """Returns whole numbers of the discrete Gaussian distribution around 0 (Algorithm 3).
+    """Draw whole numbers of the discrete Gaussian distribution around 0 (Algorithm 3).
 
     Args:
-        sigma: from 1 to 2^44, the distribution's parameter: very nearly its deviation.
-        count: how many.
+        sigma: the distribution's parameter, from 1 to 2^44: very nearly its deviation.
+        count: the number of draws.
         random: makes random bytes.
 
     Returns:
@@ -67,24 +67,24 @@ def discrete_gaussian(sigma: int, count: int, random: Bytes = os.urandom) -> NDA
     """
     square, scale = sigma * sigma, sigma + 1
 
-    def one() -> int:
+    def draw() -> int:
         while True:
-            drawn = _discrete_laplace(scale, random)
-            if happens((abs(drawn) * scale - square) ** 2, 2 * square * scale * scale, random):
-                return drawn
+            number = _discrete_laplace(scale, random)
+            if happens((abs(number) * scale - square) ** 2, 2 * square * scale * scale, random):
+                return number
 
-    return np.array([one() for _ in range(count)], dtype=np.int64)
+    return np.array([draw() for _ in range(count)], dtype=np.int64)
 
 
 def _discrete_laplace(scale: int, random: Bytes) -> int:
-    """Returns a whole number y with odds in proportion to e^(-|y| / scale) (Algorithm 2)."""
+    """Draw a whole number y with odds proportional to e^(-|y| / scale) (Algorithm 2)."""
     while True:
-        size = below(scale, random)
+        size = random_below(scale, random)
         if not happens(size, scale, random):
             continue
         while happens(1, 1, random):
             size += scale
-        negative = below(2, random) == 1
+        negative = random_below(2, random) == 1
         if size or not negative:  # zero would come twice
             return -size if negative else size
 
@@ -92,28 +92,28 @@ def _discrete_laplace(scale: int, random: Bytes) -> int:
 def private_batches(
     items: Sequence[Any], size: int, privacy: PrivacySettings, order: int
 ) -> Iterator[list[Any]]:
-    """Yields endless batches where `[privacy]` protects each example: none is in a batch twice.
+    """Yield endless batches of protected examples: none is in a batch twice.
 
-    none       in the order of a seed that everybody knows; a pass ends with a batch that has no
-    room left beside it
+    none       in the order of a public seed; a pass ends where no full batch is left
     poisson    each example by itself, with probability size / examples, by random numbers of the
-    operating system: a
-               batch that others could draw again hides nobody
+               operating system: a batch that others could draw again hides nobody
 
     Args:
         items: the examples; there may be none.
-        size: of a batch; of all examples, if there are fewer.
+        size: of a batch; all examples, if there are fewer.
         privacy: how they are drawn.
-        order: for "none", the seed.
+        order: the seed, for "none".
     """
     while privacy.sampling == "poisson":
         assert privacy.examples is not None
-        yield [item for item in items if below(privacy.examples) < size]
+        yield [item for item in items if random_below(privacy.examples) < size]
     for epoch in count():
         if not items:
             yield []
             continue
-        shuffled = [items[i] for i in permutation(order, Domain.DATA_ORDER, len(items), epoch)]
-        each = min(size, len(items))
-        for at in range(0, len(items) - each + 1, each):
-            yield shuffled[at : at + each]
+        shuffled = [
+            items[index] for index in permutation(order, Domain.DATA_ORDER, len(items), epoch)
+        ]
+        batch_size = min(size, len(items))
+        for start in range(0, len(items) - batch_size + 1, batch_size):
+            yield shuffled[start : start + batch_size]

@@ -1,15 +1,14 @@
-"""Wraps a method where data are protected: what clients measure, what they send, what the
-coordinator combines.
+"""Wraps a method where data are protected: clients' measurements and updates, and the coordinator's
+combination.
 
-    examples   the client's estimates are bounded for each example, and get noise before they are
-    sent
-    clients    what a client sends is bounded; the coordinator gets the noisy mean in place of
-    single answers
+    examples   a client's estimates are bounded for each example, and get noise before they are sent
+    clients    a client's update is bounded; the coordinator gets the noisy mean in place of single
+               answers
     votes      the coordinator gets a private draw in place of the votes (DP-FeedSign); a client
-    always votes
+               always votes
 
-No method knows of it. What a protection sees of an update is `Payload.vector` and `with_vector`,
-`Method.unit`, and whether clients' vectors can be compared (`Method.incomparable`).
+Methods do not know about it. A protection uses `Payload.vector` and `with_vector`, `Method.unit`,
+and whether clients' vectors can be compared (`Method.incomparable`).
 """
 
 import json
@@ -31,7 +30,7 @@ from fedseed.methods.base import ALL, Answer, Answers, Method
 from fedseed.methods.payload import About, Payload, State, Summand
 from fedseed.methods.zeroth import Projection, ZerothOrder
 from fedseed.privacy.draws import private_batches
-from fedseed.privacy.scalars import PrivateScalars, bounded
+from fedseed.privacy.scalars import PrivateScalars, shorten
 from fedseed.privacy.settings import Level, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
 from fedseed.randomness import Basis, Domain, derive
@@ -43,19 +42,19 @@ _NO_SUM = (
 
 
 class Required(NamedTuple):
-    """Says what a setting must be where data are protected, of any method that has it."""
+    """The values that a setting must have where data are protected, in any method that has it."""
 
     key: str
-    values: tuple[Any, ...]  # that it may have
+    values: tuple[Any, ...]  # allowed ones
     reason: str  # why no others
-    level: Level | None = None  # where; None: at both
-    unless: str | None = None  # another key: methods that have it need not
+    level: Level | None = None  # at which it holds; None: at both
+    unless: str | None = None  # another key: methods with it are exempt
 
 
 _TRAVEL = Required("travel", ("pairs",), "whole weights have no bound")
 _REQUIRED = (
     Required("weighting", ("equal",), "how many examples a client has would be told"),
-    # there each one gets noise of its own
+    # without it each vector gets noise of its own
     Required("seeds", ("shared", "fixed"), _NO_SUM, "client", unless="travel"),
     Required(
         "allocation",
@@ -89,27 +88,26 @@ _REQUIRED = (
 
 
 def vote_epsilon(method: Method) -> float | None:
-    """Returns epsilon of each vote of a method whose clients vote (DP-FeedSign).
+    """Return epsilon of each vote, where clients' votes are drawn privately (DP-FeedSign).
 
-    None: no vote is drawn.
+    None: the method has no such draw.
     """
     return getattr(method, "epsilon", None) if _counts_votes(method) else None
 
 
 def protects(method: Method) -> frozenset[Level]:
-    """Returns what `[privacy]` can protect: single examples of estimates, clients whose vectors a
-    step adds up.
-    """
+    """Return the levels at which `[privacy]` can protect a method's data."""
     kind = method.update_type
-    found: set[Level] = {"example"} if kind.projections else set()
+    levels: set[Level] = {"example"} if kind.projections else set()
     if issubclass(kind, Summand) and not kind.counted:
-        found.add("client")
-    return frozenset(found)
+        levels.add("client")
+    return frozenset(levels)
 
 
 def unprotected(method: Method, settings: PrivacySettings) -> str | None:
-    """Returns why these settings can't protect a method's data; None: they can."""
-    if (epsilon := vote_epsilon(method)) is not None:
+    """Return the reason why these settings can't protect a method's data; None: they can."""
+    epsilon = vote_epsilon(method)
+    if epsilon is not None:
         return (
             f"method.epsilon = {epsilon:g} is DP-FeedSign, with an account of its own: leave "
             "out [privacy]"
@@ -119,30 +117,36 @@ def unprotected(method: Method, settings: PrivacySettings) -> str | None:
             "[privacy] is for scalars, and votes are bits: set method.epsilon, which is "
             "DP-FeedSign, in its place"
         )
-    if problem := _wanting(method, settings.level, (_TRAVEL,)):
+    problem = _unmet_requirement(method, settings.level, (_TRAVEL,))
+    if problem is not None:
         return problem
     if settings.level not in protects(method):
-        can = ", ".join(f'"{level}"' for level in sorted(protects(method)))
-        return f'privacy.level = "{settings.level}": {method.name} ' + (
-            f"protects {can} alone" if can else "has no private mechanism for what it sends"
-        )
+        protected_levels = ", ".join(f'"{level}"' for level in sorted(protects(method)))
+        ability = "has no private mechanism for what it sends"
+        if protected_levels:
+            ability = f"protects {protected_levels} alone"
+        return f'privacy.level = "{settings.level}": {method.name} {ability}'
     batch: int = getattr(method, "batch", 1)
     if settings.examples is not None and batch > settings.examples:
         return f"privacy.examples = {settings.examples}: a batch has {batch} (method.batch)"
-    return _wanting(method, settings.level, _REQUIRED)
+    return _unmet_requirement(method, settings.level, _REQUIRED)
 
 
-def _wanting(method: Method, at: Level, required: Sequence[Required]) -> str | None:
-    for key, values, reason, level, unless in required:
-        fits = getattr(method, key, values[0]) in values or (
-            unless is not None and hasattr(method, unless)
+def _unmet_requirement(method: Method, level: Level, required: Sequence[Required]) -> str | None:
+    """Describe the first setting without an allowed value; None: there is none."""
+    for key, values, reason, required_level, unless in required:
+        if required_level not in (None, level):
+            continue
+        is_exempt = unless is not None and hasattr(method, unless)
+        if is_exempt or getattr(method, key, values[0]) in values:
+            continue
+        allowed = "nothing"
+        if None not in values:
+            allowed = " or ".join(map(json.dumps, values))
+        value = json.dumps(getattr(method, key))
+        return (
+            f'method.{key} = {value} with privacy.level = "{level}": {reason}; set it to {allowed}'
         )
-        if level in (None, at) and not fits:
-            allowed = " or ".join(map(json.dumps, values)) if None not in values else "nothing"
-            value = json.dumps(getattr(method, key))
-            return (
-                f'method.{key} = {value} with privacy.level = "{at}": {reason}; set it to {allowed}'
-            )
     return None
 
 
@@ -153,19 +157,19 @@ def _counts_votes(method: Method) -> bool:
 class Private(Method, ABC):
     """A method with a recipe's `[privacy]`, which orbits keep among its settings.
 
-    `protected` makes one.
+    `protect` makes one.
     """
 
     kind: ClassVar[type[Method]]  # the class of the method without it
     private: PrivacySettings = Field(json_schema_extra={"internal": True})
 
     def __reduce__(self) -> Any:
-        return protected, (_plain(self), self.private)
+        return protect, (_plain(self), self.private)
 
 
 @cache
-def _private(kind: type[Method]) -> type[Private]:
-    """Returns the kind of method that has `[privacy]`, too."""
+def _make_private_class(kind: type[Method]) -> type[Private]:
+    """Return the class of a method with `[privacy]`."""
     return type(
         kind.__name__,
         (Private, kind),
@@ -174,7 +178,7 @@ def _private(kind: type[Method]) -> type[Private]:
 
 
 def _plain(method: Method) -> Method:
-    """Returns the method without `[privacy]`."""
+    """Return the method without `[privacy]`."""
     if not isinstance(method, Private):
         return method
     return method.kind.model_construct(
@@ -182,68 +186,67 @@ def _plain(method: Method) -> Method:
     )
 
 
-def protected(method: Method, settings: PrivacySettings) -> Method:
-    """Returns a method with a recipe's `[privacy]`.
+def protect(method: Method, settings: PrivacySettings) -> Method:
+    """Return a method with a recipe's `[privacy]`.
 
     Raises:
-        ValueError: these settings can't protect its data; names the keys.
+        ValueError: these settings can't protect its data; the text names the keys.
     """
     method = _plain(method)
-    if problem := unprotected(method, settings):
+    problem = unprotected(method, settings)
+    if problem is not None:
         if settings.level not in protects(method):
             kinds: list[Any] = [entry.thing for entry in REGISTRY.entries()]
-            usual = (kind.model_construct() for kind in kinds)
-            others = (other.name for other in usual if settings.level in protects(other))
-            problem = f"{problem}; {', '.join(others)} can"
+            methods = [kind.model_construct() for kind in kinds]
+            names = [usable.name for usable in methods if settings.level in protects(usable)]
+            problem = f"{problem}; {', '.join(names)} can"
         raise ValueError(problem)
     values = {name: getattr(method, name) for name in method.__class__.model_fields}
-    return _private(method.__class__).model_construct(**{**values, "private": settings})
+    private_class = _make_private_class(method.__class__)
+    return private_class.model_construct(**{**values, "private": settings})
 
 
 def check_dtypes(method: Method, dtypes: Iterable[str]) -> None:
-    """Refuses to protect examples in passes where one moves what others' losses become.
-
-    Raises ValueError.
+    """Refuse to protect examples in passes where one example moves what others' losses become.
 
     Args:
-        method: of the run.
-        dtypes: of all that the model computes with, what is not tuned included.
+        method: the run's.
+        dtypes: of everything that the model computes with, also of weights that are not tuned.
+
+    Raises ValueError.
     """
-    private, short = (
-        settings_of(method),
-        sorted({"bfloat16", "float16", "int8"}.intersection(dtypes)),
-    )
-    if short and private is not None and private.level == "example":
+    private = settings_of(method)
+    low_precision = sorted({"bfloat16", "float16", "int8"}.intersection(dtypes))
+    if low_precision and private is not None and private.level == "example":
         raise ValueError(
-            f'privacy.level = "example" with {short[0]} weights: in such a pass one example moves '
-            "what others' losses "
-            "are rounded to, which no epsilon counts; load the model in float32, with no adapter "
-            "over 8 or 16 bits"
+            f'privacy.level = "example" with {low_precision[0]} weights: in such a pass one '
+            "example moves what others' losses are rounded to, which no epsilon counts; load the "
+            "model in float32, with no adapter over 8 or 16 bits"
         )
 
 
 def read_method(kind: type[Method], settings: dict[str, Any]) -> Method:
-    """Returns a method from the settings that an orbit has of it.
+    """Return a method from the settings in an orbit.
 
-    Raises ValueError, pydantic's included.
+    Raises ValueError, also pydantic's.
     """
     method = kind.model_validate(
         {key: value for key, value in settings.items() if key != "private"}
     )
     private = settings.get("private")
-    return method if private is None else protected(method, PrivacySettings.model_validate(private))
+    return method if private is None else protect(method, PrivacySettings.model_validate(private))
 
 
 def settings_of(method: Method) -> PrivacySettings | None:
-    """Returns the `[privacy]` that a method was given; None: none."""
+    """Return a method's `[privacy]`; None: it has none."""
     return method.private if isinstance(method, Private) else None
 
 
 def mechanism_of(method: Method) -> PrivateScalars | PrivateSign | None:
-    """Returns what makes a run of a method private, and keeps its account; None: nothing does.
+    """Return the mechanism that makes a run of a method private; None: there is none.
 
-    Of a run that has one nothing else is told that depends on a client's data (docs/trust.md): no
-    losses, no counts, no reasons, no seconds of clients' work. Its account is of what the
+    A private run reveals nothing else that depends on a client's data (docs/trust.md): no losses,
+    counts, reasons or times of clients' work. The mechanism's account uses only what the
     coordinator has counted itself.
     """
     protection = protection_of(method)
@@ -251,45 +254,49 @@ def mechanism_of(method: Method) -> PrivateScalars | PrivateSign | None:
 
 
 def protection_of(method: Method) -> "Protection | None":
-    """Returns what wraps a method's client and its answers; None: nothing does."""
+    """Return the wrapper of a method's client and answers; None: there is none."""
     settings, epsilon = settings_of(method), vote_epsilon(method)
     if epsilon is not None:
-        nowhere: Any = None  # how many votes there are depends on the settings alone
+        nowhere: Any = None  # the number of votes depends on the settings alone
         votes = summand(method).words(About(method, nowhere, "update"))
         return ProtectedVotes(method, PrivateSign(epsilon, votes))
     if settings is None:
         return None
     if settings.level == "client":
         return ProtectedClients(method, PrivateScalars(settings))
-    size: Any = method  # has batches: its clients make estimates
+    size: Any = method  # this method has batches: its clients make estimates
     return ProtectedExamples(
         method, PrivateScalars(settings, getattr(method, "steps", 1), size.batch)
     )
 
 
 def misfit(method: Method, rule: AggregationRule, per_round: int | None = None) -> str | None:
-    """Returns why a rule can't combine a method's answers, private or not, of so many clients.
+    """Return the reason why a rule can't combine a method's answers; None: it can.
 
-    None if it can.
+    Args:
+        method: the method, private or not.
+        rule: the rule.
+        per_round: clients in a round; None: not known yet.
     """
     settings, epsilon = settings_of(method), vote_epsilon(method)
-    said = f'aggregation.name = "{rule.name}"'
-    if problem := base.misfit(method, rule):
+    rule_text = f'aggregation.name = "{rule.name}"'
+    problem = base.misfit(method, rule)
+    if problem is not None:
         return problem
     if settings is not None and settings.level == "client" and type(rule) is not Mean:
         return (
-            f'{said} with privacy.level = "client": how far one client moves its result is not '
-            "known, so noise has no "
-            'measure; take "mean", or privacy.level = "example"'
+            f'{rule_text} with privacy.level = "client": how far one client moves its result is '
+            'not known, so noise has no measure; take "mean", or privacy.level = "example"'
         )
     if epsilon is not None and rule.compares:
         return (
-            f"{said} does not fit {method.name}: epsilon = {epsilon:g}: the private draw is made "
-            "of the sum of all votes, each counting the same"
+            f"{rule_text} does not fit {method.name}: epsilon = {epsilon:g}: the private draw is "
+            "made of the sum of all votes, each counting the same"
         )
-    if per_round is not None and (problem := rule.shortage(per_round)):
+    shortage = None if per_round is None else rule.shortage(per_round)
+    if shortage is not None:
         return (
-            f"{problem} clients in a round (federation.per_round): take more of them, or fewer "
+            f"{shortage} clients in a round (federation.per_round): take more of them, or fewer "
             "liars"
         )
     return None
@@ -297,39 +304,37 @@ def misfit(method: Method, rule: AggregationRule, per_round: int | None = None) 
 
 @dataclass(frozen=True)
 class Protection(ABC):
-    """Stands between a method and its clients' data."""
+    """Wraps a method's access to its clients' data."""
 
-    method: Method  # the method
-    mechanism: Any  # makes numbers private, and keeps the account
-    # whether each client must compute alone, even where clients could do so in one go
+    method: Method
+    mechanism: Any  # makes numbers private, and has the account
+    # whether each client must compute alone, even where clients could share passes
     alone: ClassVar[bool] = False
-    # whether it bounds each client's update: then no client decides of another's
+    # whether it bounds each client's update, so that no client decides about another's
     bounds: ClassVar[bool] = False
-    # whether what leaves a client is private already, so that each client keeps an account
+    # whether an answer is private before it leaves its client, which then has an account
     by_client: ClassVar[bool] = False
 
     @abstractmethod
     def train(self, state: State, plan: Any, client: Client) -> Payload:
-        """Returns what a client answers, for `Method.train`.
+        """Return a client's update, as `Method.train` does.
 
-        Raises NonFiniteError where silence tells nothing.
+        Raises NonFiniteError: only where sending nothing reveals nothing.
         """
 
-    def combined(self, state: State, answers: Answers, asked: int) -> Answers:
-        """Returns what the method is given in place of a round's answers.
+    def combine(self, state: State, answers: Answers, client_count: int) -> Answers:
+        """Return the answers that the method gets in place of a round's answers.
 
         Args:
-            state: the one before the step.
-            answers: of the clients.
-            asked: how many clients were asked, whoever has answered.
+            state: the state before the step.
+            answers: the clients' answers.
+            client_count: clients that were asked, whoever has answered.
         """
         return answers
 
 
 class ProtectedExamples(Protection):
-    """Each client bounds what an example does to its losses, and adds noise to the sum before it
-    sends.
-    """
+    """Each client bounds an example's effect on its losses, and adds noise to the sum it sends."""
 
     alone = True
     by_client = True
@@ -339,7 +344,7 @@ class ProtectedExamples(Protection):
 
 
 class ProtectedClients(Protection):
-    """What clients send is bounded, and the coordinator adds noise to its sum.
+    """Clients' updates are bounded, and the coordinator adds noise to their sum.
 
     Where clients' vectors are along directions of their own there is no sum: each one gets noise of
     its own.
@@ -348,69 +353,67 @@ class ProtectedClients(Protection):
     bounds = True
 
     def train(self, state: State, plan: Any, client: Client) -> Payload:
-        """Returns the update at most `clip` long.
+        """Return the update, at most `clip` long.
 
-        One of zeros where nothing was usable, for silence would tell.
+        Without a usable loss it is an update of zeros, because sending nothing would reveal that.
         """
-        about, kind = About(self.method, state, "update", client.round), summand(self.method)
-        update = kind.of(np.zeros(kind.words(about)), about)
+        context, kind = About(self.method, state, "update", client.round), summand(self.method)
+        update = kind.of(np.zeros(kind.words(context)), context)
         with suppress(NonFiniteError):
             update = self.method.train(state, plan, client)  # type: ignore[assignment]
-        within = bounded(update.vector(about) / about.unit, self.mechanism.settings.clip)
-        return update.with_vector(about.unit * within, about)
+        bounded_vector = shorten(
+            update.vector(context) / context.unit, self.mechanism.settings.clip
+        )
+        return update.with_vector(context.unit * bounded_vector, context)
 
-    def combined(self, state: State, answers: Answers, asked: int) -> Answers:
-        """Returns one answer that stands for all: the noisy mean of the bounded vectors."""
-        about, kind = About(self.method, state, "update", answers.round), summand(self.method)
+    def combine(self, state: State, answers: Answers, client_count: int) -> Answers:
+        """Return one answer that stands for all: the noisy mean of the bounded vectors."""
+        context, kind = About(self.method, state, "update", answers.round), summand(self.method)
 
-        def noisy(updates: Sequence[Any], asked: int) -> Any:
-            return about.unit * self.mechanism.mean(
-                [update.vector(about) / about.unit for update in updates], asked
+        def add_noise(updates: Sequence[Any], client_count: int) -> Any:
+            return context.unit * self.mechanism.mean(
+                [update.vector(context) / context.unit for update in updates], client_count
             )
 
         if self.method.incomparable is not None:
-            own = (
-                Answer(client, c, one.with_vector(noisy([one], 1), about))
-                for client, c, one in answers
+            noisy_answers = (
+                Answer(client, weight, update.with_vector(add_noise([update], 1), context))
+                for client, weight, update in answers
             )
-            return replace(answers, answers=tuple(own))
-        return (
-            _instead(answers, kind.of(noisy(answers.updates, asked), about)) if answers else answers
-        )
+            return replace(answers, answers=tuple(noisy_answers))
+        if not answers:
+            return answers
+        return _replace_answers(answers, kind.of(add_noise(answers.updates, client_count), context))
 
 
 class ProtectedVotes(Protection):
-    """Votes reach the coordinator as they are, and its draw is what is private (FeedSign, Eq.
-    21).
-    """
+    """Votes reach the coordinator unchanged, and its draw is private (FeedSign, Eq. 21)."""
 
     def train(self, state: State, plan: Any, client: Client) -> Payload:
         return self.method.train(state, plan, _Voting(client))
 
-    def combined(self, state: State, answers: Answers, asked: int) -> Answers:
-        """Returns one vote that stands for all: drawn by the sum of the votes, each counting the
-        same.
-        """
+    def combine(self, state: State, answers: Answers, client_count: int) -> Answers:
+        """Return one vote that stands for all, drawn by the sum of equally weighted votes."""
         if not answers:
             return answers
-        about = About(self.method, state, "update", answers.round)
-        sums = np.sum([update.vector(about) for update in answers.updates], axis=0)
-        drawn = np.array(self.mechanism.draw(sums), dtype=np.float64)
-        return _instead(answers, summand(self.method).of(drawn, about))
+        context = About(self.method, state, "update", answers.round)
+        sums = np.sum([update.vector(context) for update in answers.updates], axis=0)
+        votes = np.array(self.mechanism.draw(sums), dtype=np.float64)
+        return _replace_answers(answers, summand(self.method).of(votes, context))
 
 
-def _instead(answers: Answers, update: Payload) -> Answers:
+def _replace_answers(answers: Answers, update: Payload) -> Answers:
     return replace(answers, answers=(Answer(ALL, 1.0, update),))
 
 
 def summand(method: Method) -> type[Summand]:
-    """Returns what a method's updates are, which can be added up."""
+    """Return the type of a method's updates, which can be added up."""
     assert issubclass(method.update_type, Summand)
     return method.update_type
 
 
 class _Wrapped:
-    """Passes everything on to a client but what a subclass makes private."""
+    """Delegates to a client, except where a subclass adds privacy."""
 
     def __init__(self, client: Client) -> None:
         self.inner: Any = client
@@ -420,12 +423,10 @@ class _Wrapped:
 
 
 class _Voting(_Wrapped):
-    """A client that has something to say in any case: a direction whose losses are not usable
-    counts as one of 0.
-    """
+    """A client that always votes: a direction without usable losses counts as 0."""
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yields the client's batches; empty ones where it has no example."""
+        """Yield the client's batches; empty ones if it has no example."""
         with suppress(NonFiniteError):
             yield from self.inner.batches(size)
         while True:
@@ -453,7 +454,7 @@ class _Measuring(_Wrapped):
         rho_j = [sum_i d_ij + noise] / (2 eps B)                each (d_i1, ..., d_in) at most
         `clip` long
 
-    B is the recipe's batch, however many examples were drawn: that is nobody's secret.
+    B is the recipe's batch, however many examples were drawn, because it is public.
     """
 
     def __init__(self, client: Client, mechanism: PrivateScalars) -> None:
@@ -461,10 +462,7 @@ class _Measuring(_Wrapped):
         self.mechanism = mechanism
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yields batches as `[privacy]` has them drawn, no example twice in one.
-
-        They may be smaller, or empty.
-        """
+        """Yield batches as `[privacy]` has them drawn; they may be smaller, or empty."""
         inner = self.inner
         order = derive(inner.seed, Domain.DATA_ORDER, inner.round, inner.number)
         return private_batches(inner.items, size, self.mechanism.settings, order)
@@ -477,7 +475,7 @@ class _Measuring(_Wrapped):
         items: Sequence[Any],
         one_sided: bool = False,
     ) -> list[Projection]:
-        """Returns one noisy vector, and no losses.
+        """Return one noisy vector, without losses.
 
         An example whose loss is not finite counts as unchanged.
         """

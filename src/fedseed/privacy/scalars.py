@@ -1,4 +1,4 @@
-"""Makes a few scalars private: they are bounded, summed up in whole numbers, and get discrete
+"""Makes a few scalars private: they are bounded, added up in whole numbers, and get discrete
 Gaussian noise.
 
     v_i   <- v_i min(1, C / |v_i|)                                one vector for each example, or
@@ -7,17 +7,17 @@ Gaussian noise.
     B),  B = 2^24
 
 DP-ZO (Tang et al., 2024) and DPZero (Zhang et al., 2024) clip an example's difference of losses and
-add noise to the sum; of several directions an example's differences are one vector, bounded before
-they are summed up, as in DP-AggZO. Of clients the vectors are what they send.
+add noise to the sum. For several directions an example's differences are one vector, bounded before
+the vectors are added up, as in DP-AggZO. At client level the vectors are those that clients send.
 
-All that depends on data is a sum of whole numbers: what comes after (the division by B, single
-precision) is the same for all data, so that no rounding tells anything. Truncation makes no vector
-longer, and |trunc(B v / C)| <= B exactly.
+Everything that depends on data is a sum of whole numbers. What comes after (the division by B,
+single precision) is the same for all data, so that rounding reveals nothing. Truncation makes no
+vector longer, and |trunc(B v / C)| <= B exactly.
 
-The account is that of privacy loss distributions, of the continuous Gaussian. The discrete one's
-delta differs from it by about 1 / sigma^2 of it, as a sum over whole numbers differs from an
-integral where odds are cut off; ten times that is taken off delta, which changes no digit that is
-shown with sigma = noise B.
+The account uses privacy loss distributions of the continuous Gaussian. The discrete one's delta
+differs from it by a share of about 1 / sigma^2, as a sum over whole numbers differs from an
+integral at the cut-off. Ten times that is taken off delta, which changes no digit that is shown
+with sigma = noise B.
 
     no sampling   t releases of noise s are one of noise s / sqrt(t), whose epsilon is known in
     closed form
@@ -38,71 +38,78 @@ from fedseed.privacy.draws import Bytes, discrete_gaussian
 from fedseed.privacy.settings import PrivacySettings
 
 LEVELS = 1 << 24  # B: whole numbers from 0 to a vector's bound
-MOST = 1 << 40  # turns up to which a budget is looked for
+MOST = 1 << 40  # the largest number of turns that a budget is searched for
 
 
 @dataclass(frozen=True)
 class PrivateScalars:
-    """The mechanism of a recipe's `[privacy]`, for one method."""
+    """The mechanism of a recipe's `[privacy]` for one method."""
 
     settings: PrivacySettings  # the recipe's
-    releases: int = 1  # noisy vectors that a client's turn gives away: local steps, or 1
-    batch: int = 1  # examples that an estimate is made on, as the method says
+    releases: int = 1  # noisy vectors of a client's turn: local steps, or 1
+    batch: int = 1  # examples of an estimate, according to the method
     levels: int = LEVELS  # B
     random: Bytes = os.urandom  # makes random bytes
 
-    # the account is of the turns of the client that was asked most often
+    # the account counts the turns of the client that had most
     by_turns: ClassVar[bool] = True
 
     @property
     def sigma(self) -> int:
-        """Returns the deviation of the noise, in whole numbers."""
+        """The deviation of the noise, in whole numbers."""
         return ceil(self.settings.noise * self.levels)
 
     def noisy_sum(
         self, vectors: Sequence[NDArray[np.floating[Any]]], length: int
     ) -> NDArray[np.float64]:
-        """Returns the sum of bounded vectors, and noise.
+        """Return the sum of bounded vectors, with noise.
 
         Args:
             vectors: each of shape (length,); one that is not finite counts as zeros. There may be
                 none.
-            length: entries of the answer.
+            length: entries of the sum.
         """
         total = discrete_gaussian(self.sigma, length, self.random)
         for vector in vectors:
-            total += whole(vector, self.settings.clip, self.levels)
+            total += to_levels(vector, self.settings.clip, self.levels)
         return np.asarray(total * (self.settings.clip / self.levels), dtype=np.float64)
 
-    def mean(self, vectors: Sequence[NDArray[np.floating[Any]]], asked: int) -> NDArray[np.float64]:
-        """Returns the noisy sum of clients' vectors divided by how many were asked, however many
-        have answered.
+    def mean(
+        self, vectors: Sequence[NDArray[np.floating[Any]]], client_count: int
+    ) -> NDArray[np.float64]:
+        """Return the noisy sum of clients' vectors, divided by the number of clients asked.
+
+        The divisor does not depend on how many have answered.
 
         Args:
-            vectors: one of each client that has answered, equally long; at least one.
-            asked: clients.
+            vectors: those of the clients that have answered, equally long; at least one.
+            client_count: clients that were asked.
         """
-        return self.noisy_sum(vectors, len(vectors[0])) / asked
+        return self.noisy_sum(vectors, len(vectors[0])) / client_count
 
     @property
     def affordable(self) -> int | None:
-        """Returns the most turns within the budget; None: there is no budget."""
-        if (budget := self.settings.budget) is None:
+        """The most turns within the budget; None: there is no budget."""
+        budget = self.settings.budget
+        if budget is None:
             return None
-        low, high = 0, 1  # what is within it, and what is not
+        low, high = 0, 1  # turns within the budget, and turns beyond it
         while high < MOST and self.epsilon(high) <= budget:
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.epsilon(middle) <= budget else (low, middle)
+            if self.epsilon(middle) <= budget:
+                low = middle
+            else:
+                high = middle
         return low
 
     def within_budget(self, turns: int) -> bool:
-        """Return whether there is a budget, and so many turns are within it."""
+        """Return whether there is a budget, and `turns` turns are within it."""
         return self.settings.budget is not None and self.epsilon(turns) <= self.settings.budget
 
     def epsilon(self, turns: int) -> float:
-        """Returns epsilon at delta of so many turns."""
+        """Return epsilon at delta of `turns` turns."""
         if turns == 0:
             return 0.0
         return composed_epsilon(
@@ -112,24 +119,24 @@ class PrivateScalars:
 
     @property
     def turn(self) -> "Releases":
-        """Return what one turn of a client gives away."""
+        """The releases of a client's turn."""
         rate = 1.0 if self.settings.examples is None else self.batch / self.settings.examples
         return Releases(self.sigma / self.levels, rate, self.releases)
 
     def counted(self, rounds: int) -> dict[str, Any]:
-        """Returns `spent`, for `status`."""
+        """Return `spent`, for `status`."""
         return self.spent(rounds)
 
     def spent(self, rounds: int) -> dict[str, Any]:
-        """Returns what so many turns of the client that was asked most often have spent.
+        """Return the privacy that the client with most turns has spent in `rounds` turns.
 
         Returns:
-            `level`, `adjacency` (how neighbours differ: by one more, or by nothing in one's place),
-            `turns`, `releases` (noisy vectors of one client), `noise`, `delta`, `epsilon`; with a
-            budget `budget`.
+            `level`, `adjacency` (neighbours differ by one more example, or by one that counts as
+            nothing), `turns`, `releases` (noisy vectors of one client), `noise`, `delta`,
+            `epsilon`; with a budget `budget`.
         """
         settings = self.settings
-        found = {
+        figures = {
             "level": settings.level,
             "adjacency": "zero-out" if settings.sampling == "none" else "add-or-remove",
             "turns": rounds,
@@ -138,14 +145,14 @@ class PrivateScalars:
             "delta": settings.delta,
             "epsilon": self.epsilon(rounds),
         }
-        return found if settings.budget is None else {**found, "budget": settings.budget}
+        return figures if settings.budget is None else {**figures, "budget": settings.budget}
 
 
-def whole(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> NDArray[np.int64]:
-    """Returns a vector in whole numbers, at most `levels` long.
+def to_levels(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> NDArray[np.int64]:
+    """Return a vector in whole numbers, at most `levels` long.
 
     Args:
-        vector: 1-D; zeros, if it is not finite.
+        vector: 1-D; a vector that is not finite becomes zeros.
         clip: the length that `levels` stands for; longer vectors are shortened to it.
         levels: at most 2^24.
 
@@ -154,30 +161,32 @@ def whole(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> NDArra
     """
     doubles = np.asarray(vector, dtype=np.float64)
     largest = float(np.abs(doubles).max(initial=0.0))
-    if not 0 < largest < inf:  # NaN, too
+    if not 0 < largest < inf:  # also for NaN
         return np.zeros(len(doubles), dtype=np.int64)
     scaled = doubles / largest  # so that no square overflows
     norm = float(np.sqrt(np.square(scaled).sum()))
-    times = levels * (1.0 if largest * norm > clip else largest * norm / clip) / norm
-    found = np.trunc(scaled * times).astype(np.int64)
-    while int(np.square(found).sum()) > levels * levels:  # what the last bits of doubles may add
-        found -= np.sign(found)
-    return found
+    share_of_clip = 1.0 if largest * norm > clip else largest * norm / clip
+    factor = levels * share_of_clip / norm
+    numbers = np.trunc(scaled * factor).astype(np.int64)
+    # the last bits of doubles may add a little
+    while int(np.square(numbers).sum()) > levels * levels:
+        numbers -= np.sign(numbers)
+    return numbers
 
 
-def bounded(vector: NDArray[np.floating[Any]], clip: float) -> NDArray[np.float64]:
-    """Returns a vector shortened to `clip`, up to rounding; zeros, if it is not finite."""
-    return np.asarray(whole(vector, clip, LEVELS) * (clip / LEVELS), dtype=np.float64)
+def shorten(vector: NDArray[np.floating[Any]], clip: float) -> NDArray[np.float64]:
+    """Return a vector shortened to `clip`, up to rounding; zeros if it is not finite."""
+    return np.asarray(to_levels(vector, clip, LEVELS) * (clip / LEVELS), dtype=np.float64)
 
 
 @dataclass(frozen=True, order=True)
 class Releases:
-    """Noisy vectors of one kind that were given away.
+    """Released noisy vectors of one kind.
 
     Args:
         multiplier: the noise's deviation over the longest vector of one example.
-        rate: the probability with which an example is in a batch; 1: it is in each.
-        count: how many.
+        rate: the probability with which an example is in a batch; 1: it is in every batch.
+        count: the number of vectors.
     """
 
     multiplier: float
@@ -186,11 +195,11 @@ class Releases:
 
 
 def delta_left(delta: float, sigma: float) -> float:
-    """Return the delta that is left for the continuous Gaussian's account.
+    """Return the delta for the account with the continuous Gaussian.
 
     Args:
         delta: of the settings.
-        sigma: the discrete noise's deviation, in whole numbers; of several kinds the least.
+        sigma: the discrete noise's deviation, in whole numbers; of several kinds the smallest.
     """
     return delta / (1 + 10 / sigma**2)
 
@@ -200,31 +209,35 @@ def composed_epsilon(kinds: tuple[Releases, ...], delta: float) -> float:
     """Return epsilon at delta of noisy vectors of several kinds together.
 
     Args:
-        kinds: what was given away, each kind once.
-        delta: what is left out of epsilon, from 0 to 1.
+        kinds: the released vectors, each kind once.
+        delta: the probability that epsilon leaves out, from 0 to 1.
 
     Returns:
-        Epsilon; of kinds with and without sampling together it holds where one example counts as
-        nothing (under Poisson sampling that is the same as being absent).
+        Epsilon. For kinds with and without sampling together, neighbours differ by an example that
+        counts as nothing (under Poisson sampling that is the same as a missing one).
     """
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
     if not kinds:
         return 0.0
     precision = sum(kind.count / kind.multiplier**2 for kind in kinds)
-    whole = GaussianPrivacyLoss(1 / sqrt(precision))
-    # delta there is e^-800
+    gaussian = GaussianPrivacyLoss(1 / sqrt(precision))
+    # delta at the upper end is e^-800
     low, high = 0.0, precision / 2 + 40 * sqrt(precision)
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if whole.get_delta_for_epsilon(middle) > delta else (low, middle)
+        if gaussian.get_delta_for_epsilon(middle) > delta:
+            low = middle
+        else:
+            high = middle
     sampled = [kind for kind in kinds if kind.rate < 1.0]
     if not sampled:
         return high
-    if (step := _step_of(kinds, high)) > 0.5:
-        # of an epsilon of tens of thousands, at which sampling makes no difference to anybody
+    step = _step_of(kinds, high)
+    if step > 0.5:
+        # epsilon is tens of thousands, where sampling makes no useful difference
         return high
-    # far finer than this, sums of losses overflow; all releases together are told apart to 1e-6
+    # below this step sums of losses overflow; it distinguishes all releases together to 1e-6
     step = max(step, 1e-6 / sum(kind.count for kind in sampled))
     interval = 2.0 ** ceil(np.log2(step))
     parts = [
@@ -234,22 +247,22 @@ def composed_epsilon(kinds: tuple[Releases, ...], delta: float) -> float:
     unsampled = precision - sum(kind.count / kind.multiplier**2 for kind in sampled)
     if len(sampled) < len(kinds):
         parts.append(_one_release(1 / sqrt(unsampled), 1.0, interval))
-    together = parts[0]
+    composed = parts[0]
     for part in parts[1:]:
-        together = together.compose(part)
-    # sampling costs nothing
-    return min(high, float(together.get_epsilon_for_delta(delta)))
+        composed = composed.compose(part)
+    # sampling never makes it worse
+    return min(high, float(composed.get_epsilon_for_delta(delta)))
 
 
 def _step_of(kinds: Sequence[Releases], highest: float) -> float:
-    """Return how finely losses must be told apart for an epsilon of at most `highest`."""
+    """Return the step of losses that is fine enough for an epsilon of at most `highest`."""
     tops, variance = [], 0.0
     for kind in kinds:
         mean = 1 / kind.multiplier
         rest = log1p(-kind.rate) if kind.rate < 1.0 else -inf
-        # of the losses of one release
+        # the largest loss of one release
         tops.append(float(np.logaddexp(log(kind.rate) + mean * mean / 2 + 10 * mean, rest)))
-        # of all together, about
+        # the variance of all losses together, approximately
         variance += kind.count * expm1(mean * mean) * kind.rate**2 if mean < 25 else inf
     top, spread = max(tops), sqrt(variance)
     return max(
@@ -261,9 +274,7 @@ def _step_of(kinds: Sequence[Releases], highest: float) -> float:
 
 @cache
 def _one_release(multiplier: float, rate: float, step: float) -> Any:
-    """Returns the privacy loss distribution of one noisy vector of a sampled batch, in whole
-    multiples of `step`.
-    """
+    """Return the privacy loss distribution of one noisy vector, in multiples of `step`."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
     return from_gaussian_mechanism(
@@ -274,24 +285,24 @@ def _one_release(multiplier: float, rate: float, step: float) -> Any:
 def noise_for(
     epsilon: float, turns: int, settings: PrivacySettings, releases: int = 1, batch: int = 1
 ) -> float:
-    """Returns the least noise, to a thousandth of it, with which so many turns spend epsilon.
+    """Return the least noise, to a thousandth of it, with which `turns` turns spend epsilon.
 
     Args:
         epsilon: at the settings' delta.
-        turns: of the client that is asked in most rounds.
-        settings: what is protected; their noise does not matter.
+        turns: turns of the client that is asked in most rounds.
+        settings: the recipe's `[privacy]`; its noise does not matter.
         releases: noisy vectors of a turn.
-        batch: examples that an estimate is made on.
+        batch: examples of an estimate.
 
     Raises:
-        ValueError: no noise that is possible is enough.
+        ValueError: no possible noise is enough.
     """
     low, high = 1e-3, 1e5
     while high > 1.0005 * low:
         middle = (low * high) ** 0.5
-        tried = settings.model_copy(update={"noise": middle})
-        within = PrivateScalars(tried, releases, batch).epsilon(turns) <= epsilon
-        low, high = (low, middle) if within else (middle, high)
+        settings_with_noise = settings.model_copy(update={"noise": middle})
+        is_within = PrivateScalars(settings_with_noise, releases, batch).epsilon(turns) <= epsilon
+        low, high = (low, middle) if is_within else (middle, high)
     if high > 0.999e5:
         raise ValueError(
             f"epsilon = {epsilon:g} in {turns} turns takes more noise than 1e5 times clip"

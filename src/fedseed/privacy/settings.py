@@ -1,35 +1,35 @@
-"""A recipe's `[privacy]`: what is protected, how it is bounded, how much noise it gets, and how
-much may be spent.
-"""
+"""A recipe's `[privacy]`: the protected data, bounds, noise, and budget."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+from fedseed.hinting import Hinting
+
 Level = Literal["example", "client"]
 
 
-class PrivacySettings(BaseModel):
+class PrivacySettings(BaseModel, metaclass=Hinting):
     """Differential privacy of scalars (docs/privacy.md).
 
     Args:
-        level: what is protected. "example": each single example, from everybody, the coordinator
-            too: each client bounds what an example does to its losses, and adds noise before it
-            sends. "client": all that a client holds, from everybody but the coordinator, which
-            bounds what clients send and adds noise to the sum.
+        level: the protected data. "example": each single example, from everybody, also from the
+            coordinator: each client bounds an example's effect on its losses, and adds noise before
+            it sends. "client": all data of a client, from everybody but the coordinator, which
+            bounds the clients' vectors and adds noise to their sum.
         clip: C. "example": the longest vector of an example's differences of losses, one for each
             direction of an estimate. "client": the longest vector that a client sends: of
             projections rho, or of Ferret's coefficients.
         noise: the noise's deviation over clip.
-        delta: the probability that is left out of epsilon.
+        delta: the probability that epsilon leaves out.
         budget: the largest epsilon; the run ends before the round that would spend more. At
             "example" level each client also keeps to it over all its runs on the same data. Not
             set: the run has all its rounds, and a client answers as many times over all its runs.
         sampling: "example" level only: how a batch is drawn. "poisson": each example by itself,
-            with probability batch / examples, by the client's own secret random numbers, for which
-            epsilon is smaller. "none": in the order that the recipe's seed decides, which everybody
-            knows, so that epsilon is that of an example which is in every batch.
-        examples: the number that sampling reckons with; it is public.
+            with probability batch / examples, by the client's own secret random numbers, which
+            makes epsilon smaller. "none": in an order that the recipe's seed decides and everybody
+            knows, so that epsilon is that of an example in every batch.
+        examples: the number of examples that sampling assumes; it is public.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -61,5 +61,5 @@ class PrivacySettings(BaseModel):
         return self
 
 
-# why a client of a private run sends nothing: the reason would depend on its data
+# the reason that a client of a private run gives for sending nothing: another would reveal data
 WITHHELD = "nothing to send"

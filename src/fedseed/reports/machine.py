@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 import shlex
 import sys
 from contextlib import suppress
@@ -10,9 +9,17 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import fedseed
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:
+    # Windows
+    resource = None
 
 PACKAGES = ("torch", "transformers", "peft", "tokenizers", "numpy", "numba", "triton")
 
@@ -66,14 +73,27 @@ def command() -> str:
 
 
 def resident_memory(peak: bool = False) -> int:
-    """Returns this process' resident memory in bytes, now or at its peak."""
-    if peak:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Returns this process' resident memory in bytes, now or at its peak; 0: it is not told."""
+    if resource is None:
+        return 0
+    if peak or not Path("/proc/self/statm").exists():
+        # macOS counts bytes, Linux kilobytes; macOS tells no more than the peak
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def available_memory() -> tuple[int, int]:
-    """Returns (all, free) of this machine's memory in bytes, or of this container's."""
+    """Returns (all, free) of this machine's memory in bytes, or of this container's.
+
+    Without Linux' /proc all of it counts as free, and where nothing is told, both are 0.
+    """
+    if not Path("/proc/meminfo").exists():
+        try:
+            total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, ValueError, OSError):
+            total = 0
+        return total, total
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     found = {
         line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")

@@ -46,6 +46,8 @@ class RoundLine:
     seconds: dict[str, float] = field(default_factory=dict)
     # of the weights after the round, in hex; None: they were not hashed
     weights_digest: str | None = None
+    # the Euclidean norm of the weights after the round; None: it was not measured
+    weights_norm: float | None = None
     # what each has measured, where each does
     by_client: Mapping[str, Mapping[str, float]] | None = None
     # all else, by name: held-out loss, scores, epsilon
@@ -103,8 +105,13 @@ class RoundLine:
 
 
 FIELDS = tuple(part.name for part in fields(RoundLine) if part.name != "metrics")
-OF_THE_BASE = ("round", "seconds", "weights_digest", "by_client")
-SELDOM = ("not_taken", "processes", "by_client")  # written where there is something to say
+OF_THE_BASE = ("round", "seconds", "weights_digest", "weights_norm", "by_client")
+SELDOM = (
+    "not_taken",
+    "processes",
+    "weights_norm",
+    "by_client",
+)  # written where there is something to say
 NUMBERS = (
     "train_loss",
     "bytes_up",

@@ -21,6 +21,7 @@ from fedseed.methods import Method
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients
+from fedseed.methods.subspace import CodedEntries, FactorEntries, FloatEntries
 from fedseed.methods.zofedsgd import Projections
 from fedseed.privacy import mechanism_of
 
@@ -114,10 +115,23 @@ def unverifiable(method: Method, secure_sums: bool) -> str | None:
             f"{method.name} is private here: its noise is secret, so that nobody can compute "
             "an answer again"
         )
-    if not issubclass(method.update_type, Votes | Projections | Pairs | Coefficients):
+    update = method.update_type
+    if issubclass(update, CodedEntries):
+        return (
+            f"method.up_bits = {method.up_bits}: a code does not show how near an entry is to the "  # type: ignore[attr-defined]
+            "next code, so that float noise can't be told from a forgery; up_bits = 32 can be "
+            "verified"
+        )
+    if issubclass(update, FactorEntries) and method.training.optimizer != "sgd":  # type: ignore[attr-defined]
+        return (
+            f'method.training.optimizer = "{method.training.optimizer}": it divides by the '  # type: ignore[attr-defined]
+            "gradient's own size, so that an entry whose gradient is float noise moves by whole "
+            'steps; "sgd" can be verified'
+        )
+    if not issubclass(update, Votes | Projections | Pairs | Coefficients | FloatEntries):
         return (
             f"what {method.name} sends can't be verified; FeedSign's, ZO-FedSGD's, FedKSeed's "
-            "and Ferret's can"
+            "and Ferret's can, and subspace's in floats"
         )
     if getattr(method, "normalize", "none") != "none":
         return (

@@ -16,7 +16,7 @@ from fedseed.methods import Method
 from fedseed.models import PACKAGED
 from fedseed.objectives.evaluation import measure
 from fedseed.objectives.losses import Objective
-from fedseed.objectives.prepared import prepare_sets
+from fedseed.objectives.prepared import prepare_sets, with_reference
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.processes import warm
@@ -38,7 +38,7 @@ from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
-from fedseed.tasks.data import ClientData, TaskData
+from fedseed.tasks.data import BETA, ClientData, TaskData
 from fedseed.tasks.files import Record, dataset_rows, is_dataset
 from fedseed.tasks.forms import examples_in
 from fedseed.tasks.record import clients_record, held_out_record, record_of
@@ -66,7 +66,7 @@ class Federation(Simulation):
             it is a terminal.
         tokenizer: the model's; rows need it.
         settings: the other settings of `RunSpec`, such as `per_round=2, seed=1, out="runs/mine"`;
-            and `workers`.
+            `workers`; and `beta` of preferences ("chosen" and "rejected" in the rows).
 
     Raises:
         RecipeError: something of it can't be; says what.
@@ -85,6 +85,7 @@ class Federation(Simulation):
         **settings: Any,
     ) -> None:
         workers: Workers | None = settings.pop("workers", None)
+        beta: float = settings.pop("beta", BETA)
         clients = [
             c if isinstance(c, ClientData) else ClientData(f"client-{i}", c)
             for i, c in enumerate(datasets)
@@ -94,7 +95,7 @@ class Federation(Simulation):
         held_out = held_out if isinstance(held_out, Mapping) else {"": held_out}
         if tokenizer is not None:
             sets = {client.name: client.examples for client in clients}
-            fitting, clients, fits, more = _learning(model, tokenizer, sets, held_out)
+            fitting, clients, fits, more = _learning(model, tokenizer, sets, held_out, beta)
             objective, measure = objective or fitting, measure or fits
             settings = {"base": str(getattr(model, "name_or_path", "")), **more, **settings}
         if objective is None:
@@ -106,7 +107,7 @@ class Federation(Simulation):
             record = {**clients_record(clients), **held_out_record(held_out)}
             spec = replace(spec, data_record=record, fingerprint=fingerprint_of(tokenizer))
         measure, names = (
-            measure or loss_of(objective, held_out),
+            measure or loss_of(objective, held_out, model),
             [client.name for client in clients],
         )
         super().__init__(
@@ -159,6 +160,7 @@ def _learning(
     tokenizer: Any,
     sets: Mapping[str, Iterable[Any]],
     held_out: Mapping[str, Iterable[Any]],
+    beta: float,
 ) -> tuple[Objective, list[ClientData], Evaluation, dict[str, Any]]:
     """Returns how a model of one's own learns from rows, the clients, what measures it, and
     settings of `RunSpec`.
@@ -172,14 +174,19 @@ def _learning(
         {**whole.config.to_dict(), "architectures": [type(whole).__name__]}
     )
     named, labels = tuple(map(str, whole.config.id2label.values())), tuple[str, ...]()
-    if architecture == "classification":
+    score_field = None
+    if architecture == "classification" and len(named) == 1:
+        score_field = _score_field([*sets.values(), *held_out.values()])
+    elif architecture == "classification":
         labels = _class_labels(named, [*sets.values(), *held_out.values()])
     names = {prefix: f"evaluation {prefix}".strip() for prefix in held_out}
     found, notes = examples_in(
-        {**sets, **{names[prefix]: rows for prefix, rows in held_out.items()}}, labels
+        {**sets, **{names[prefix]: rows for prefix, rows in held_out.items()}},
+        labels,
+        score_field,
     )
     clients = [ClientData(name, found[name]) for name in sets]
-    data = TaskData(clients, {prefix: found[name] for prefix, name in names.items()})
+    data = TaskData(clients, {prefix: found[name] for prefix, name in names.items()}, beta=beta)
     settings, limit = within(EvaluationSettings(rouge=False), longest_input(model))
     try:
         kind, _ = kind_of(data, architecture)
@@ -187,6 +194,9 @@ def _learning(
         traits = settle(model, str(getattr(model, "name_or_path", "")) or type(model).__name__)
         examine_base(model, objective)
         prepared, more = prepare_sets(objective, data.evaluation, limit)
+        prepared = {
+            prefix: with_reference(objective, model, one) for prefix, one in prepared.items()
+        }
     except ValueError as error:
         raise RecipeError(f"Federation: {error}") from error
 
@@ -202,9 +212,18 @@ def _learning(
     about = {
         "notes": (*notes, *traits.notes, *more),
         "limit": limit,
-        "classes": named if labels else (),
+        "classes": named if labels or score_field else (),
     }
     return objective, clients, evaluate, about
+
+
+def _score_field(sets: Iterable[Iterable[Any]]) -> str:
+    """Return which field of rows has the number that a model with one output predicts."""
+    for rows in sets:
+        first = next(iter(rows), None)
+        if isinstance(first, Mapping):
+            return "score" if "score" in first and "label" not in first else "label"
+    return "label"
 
 
 def _class_labels(named: Sequence[str], sets: Iterable[Iterable[Any]]) -> tuple[str, ...]:

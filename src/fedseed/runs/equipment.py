@@ -10,9 +10,9 @@ import torch
 
 from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
-from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
+from fedseed.federation.control import HELD_OUT, VALIDATION, average_metrics
 from fedseed.federation.fingerprint import Fingerprint
-from fedseed.federation.group import gathered, space_of
+from fedseed.federation.group import lead_group, space_of
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.models import PACKAGED, adapters
@@ -21,7 +21,16 @@ from fedseed.models.quantization import BITS, check_tunable, describe_quantized,
 from fedseed.models.targets import chosen_targets, freeze_others
 from fedseed.objectives.evaluation import mean_loss, measure, score_notes
 from fedseed.objectives.losses import Choices, Objective, Scoring, TextObjective
-from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare, prepare_sets
+from fedseed.objectives.preferences import Preferences
+from fedseed.objectives.prepared import (
+    Prepared,
+    about,
+    idle,
+    left_out,
+    prepare,
+    prepare_sets,
+    with_reference,
+)
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.orbit import AdapterStart, Header
@@ -215,6 +224,11 @@ def match_outputs(
     if not classes:
         return ()
     outputs = match_classes(classes, names)
+    if outputs is None and len(classes) == 1:
+        raise RecipeError(
+            f'task.name = "{recipe.task.name}": the model tells {listed(names, SHOWN)} apart and '
+            "predicts no number: a run would draw a new head"
+        )
     if outputs is None:
         raise RecipeError(
             f'task.name = "{recipe.task.name}": the model tells {listed(names, SHOWN)} apart, the '
@@ -239,7 +253,8 @@ def examine_base(model: Any, objective: Objective) -> None:
     from fedseed.objectives.rewarded import Rewarded
 
     objective.rows = embedding_rows(model)
-    language = objective.language if isinstance(objective, Rewarded | Choices) else objective
+    around_language = Rewarded | Choices | Preferences
+    language = objective.language if isinstance(objective, around_language) else objective
     if isinstance(language, TextObjective):
         texts = [language.probe_ids(text) for text in PROBES]
         if all(texts):
@@ -275,7 +290,11 @@ def within(settings: EvaluationSettings, positions: int | None) -> tuple[Evaluat
 
 
 def evaluation_of(
-    recipe: Recipe, equipment: Equipment, data: TaskData, parts: Sequence[TaskData] | None = None
+    recipe: Recipe,
+    equipment: Equipment,
+    data: TaskData,
+    parts: Sequence[TaskData] | None = None,
+    base: Callable[[], Any] | None = None,
 ) -> tuple[Evaluation, list[str]]:
     """Returns what measures the model on a task's evaluation sets, and lines about what was left
     out of them.
@@ -286,12 +305,15 @@ def evaluation_of(
         data: what is evaluated.
         parts: each party's own data; where the task has nothing that all share, each is measured on
             what it holds out. Figures are by client ("by_client") then, and their mean.
+        base: makes a model at the base, for objectives that compare with it; None: the equipment's
+            model is at its base.
 
     Raises:
         RecipeError: nothing of a set is usable.
     """
+    add_reference = _referring(equipment, base)
     if parts is not None and not recipe.task.shares_evaluation:
-        return _of_parties(recipe, equipment, parts)
+        return _of_parties(recipe, equipment, parts, add_reference)
     from fedseed.objectives.kinds import short_answers
 
     objective, measured = equipment.objective, equipment.measured
@@ -303,10 +325,11 @@ def evaluation_of(
     try:
         sets, notes = prepare_sets(objective, {**data.evaluation, **kept}, equipment.limit)
     except ValueError as error:
-        base = recipe.model.base
+        name = recipe.model.base
         raise RecipeError(
-            f'task.name = "{recipe.task.name}" with model.base = "{base}": {error}'
+            f'task.name = "{recipe.task.name}" with model.base = "{name}": {error}'
         ) from error
+    sets = {prefix: add_reference(one) for prefix, one in sets.items()}
     validation = [item for prefix in kept for item in sets.pop(prefix).items]
     if data.scores:
         notes += short_answers(objective, sets, equipment.room, measured)
@@ -326,8 +349,21 @@ def evaluation_of(
     return evaluate, notes
 
 
+def _referring(
+    equipment: Equipment, base: Callable[[], Any] | None
+) -> Callable[[Prepared], Prepared]:
+    """Return what adds to examples what their loss needs of the base (`evaluation_of`)."""
+    if not isinstance(equipment.objective, Preferences):
+        return lambda prepared: prepared
+    model = equipment.model if base is None else base()
+    return lambda prepared: with_reference(equipment.objective, model, prepared)
+
+
 def _of_parties(
-    recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData]
+    recipe: Recipe,
+    equipment: Equipment,
+    parts: Sequence[TaskData],
+    add_reference: Callable[[Prepared], Prepared],
 ) -> tuple[Evaluation, list[str]]:
     objective = equipment.objective
     found: list[tuple[str, TaskData, Prepared, list[Any]]] = []
@@ -338,9 +374,8 @@ def _of_parties(
         notes += left_out(held, equipment.limit)
         if data.scores and held.examples:
             notes += score_notes(objective, held, data.scores, equipment.measured)
-        found.append(
-            (name, data, held, objective.prepare(data.validation if recipe.stopping else ()))
-        )
+        kept = prepare(objective, name, data.validation if recipe.stopping else ())
+        found.append((name, data, add_reference(held), add_reference(kept).items))
 
     def evaluate(model: Any) -> dict[str, Any]:
         by_client: dict[str, dict[str, float]] = {}
@@ -353,17 +388,26 @@ def _of_parties(
                     VALIDATION: len(validation),
                     VALIDATION_LOSS: mean_loss(model, objective, validation),
                 }
-        return {"by_client": by_client, **averaged(by_client)}
+        return {"by_client": by_client, **average_metrics(by_client)}
 
     return evaluate, notes
 
 
-def loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluation:
+def loss_of(
+    objective: Objective, sets: Mapping[str, Sequence[Any]], model: Any = None
+) -> Evaluation:
     """Measures mean losses on sets of held-out examples, by their prefixes.
 
-    Raises RecipeError if one has none.
+    Args:
+        objective: makes losses of examples.
+        sets: the examples.
+        model: the base, for objectives that compare with it.
+
+    Raises:
+        RecipeError: a set has no usable example.
     """
-    prepared = {prefix: objective.prepare(examples) for prefix, examples in sets.items()}
+    made = {prefix: prepare(objective, prefix, examples) for prefix, examples in sets.items()}
+    prepared = {prefix: with_reference(objective, model, one).items for prefix, one in made.items()}
     for prefix, items in prepared.items():
         if not items:
             raise RecipeError(
@@ -394,7 +438,7 @@ def hosted_of(
 
     Args:
         spec: what the run is.
-        model: the base; it is tuned in place.
+        model: the base, with no step applied; it is tuned in place.
         objective: makes losses of examples.
         clients: those whose examples are here.
         names: all clients of the run, in the order of their numbers, as far as they are known here.
@@ -404,7 +448,10 @@ def hosted_of(
         RecipeError: the method or adapter does not fit the model or the examples; two clients have
             one name.
     """
-    prepared = [prepare(objective, client.name, client.examples) for client in clients]
+    prepared = [
+        with_reference(objective, model, prepare(objective, client.name, client.examples))
+        for client in clients
+    ]
     items = {client.name: client.items for client in prepared}
     if len(items) < len(prepared):
         raise RecipeError("two clients have the same name")
@@ -466,7 +513,7 @@ def hosted_of(
         *(about(prepared, spec.limit) if spec.limit else ()),
     )
     attack = spec.attack if spec.attack in SINGLE else None
-    return gathered(
+    return lead_group(
         Hosted(
             names,
             items,

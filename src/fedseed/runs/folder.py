@@ -12,8 +12,9 @@ A line of progress (or of answers.jsonl, where that is kept) beyond the orbit is
 metrics that is missing is made up. summary.json comes last: a folder that has it is finished.
 """
 
-import fcntl
 import json
+import os
+import shutil
 import tomllib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -24,7 +25,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from fedseed.durable import Appender, is_irregular, sync_path, write_whole
+from fedseed.durable import Appender, is_irregular, lock_file, sync_path, write_whole
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.orbit import NO_DIGEST
@@ -119,7 +120,7 @@ class RunFolder:
             )
             raise FedseedError(
                 f"{path} holds {what} already ({', '.join(there)}): {remedy}delete it, or choose "
-                "another folder with --out"
+                "another folder with --out (run --overwrite deletes it)"
             )
         if recipe is not None and "recipe.toml" in there:
             compare_recipes(path, recipe, extensible=not claim)
@@ -138,7 +139,7 @@ class RunFolder:
         self._progress = Appender(path / "progress.jsonl")
         try:
             # gone when the process is
-            fcntl.flock(self._progress.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._progress.handle)
             if not self._progress.is_in_place():  # one that was released has deleted it meanwhile
                 raise OSError
         except OSError as error:
@@ -298,6 +299,50 @@ class RunFolder:
             self._metrics.close()
         if self._answers is not None:
             self._answers.close()
+
+
+def clear_run(path: Path) -> list[str]:
+    """Delete the files of the run in a folder, and nothing else that is there.
+
+    Args:
+        path: the run's folder; it need not exist.
+
+    Returns:
+        The names of what was deleted.
+
+    Raises:
+        FedseedError: another process is running in the folder, or `path` is no folder.
+        StorageError: something can't be deleted.
+    """
+    if path.exists() and not path.is_dir():
+        raise FedseedError(f"{path}: no folder")
+    there = [name for name in (*FILES, "log.txt") if os.path.lexists(path / name)]
+    if not there:
+        return []
+    guard = Appender(path / "progress.jsonl")
+    try:
+        try:
+            lock_file(guard.handle)
+        except OSError as error:
+            raise FedseedError(f"{path}: another process is running in this folder") from error
+        for name in there:
+            _delete(path / name)
+    finally:
+        guard.close()
+    with suppress(FileNotFoundError):
+        (path / "progress.jsonl").unlink()
+    return there
+
+
+def _delete(path: Path) -> None:
+    """Delete a file, a link (not what it leads to) or a folder. Raises StorageError."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{path}: can't be deleted: {error.strerror}") from error
 
 
 def compare_recipes(
@@ -499,6 +544,7 @@ def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
         name: value for name, value in last.metrics.items() if name not in first.metrics
     }
     last.seconds.pop("evaluation", None)
+    last.weights_norm = None
     if not settings.digests(last.round):
         last.weights_digest = None
     kept = b"".join(text + b"\n" for text in texts[:-1])

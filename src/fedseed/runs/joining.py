@@ -20,7 +20,7 @@ from fedseed.federation.accounts import limits_of, settings_with_account
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.network_client import NetworkClient
-from fedseed.federation.protocol import listed
+from fedseed.federation.protocol import list_names
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
 from fedseed.orbit.signature import private_key
@@ -30,7 +30,7 @@ from fedseed.privacy.account_file import SUFFIX, FileAccount
 from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Progress
 from fedseed.runs.assembly import host
-from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of
+from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData, TaskData
 from fedseed.tasks.record import DataRecord, clients_record, held_out_record
@@ -188,7 +188,7 @@ class Loading:
                 path, place = self._usual_account(name)
             found[name] = account = FileAccount(path, name, limits, place)
             if len(found) <= MOST_NOTED:
-                self.progress.note(account.described())
+                self.progress.note(account.describe())
         return found
 
     def _usual_account(self, name: str) -> tuple[Path, str]:
@@ -274,7 +274,14 @@ class Loading:
                         None if self._parts is None else task.load_shared(self._own.evaluation_file)
                     )
                     self._evaluation = shared or task.load_part(self.hosted, evaluate=True)
-            measure, notes = evaluation_of(self.recipe, equipment, self._evaluation, self._parts)
+            # by now the model may be far from its base
+            measure, notes = evaluation_of(
+                self.recipe,
+                equipment,
+                self._evaluation,
+                self._parts,
+                lambda: equip(self.recipe, self.data).model,
+            )
             told = () if self._evaluation is self.data else self._evaluation.notes
             for note in (*told, *notes) if first else ():
                 self.progress.note(note)
@@ -306,7 +313,7 @@ def identities(
                 f"--identity {file}: the recipe has nobody's public key (secure_sums.identities)"
             )
         return {}
-    if (problem := sums.unknown(clients)) is not None:
+    if (problem := sums.missing_key(clients)) is not None:
         raise RecipeError(problem)
     if file is None:
         raise RecipeError(
@@ -389,5 +396,7 @@ def matching(wanted: Sequence[str], names: Sequence[str]) -> list[str]:
     """
     for pattern in wanted:
         if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
-            raise RecipeError(f"--client {pattern}: the recipe's clients are {listed(names, 12)}")
+            raise RecipeError(
+                f"--client {pattern}: the recipe's clients are {list_names(names, 12)}"
+            )
     return [name for name in names if any(name == p or fnmatchcase(name, p) for p in wanted)]

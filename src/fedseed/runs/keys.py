@@ -260,8 +260,14 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
             inside = [one.removeprefix(before) for one in keys if one.startswith(before)]
             allowed = [one for one in inside if "." not in one]
             near, meant = closest(path[-1], allowed), ""
+            owners = _owners(whole, data, path)
             above = "" if len(path) == 1 else f"{path[0]}."
-            if near:
+            if owners:
+                meant = (
+                    f" of {_named(data, path)}: it is a key of {', '.join(owners)}; leave it out "
+                    f"(--unset {key})"
+                )
+            elif near:
                 meant = f" (did you mean {near}?)"
             elif found := [
                 one for one in keys if one.endswith(f".{path[-1]}") and one.startswith(above)
@@ -291,6 +297,32 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
             text = f"{key}{value}: {did_you_mean(given, words)}{message[0].lower()}{message[1:]}"
     rest = len({p["loc"] for p in problems}) - 1
     return " ".join(text.split()) + (f" (and {rest} more)" if rest > 0 else "")
+
+
+def _owners(whole: type[BaseModel], data: Mapping[str, Any], path: Sequence[str]) -> list[str]:
+    """Return the names of the other tables of the same kind, such as methods, that have a key.
+
+    Args:
+        whole: what was to be read.
+        data: what was given.
+        path: the parts of the key.
+    """
+    table = ".".join(path[:-1])
+    field = dict(own_fields(whole, data)).get(table)
+    models = [] if field is None else among(field.annotation, field.metadata)
+    tag = next((tag for tag in TAGS if models and tag in models[0].model_fields), None)
+    if tag is None or len(models) < 2:
+        return []
+    return [_tag(model, tag) for model in models if path[-1] in model.model_fields]
+
+
+def _named(data: Mapping[str, Any], path: Sequence[str]) -> str:
+    """Return what a table calls itself."""
+    table: Any = data
+    for part in path[:-1]:
+        table = table[int(part)] if isinstance(table, list) else table.get(part, {})
+    names = [table.get(tag) for tag in TAGS] if isinstance(table, Mapping) else []
+    return str(next((name for name in names if name), "this table"))
 
 
 def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from math import nan
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,9 +28,9 @@ from fedseed.reports.machine import command, host, versions
 from fedseed.reports.pictures import draw_run
 from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
-from fedseed.runs import costs, stopping
+from fedseed.runs import costs, stopping, verdict
 from fedseed.runs.answers import written
-from fedseed.runs.folder import RunFolder, reopen_cut_run
+from fedseed.runs.folder import RunFolder, clear_run, reopen_cut_run
 from fedseed.runs.folder import extend as extended
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import OrbitStore, Restored, StepStore, WeightsStore
@@ -64,6 +64,7 @@ class Run(ABC):
         self.folder: RunFolder | None = None  # what the run writes; None: nothing
         self.store: StepStore | None = None  # where steps are kept, in the folder
         self._warned = False
+        self._warned_of_divergence = False
         self._began = ""
 
     def logged(self) -> LoggedSteps | None:
@@ -93,6 +94,13 @@ class Run(ABC):
         their work.
         """
 
+    def guess_loss(self) -> float | None:
+        """Return the loss of a model that finds every word or class equally likely.
+
+        None: it is not known here.
+        """
+        return None
+
     def finish(self) -> None:  # noqa: B027
         """Ends what the run has besides its files, after the last round."""
 
@@ -108,7 +116,9 @@ class Run(ABC):
         """Returns what the summary says about the process."""
         return {}
 
-    def run(self, resume: bool = False, extend: bool = False) -> costs.RunResult:
+    def run(
+        self, resume: bool = False, extend: bool = False, overwrite: bool = False
+    ) -> costs.RunResult:
         """Runs all rounds; returns (and writes, if there is a folder) metrics and summary.
 
         Args:
@@ -117,6 +127,8 @@ class Run(ABC):
                 returned as they are.
             extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to
                 as many as this one.
+            overwrite: delete the run that is in the folder, finished or not, once nothing speaks
+                against this one.
 
         Raises:
             FedseedError: the folder holds a run already; with `resume`: another one, or a damaged
@@ -132,6 +144,10 @@ class Run(ABC):
             raise RecipeError(
                 "extend goes with resume: a new run has as many rounds as its recipe says"
             )
+        if overwrite and (resume or self.spec.folder is None):
+            raise RecipeError("overwrite goes with a folder (out), and without resume")
+        if overwrite and self.spec.folder is not None:
+            clear_run(self.spec.folder)
         if extend and (said := extended(self.spec)):
             self.progress.note(said)
         if self.folder is None and resume and self.spec.folder is not None:
@@ -185,6 +201,8 @@ class Run(ABC):
             say = self.progress.shown.note if spec.private else self.progress.note
             for note in spec.notes:
                 say(note)
+            if excess := self._excess_bytes():
+                self.progress.warn(excess)
             done = 0  # the last round that counts
             if folder is not None:
                 found = self._restore(folder)
@@ -269,9 +287,7 @@ class Run(ABC):
         return costs.RunResult(summary, [line.to_json() for line in metrics], where, tuned)
 
     def _warn(self, metrics: list[RoundLine]) -> None:
-        """Warns of what the newest line of metrics shows: noisy steps, a loss that diverges or
-        stands still.
-        """
+        """Warn of what the newest line shows: noisy steps, a loss that diverges or stands still."""
         line, at = metrics[-1], f"round {metrics[-1].round}"
         ratio = line.metrics.get("step_over_weights")
         if ratio is not None and ratio > NOISE_WARNING and not self._warned:
@@ -284,22 +300,59 @@ class Run(ABC):
         if (moved := line.metrics.get("weights_moved")) is not None:  # in the first round
             self.progress.warn(f"{at}: {rounding_warning(moved)}")
         # such a round says nothing of it, and each look goes through all lines
-        if "loss" not in line.metrics:
+        if "loss" not in line.metrics and "loss" in metrics[0].metrics:
             return
-        if stopping.diverged(metrics) == line.round:
-            self.progress.warn(
-                f"{at}: the run has diverged: its loss is {line.metrics['loss']:.3g}; lower the "
-                "rates, or look at who sends what (its metrics say what was refused)"
-            )
+        if not self._warned_of_divergence and (found := self._divergence(metrics)) is not None:
+            self._warned_of_divergence = True
+            self.progress.warn(f"{at}: the run has diverged: {found.reason}; {self._advise(found)}")
+        if "loss" in line.metrics and not self._warned_of_divergence:
+            self._warn_of_standing(metrics)
+
+    def _warn_of_standing(self, metrics: list[RoundLine]) -> None:
+        """Warn, once, of a loss that hardly moves."""
+        line = metrics[-1]
         still = stopping.standing(metrics, self.spec.rounds)
-        if still is not None and still[0] == line.round:
-            key, rate = rate_of(self.spec.method) or ("its rate", nan)
+        if still is None or still[0] != line.round:
+            return
+        said = (
+            f"round {line.round}: the loss has hardly moved, from {still[1]:.5g} to {still[2]:.5g}"
+        )
+        rate = rate_of(self.spec.method)
+        if verdict.has_moved_far(metrics[0], line):
+            grown, local = verdict.growth(metrics[0], line), line.train_loss
+            figures = [
+                *([] if grown is None else [f"the weights' norm changed by {grown:+.1%}"]),
+                *([] if local is None else [f"the clients' local loss is {local:.3g}"]),
+            ]
             self.progress.warn(
-                f"{at}: the loss has hardly moved, from {still[1]:.5g} to {still[2]:.5g}: at this "
-                "pace the run tunes "
-                f"nothing. Most likely {key} = {rate:g} is too small for this model: `fedseed "
-                "tune-rate RECIPE` finds another"
+                f"{said}, though {' and '.join(figures)}: {verdict.advise(rate, 0.1)}"
             )
+        else:
+            self.progress.warn(
+                f"{said}: at this pace the run tunes nothing; {verdict.advise(rate, 10)}"
+            )
+
+    def _divergence(self, metrics: list[RoundLine]) -> verdict.Divergence | None:
+        return verdict.find_divergence(metrics, self._guess_loss)
+
+    @cached_property
+    def _guess_loss(self) -> float | None:
+        return self.guess_loss()
+
+    def _advise(self, found: verdict.Divergence) -> str:
+        advice = verdict.advise(rate_of(self.spec.method), found.factor)
+        return f"{advice}; or look at who sends what (its metrics say what was refused)"
+
+    def _excess_bytes(self) -> str:
+        """Say that a budget of bytes is larger than the weights themselves; "": it is not."""
+        budget = getattr(self.spec.method, "bytes", None)
+        whole = self.header.layout.dense_bytes
+        if budget is None or budget <= whole:
+            return ""
+        return (
+            f"method.bytes = {budget:,}: all weights that train are {whole:,} bytes; fewer bytes "
+            "tune as well, and whole weights cost less to send (method.name=fedavg)"
+        )
 
     def _keep_to_budget(self) -> None:
         """Ends the run with the last round that privacy's budget allows.
@@ -338,7 +391,7 @@ class Run(ABC):
         self.store = kind(folder.path, self.header, self.coordinator, self.logged())
         found = self.store.restore(folder.has_rounds, self.progress.warn)
         done = found.round
-        picked = [self.coordinator.sampled(number) for number in range(1, done + 1)]
+        picked = [self.coordinator.sample_clients(number) for number in range(1, done + 1)]
         self._downloads.take_up(found.contents, picked)
         if done:
             self.progress.note(f"resumed after round {done} of {self.spec.rounds}")
@@ -418,6 +471,7 @@ class Run(ABC):
             for phase, spent in line.seconds.items():
                 phases[phase] = phases.get(phase, 0.0) + spent
         layout, mechanism = header.layout, mechanism_of(settings.method)
+        failure = self._divergence(metrics)
 
         def mean(key: str) -> float:
             count = sum(line.rounds for line in rounds)
@@ -436,6 +490,7 @@ class Run(ABC):
             "rounds": metrics[-1].round,
             "stopped": stopping.describe(metrics, settings.patience, settings.rounds),
             "diverged": stopping.diverged(metrics),
+            "failure": None if failure is None else failure.to_json(self._advise(failure)),
             "adapter": None if header.adapter is None else header.adapter.settings.model_dump(),
             "parameters": layout.size,
             "blocks": len(layout.block_sizes),

@@ -6,13 +6,14 @@ No weights are read.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, plural
 from fedseed.models.architectures import LOADERS
 from fedseed.models.checkpoint import find_checkpoint
 from fedseed.models.loading import outline, read_processor
-from fedseed.objectives.classification import ClassifiedText
+from fedseed.objectives.classification import ClassifiedText, ScoredText
 from fedseed.objectives.losses import Options
 from fedseed.objectives.masked import Blank, Prompted
+from fedseed.objectives.preferences import Pair
 from fedseed.objectives.prepared import about, idle, prepare
 from fedseed.objectives.rewarded import Asked
 from fedseed.objectives.tokens import Tokens
@@ -62,8 +63,28 @@ def preview(
             shown.append(Shown(f"{title}: left out (over {limit})", ()))
         for at, item in enumerate(items, 1):
             part = f", part {at} of {len(items)}" if len(items) > 1 else ""
-            shown.append(_shown(f"{title}{part}", item, objective, example))
-    return shown, (*data.notes, *idle(prepared), *about(prepared, limit))
+            if isinstance(item, Pair):
+                shown += _shown_pair(title, item, objective)
+            else:
+                shown.append(_shown(f"{title}{part}", item, objective, example))
+    notes = (*data.notes, *idle(prepared), *about(prepared, limit), *_step_size(recipe))
+    return shown, notes
+
+
+def _step_size(recipe: Recipe) -> tuple[str, ...]:
+    """Return a line about how many examples an optimiser step is of, where clients take such."""
+    training = getattr(recipe.method, "training", None)
+    if training is None:
+        return ()
+    count, batch, accumulation = (
+        training.batch * training.accumulation,
+        training.batch,
+        training.accumulation,
+    )
+    return (
+        f"a local step is of {plural(count, 'example')}: method.training.batch = {batch} times "
+        f"method.training.accumulation = {accumulation}",
+    )
 
 
 def _equip(recipe: Recipe, data: TaskData) -> Equipment:
@@ -83,6 +104,21 @@ def _equip(recipe: Recipe, data: TaskData) -> Equipment:
     loader = LOADERS[kind.architecture]
     processor = read_processor(find_checkpoint(settings.base), loader, code)
     return equipped(recipe, data, kind, model, processor, room_left(recipe, model))
+
+
+def _shown_pair(title: str, pair: Pair, objective: Any) -> list[Shown]:
+    """Return both answers of a preference, each after its prompt."""
+    note = (
+        "the loss is by how much more than its base the model prefers it (DPO, beta = "
+        f"{objective.beta:g})"
+    )
+    shown = []
+    for place, sequence in enumerate(pair.sequences):
+        is_chosen = place < pair.chosen
+        side = "chosen" if is_chosen else "rejected"
+        one = _shown(f"{title}, {side}", sequence, objective, None)
+        shown.append(Shown(one.title, one.pieces, note if is_chosen else ""))
+    return shown
 
 
 def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
@@ -107,6 +143,9 @@ def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
     elif isinstance(item, ClassifiedText):
         tokens = Tokens(item.ids, len(item.ids), ((0, 0),))
         counts, note = "the loss is which class it is", f"class: {item.gold}"
+    elif isinstance(item, ScoredText):
+        tokens = Tokens(item.ids, len(item.ids), ((0, 0),))
+        counts, note = "the loss is how far off the predicted number is", f"score: {item.value:g}"
     elif isinstance(item, Asked):
         counts = "the reward is of what the model says after the prompt"
     elif not isinstance(item, Tokens):

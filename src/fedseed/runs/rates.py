@@ -35,6 +35,7 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
+from fedseed.objectives.prepared import prepare, with_reference
 from fedseed.processes import alone
 from fedseed.runs.equipment import Equipment, equip, hosted_of
 from fedseed.runs.loop import rate_of
@@ -132,6 +133,7 @@ class _Trials:
         self.start: list[torch.Tensor] = []  # the weights with which the last trial began
         self._equipment: Equipment | None = None
         self._base: list[torch.Tensor] = []
+        self._judged_items: list[Any] = []
 
     def run(self, method: Method, rounds: int, clients: int, other: int = 0) -> Simulation:
         """Runs some rounds from the base, and returns where they have led to.
@@ -166,10 +168,9 @@ class _Trials:
     def loss(self, trial: Simulation) -> float:
         """Returns the loss on the validation examples."""
         objective = self._fresh(restore=False).objective
-        items = objective.prepare(self.judged)
-        if not items:
+        if not self._judged_items:
             raise RecipeError("tune-rate: no example to judge a rate by is usable")
-        return mean_loss(trial.worker.space.model, objective, items)
+        return mean_loss(trial.worker.space.model, objective, self._judged_items)
 
     def _fresh(self, restore: bool = True) -> Equipment:
         """Returns the model at its base; an adapter is put into another one each time."""
@@ -190,6 +191,9 @@ class _Trials:
                 self._equipment.model.state_dict().values(), self._base, strict=False
             ):
                 tensor.copy_(saved)
+        model, objective = self._equipment.model, self._equipment.objective
+        judged = prepare(objective, "the examples that a rate is judged by", self.judged)
+        self._judged_items = with_reference(objective, model, judged).items
         return self._equipment
 
 

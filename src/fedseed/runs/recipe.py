@@ -30,7 +30,7 @@ from fedseed.models.adapters import AnyAdapter
 from fedseed.models.quantization import Quantization, is_adapter_folder, settings_problem
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
-from fedseed.privacy import PrivacySettings, mechanism_of, misfit, protected
+from fedseed.privacy import PrivacySettings, mechanism_of, misfit, protect
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.randomness.stream import Seed
 from fedseed.registry import INCIDENTAL, is_loaded, load_plugin, resolve
@@ -51,6 +51,7 @@ PLACES = (
     ("federation", "key"),
     ("federation", "ca"),
 )
+UNSET = "~"  # before a key among overrides: it is taken out
 MOST_BYTES = 1 << 20  # of a file: what takes hours to read is longer
 MOST_DEEP = 32  # tables and lists in each other, and parts of a key
 LONG_KEY = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{MOST_DEEP}}}[\w"']""".encode())
@@ -97,8 +98,14 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
 
 
 def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Puts the values of overrides, such as "method.directions=1000", into a recipe's tables."""
+    """Puts the values of overrides, such as "method.directions=1000", into a recipe's tables.
+
+    "~method.bytes" takes a key out, so that it has its default.
+    """
     for pair in overrides:
+        if pair.startswith(UNSET):
+            _take_out(data, pair.removeprefix(UNSET).strip())
+            continue
         key, equals, text = pair.partition("=")
         keys = [k.strip() for k in key.split(".")]
         if not equals or not all(keys):
@@ -112,6 +119,17 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
             table[keys[-1]] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             table[keys[-1]] = text.strip()  # bare text needs no quotes on a command line
+
+
+def _take_out(data: dict[str, Any], key: str) -> None:
+    """Take a key, or a table, out of a recipe's tables."""
+    *tables, last = (part.strip() for part in key.split("."))
+    table: Any = data
+    for part in tables:
+        table = table.get(part) if isinstance(table, dict) else None
+    if not isinstance(table, dict) or last not in table:
+        raise RecipeError(f"--unset {key}: the recipe does not set this key")
+    del table[last]
 
 
 def _load_plugins(
@@ -502,7 +520,7 @@ class Recipe(Table):
             None
             if sums is None
             else secure_problem(sums, self.method, self.aggregation, per_round),
-            None if sums is None else sums.unknown(clients or ()),
+            None if sums is None else sums.missing_key(clients or ()),
             None
             if self.reward is None
             else self.reward.problem() or without_gradients(self.method),
@@ -547,7 +565,7 @@ class Recipe(Table):
                 'which epsilon counts one; take "left" or "right"'
             )
         try:
-            return protected(self.method, privacy)
+            return protect(self.method, privacy)
         except ValueError as error:
             raise told(str(error)) from error
 
@@ -594,7 +612,8 @@ def read_recipe(
 
     Args:
         source: path or name.
-        overrides: "key=value" pairs; keys are dotted, values TOML (or bare text).
+        overrides: "key=value" pairs; keys are dotted, values TOML (or bare text). "~key" takes a
+            key out.
         plugins: files and modules to load first; they are noted in the recipe, as absolute paths.
         trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of
             whoever wrote it.

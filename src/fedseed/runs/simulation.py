@@ -25,11 +25,12 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.messages import Message
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.rounds import Gathered, Rounds
-from fedseed.federation.secure import Masking, SecureCoordinator, answered
+from fedseed.federation.secure import Masking, SecureCoordinator, answer_ask
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.worker import Answer
 from fedseed.methods import Method
 from fedseed.models import adapters
+from fedseed.objectives.guessing import guess_loss
 from fedseed.orbit import NO_DIGEST, Record
 from fedseed.orbit.card import Facts, card
 from fedseed.privacy.settings import WITHHELD
@@ -153,7 +154,7 @@ class _AtHand(Session):
             elif self.masking is not None:
                 for client in clients:
                     self.rounds.take(
-                        self.hosted.names[client], answered(self.masking, client, message)
+                        self.hosted.names[client], answer_ask(self.masking, client, message)
                     )
         if plans:
             self._train(dict(sorted(plans.items())))
@@ -173,7 +174,7 @@ class _AtHand(Session):
         }
         about = Message.decode(next(iter(plans.values())))
         if self.byzantine is not None:
-            sent = self.byzantine.sent(about.round, sent, self.hosted.worker.corrupt)
+            sent = self.byzantine.corrupt_messages(about.round, sent, self.hosted.worker.corrupt)
         for client, answer in answers.items():
             self._now.spent.add(answer.spent)
             message = sent.get(client) or silent_message(
@@ -299,6 +300,7 @@ class Simulation(Run):
         self.team = workers
         if workers is not None:
             workers.limit(per_round)
+            workers.warn = self.progress.warn
             memory = self.worker.memory.folder if self.method.remembers else None
             workers.expect(hosted.start, self.method.catch_up.replaces, memory)
             weakref.finalize(self, workers.close)  # of a simulation that never runs, too
@@ -309,7 +311,7 @@ class Simulation(Run):
         """Returns the method."""
         return self.spec.method
 
-    def run(self, resume: bool = False, extend: bool = False) -> RunResult:
+    def run(self, resume: bool = False, extend: bool = False, overwrite: bool = False) -> RunResult:
         if self.team is not None:
             count = plural(len(self.team.seats), "worker process", "worker processes")
             self.progress.note(f"{count}, {plural(self.team.threads, 'thread')} each")
@@ -319,7 +321,7 @@ class Simulation(Run):
         )
         try:
             with limited(self.spec.threads):
-                return super().run(resume, extend)
+                return super().run(resume, extend, overwrite)
         finally:
             if self.team is not None:
                 self.team.close()
@@ -327,7 +329,7 @@ class Simulation(Run):
     def catch_up(self, restored: Restored) -> None:
         self.worker.catch_up(restored.records)
         for number in range(1, restored.round + 1) if self.hosted.accounts else ():
-            for client in self.coordinator.sampled(number):
+            for client in self.coordinator.sample_clients(number):
                 account = self.hosted.accounts[self.names[client]]
                 account.count_earlier(run_of(self.hosted), kind_of(self.hosted))
         memory = self.worker.memory.folder
@@ -371,9 +373,14 @@ class Simulation(Run):
             found = self.hosted.evaluate(self.worker.space.model)
             line.by_client = found.pop("by_client", None)
             line.metrics.update(found)
+            line.weights_norm = self.worker.space.norm()
             line.seconds["evaluation"] = time.perf_counter() - start
         if line.round == 0:
             line.weights_digest = self.worker.space.digest()
+
+    def guess_loss(self) -> float | None:
+        item = next((items[0] for items in self.items if items), None)
+        return guess_loss(self.worker.objective, self.worker.space.model, item)
 
     def finish(self) -> None:
         """Writes the adapter as a folder that peft loads."""

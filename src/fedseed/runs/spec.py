@@ -13,7 +13,7 @@ from fedseed.federation.fingerprint import Fingerprint
 from fedseed.methods import Method
 from fedseed.models.adapters import Adapter
 from fedseed.optimizers.schedule import lasting
-from fedseed.privacy import PrivacySettings, mechanism_of, protected
+from fedseed.privacy import PrivacySettings, mechanism_of, protect
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.stream import check_seed
 from fedseed.runs.answers import unverifiable
@@ -91,7 +91,7 @@ class RunSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", check_seed(self.seed))
         try:
-            method = self.method if self.privacy is None else protected(self.method, self.privacy)
+            method = self.method if self.privacy is None else protect(self.method, self.privacy)
             object.__setattr__(self, "method", lasting(method, self.rounds))
         except ValueError as error:
             raise RecipeError(str(error)) from error

@@ -22,6 +22,7 @@ from fedseed.orbit.header import MAGIC
 from fedseed.orbit.replay import equip, replay
 from fedseed.reports.results import best_rounds, read_lines, read_summary
 from fedseed.runs.ending import read_ending
+from fedseed.runs.equipment import equip as equip_recipe
 from fedseed.runs.equipment import equipped, evaluation_of, kind_for
 from fedseed.runs.folder import CHAT_TEMPLATE
 from fedseed.runs.recipe import Recipe, read_recipe
@@ -63,6 +64,8 @@ class Tuned(NamedTuple):
     processor: Any  # its tokenizer or image processor
     header: Header | None  # what the run is; None: not known, the model was loaded as it is
     facts: Facts | None  # what came of the run; None with `header`
+    # loads the base once more, for what is compared with it; None: a recipe says what it is
+    load_base: Callable[[], Any] | None = None
 
 
 def find_source(name: str) -> Source:
@@ -176,7 +179,7 @@ def open_tuned(
     if source.chat_template is not None:
         processor.chat_template = source.chat_template
     facts = Facts(count, digest, *about, complete=complete, **_measured(source, count))
-    return Tuned(model, processor, header, facts)
+    return Tuned(model, processor, header, facts, lambda: base_of(header, path, base, device)[0])
 
 
 def best_round(source: Source, metric: str) -> int:
@@ -308,5 +311,6 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
             f"{type(whole).__name__}"
         )
     equipment = equipped(recipe, data, kind, model, processor, longest_input(model))
-    measure, notes = evaluation_of(recipe, equipment, data)
+    load_base = tuned.load_base or (lambda: equip_recipe(recipe, data).model)
+    measure, notes = evaluation_of(recipe, equipment, data, base=load_base)
     return measure(model), [*data.notes, *traits_of(model).notes, *notes]

@@ -26,7 +26,8 @@ from fedseed.federation.messages import Message
 from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.methods.ferret import Coefficients
-from fedseed.methods.payload import About, codecs
+from fedseed.methods.payload import About, Floats, State, codecs
+from fedseed.methods.subspace import FactorEntries, SubspaceState
 from fedseed.methods.zeroth import Projection
 from fedseed.orbit import Orbit
 from fedseed.randomness import Domain
@@ -269,9 +270,12 @@ def _compute_again(
     except MessageError as error:
         return _forged(str(error))
     scalars, lengths = [], []
-    if not isinstance(logged, Coefficients):
+    if not isinstance(logged, Coefficients | FactorEntries):
         scalars = logged.numbers(about).tolist()
-    elif getattr(method, "allocation", "") in ROUNDED_ALLOCATIONS:
+    elif (
+        isinstance(logged, Coefficients)
+        and getattr(method, "allocation", "") in ROUNDED_ALLOCATIONS
+    ):
         lengths = [len(block) for block in logged.gammas]
     watched = _Watched(
         scalars,
@@ -286,8 +290,8 @@ def _compute_again(
     try:
         asked = method.decode_plan(worker.state, message.payload)
         update = method.train(worker.state, asked, watched)
-        if isinstance(update, Coefficients):
-            return _compare_coefficients(update, logged)
+        if isinstance(update, Coefficients | FactorEntries):
+            return _compare_trained(worker.state, update, logged)
         return _compare_estimates(method, about, watched.measured, update, logged)
     except (NonFiniteError, MessageError) as error:
         return _forged(str(error))
@@ -341,21 +345,38 @@ def _compare_estimates(
     return _Result(logged_number, exact_number, allowed_number, verdict)
 
 
-def _compare_coefficients(update: Coefficients, logged: Coefficients) -> _Result:
-    """Compare answers of local training, block by block, in proportion to the block's
-    coefficients.
+def _compare_trained(state: State, update: Any, logged: Any) -> _Result:
+    """Compare answers of local training, block by block, in proportion to the block's numbers.
+
+    Args:
+        state: the one before the round.
+        update: the answer computed again: `Coefficients`, or `FactorEntries`.
+        logged: the one on record, of the same kind.
     """
     if update.seed != logged.seed:
         return _forged("other directions", logged.seed, update.seed)
     worst, excess = _Result(0, 0, 0, "right"), -np.inf
-    for computed, said in zip(update.gammas, logged.gammas, strict=True):
-        if len(computed) != len(said):
-            return _forged("how many coefficients a block has", len(said), len(computed))
+    blocks = zip(_blocks(state, update), _blocks(state, logged), strict=True)
+    for computed, recorded in blocks:
+        if len(computed) != len(recorded):
+            return _forged("how many coefficients a block has", len(recorded), len(computed))
+        if not len(computed):
+            continue
         allowed = TRAINED_NOISE * float(np.sqrt(np.square(computed, dtype=np.float64).mean()))
-        apart = np.abs(said.astype(np.float64) - computed)
-        farthest = int(apart.argmax())
-        if apart[farthest] - allowed > excess:
-            excess = float(apart[farthest]) - allowed
+        difference = np.abs(recorded.astype(np.float64) - computed)
+        farthest = int(difference.argmax())
+        if difference[farthest] - allowed > excess:
+            excess = float(difference[farthest]) - allowed
             verdict: Literal["right", "forged"] = "forged" if excess > 0 else "right"
-            worst = _Result(float(said[farthest]), float(computed[farthest]), allowed, verdict)
+            pair = float(recorded[farthest]), float(computed[farthest])
+            worst = _Result(*pair, allowed, verdict)
     return worst
+
+
+def _blocks(state: State, update: Coefficients | FactorEntries) -> Sequence[Floats]:
+    """Return an update's numbers by block: Ferret's blocks, or a matrix' entries of B."""
+    if isinstance(update, Coefficients):
+        return update.gammas
+    assert isinstance(state, SubspaceState)
+    sizes = state.subspace(update.seed).factor_sizes(state.layout)
+    return np.split(update.values(state), np.cumsum(sizes)[:-1])

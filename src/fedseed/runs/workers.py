@@ -40,7 +40,18 @@ Work = Callable[["Hosted"], Any]
 
 
 class _DiedError(FedseedError):
-    """A worker is no more."""
+    """A worker is no more.
+
+    Args:
+        who: which worker, and how it ended.
+    """
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+        super().__init__(
+            f"{who}: --resume goes on. Each holds a model of its own: try fewer --workers, or "
+            "smaller batches (method.training.batch, method.batch)"
+        )
 
 
 class Order(NamedTuple):
@@ -98,7 +109,6 @@ class Workers:
         if count < 1:
             raise RecipeError(f"workers = {count}: at least 1")
         self._start: Callable[..., tuple[Any, Any]] = start if cluster is None else cluster.start
-        self._lives = 1 if cluster is None else LIVES
         if cluster is not None:
             threads = cluster.threads
         if threads is None:
@@ -108,6 +118,8 @@ class Workers:
         self._load = pickle.dumps(load)
         self.threads = threads
         self.seats = [Seat(number) for number in range(count)]
+        # told of a worker that is replaced
+        self.warn: Callable[[str], None] = lambda text: None
         self.memory = 0  # the largest peak of a worker, in bytes
         self._expected = b""
         self._newest = False
@@ -192,7 +204,7 @@ class Workers:
         """
         seat = self._free.get()
         try:
-            for left in reversed(range(self._lives)):
+            for left in reversed(range(LIVES)):
                 with self._lock:
                     if seat.process is None and not self._closing:
                         more = seat.number, self._load
@@ -201,9 +213,10 @@ class Workers:
                         )
                 try:
                     return None if work is None else self._done(seat, work)
-                except _DiedError:
+                except _DiedError as error:
                     if not left or self._closing:
                         raise
+                    self.warn(f"{error.who}: another takes its place, and does its work anew")
                     seat.process, seat.start, seat.at = None, None, 0
             return None
         finally:
@@ -245,10 +258,7 @@ def _heard(seat: Seat, order: Order | None = None) -> Done:
         assert seat.process is not None
         seat.process.join()
         how = _how(seat.process.exitcode or 0)
-        raise _DiedError(
-            f"worker {seat.number + 1} died ({how}): --resume goes on. Each holds a model of its "
-            "own: try fewer --workers, or smaller batches (method.training.batch, method.batch)"
-        ) from error
+        raise _DiedError(f"worker {seat.number + 1} died ({how})") from error
     if done.error is not None:
         raise done.error
     return done

@@ -9,10 +9,11 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from fedseed.errors import RecipeError
+from fedseed.hinting import Hinting
 from fedseed.tasks.data import OwnData, TaskData
 
 
-class Task(BaseModel, ABC):
+class Task(BaseModel, ABC, metaclass=Hinting):
     """Settings of one task.
 
     Subclasses stand in a file each, and their names in a recipe's `[task]`.

@@ -84,7 +84,7 @@ def read_chat(row: Record, style: ChatStyle) -> Chat | Unusable:
         raise RecipeError(
             f'{row.where}: "{name}" has no message of the assistant that answers another'
         )
-    return _marked_chat(turns, marks, row, style)
+    return marked_chat(turns, marks, row, style)
 
 
 def read_conversation(row: Record, answer: str, style: ChatStyle) -> Chat | Unusable:
@@ -100,26 +100,38 @@ def read_conversation(row: Record, answer: str, style: ChatStyle) -> Chat | Unus
     Raises:
         RecipeError: a message is malformed, or the completion has none of the assistant.
     """
-    asked, asked_marks = _messages_of(row, "prompt", "user")
-    said, said_marks = _messages_of(row, answer, "assistant")
+    asked, asked_marks = messages_of(row, "prompt", "user")
+    said, said_marks = messages_of(row, answer, "assistant")
     if not asked or not any(turn["role"] == "assistant" for turn in said):
         raise RecipeError(
             f'{row.where}: "prompt" needs a message, and "{answer}" one of the assistant'
         )
     del asked_marks  # whatever they say, a prompt is not learnt
     marks = [False if turn["role"] == "assistant" else None for turn in asked]
-    return _marked_chat([*asked, *said], [*marks, *said_marks], row, style)
+    return marked_chat([*asked, *said], [*marks, *said_marks], row, style)
 
 
-def _messages_of(row: Record, name: str, role: str) -> tuple[list[Message], list[bool | None]]:
-    """Return a field's messages and their marks; a text is one message of the role."""
-    if isinstance(row.values.get(name), str):
-        return [{"role": role, "content": row.values[name]}], [None]
+def messages_of(row: Record, name: str, role: str) -> tuple[list[Message], list[bool | None]]:
+    """Return a field's messages and their marks; a text is one message of the role.
+
+    Messages may be in OpenAI's form or in ShareGPT's, and one may stand without a list.
+
+    Raises:
+        RecipeError: a message is malformed.
+    """
+    value = row.values.get(name)
+    if isinstance(value, str):
+        return [{"role": role, "content": value}], [None]
+    if isinstance(value, Mapping):
+        row = replace(row, values={**row.values, name: [value]})
     records = _parsed(row, name).records(name)
-    return [_openai(record) for record in records], [_is_learnt(record) for record in records]
+    turns = [
+        _sharegpt(record) if "from" in record.values else _openai(record) for record in records
+    ]
+    return turns, [_is_learnt(record) for record in records]
 
 
-def _marked_chat(
+def marked_chat(
     turns: Sequence[Message], marks: Sequence[bool | None], row: Record, style: ChatStyle
 ) -> Chat | Unusable:
     """Return a chat up to the last answer that is learnt.

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from fedseed.errors import plural
 
+BETA = 0.1  # of DPO where nothing else is said (Rafailov et al., 2023, Appendix B)
+
 
 @dataclass(frozen=True)
 class Example:
@@ -82,6 +84,32 @@ class Chat(Example):
 
 
 @dataclass(frozen=True)
+class Preference:
+    """Two answers to one prompt, of which one was preferred."""
+
+    chosen: Example
+    rejected: Example
+
+    @property
+    def where(self) -> str:
+        """Return the file and line of a conversation; "" of texts."""
+        return self.chosen.where if isinstance(self.chosen, Chat) else ""
+
+    def swapped(self) -> "Preference":
+        """Return the pair as somebody with the opposite taste would have it."""
+        return Preference(self.rejected, self.chosen)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A text, or two of them, and the number that is to be predicted."""
+
+    text: str
+    value: float
+    pair: str = ""  # the second text; "": there is none
+
+
+@dataclass(frozen=True)
 class Unusable:
     """A row from which nothing is learnt, although nothing is wrong with it."""
 
@@ -108,6 +136,8 @@ class Choice:
     # what a classifier is given in place of the prompt, which says all that tells examples apart;
     # "": the prompt
     text: str = field(default="", compare=False)
+    # a second text that a classifier is given after the first one
+    pair: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         count = len(self.options)
@@ -205,6 +235,7 @@ class TaskData:
     classes: tuple[str, ...] = ()  # the classes' names; for `Picture`s
     # the Jinja template that writes `Chat`s, if it is not their tokenizer's own
     chat_template: str = ""
+    beta: float = BETA  # how strongly `Preference`s hold the model to its base
 
     def only(self, names: Collection[str]) -> "TaskData":
         """These clients' data alone, without anything to evaluate on."""

@@ -10,22 +10,23 @@ from typing import Any, Literal
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.chats import chat_of, read_chat, read_conversation, with_arguments
-from fedseed.tasks.data import ChatStyle, Choice, Example, Unusable
+from fedseed.tasks.data import ChatStyle, Choice, Example, Preference, Score, Unusable
 from fedseed.tasks.files import Record, dataset_rows, is_dataset
-from fedseed.tasks.hints import are_preferences, suggest_fields
+from fedseed.tasks.hints import CHOSEN, FRACTION, REJECTED, are_preferences, suggest_fields
+from fedseed.tasks.preferences import read_preference
 from fedseed.tasks.prompts import alpaca_prompt, short_prompt
 from fedseed.text import listed, shown
 
 Template = Literal["alpaca", "short", "chat"]
 SHOWN = 5  # bad lines and repeated examples that are named
+LARGEST = 1e30  # of a score: squares of larger ones are no numbers in single precision
 LONGEST = 1 << 22  # characters of a text: tokens of a longer one take gigabytes
-Made = Example | Choice | Unusable
+Made = Example | Choice | Preference | Score | Unusable
 NO_ANSWER = Unusable("nothing to answer")
 NO_LABEL = Unusable("no label")
-
-
-# a number with a decimal point, as tables write it
-FRACTION = re.compile(r"[-+]?(\d+[.,]\d*|[.,]\d+)([eE][-+]?\d+)?")
+NO_SCORE = Unusable("no score")
+# 1,234 is one thing in English and another in German
+THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Style:
     template: Template = "alpaca"  # instructions, and prompts if it is "chat"
     chat: ChatStyle = field(default_factory=ChatStyle)
     labels: tuple[str, ...] = ()  # those that a text may have; none: any
+    score_field: str | None = None  # holds a number to predict; None: none is predicted
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,29 @@ def _completion(row: Record, style: Style) -> Made:
 
 
 def _instruction(row: Record, style: Style) -> Example:
-    given = "context" if "context" in row.values else "input"
     answer = "response" if "response" in row.values else "output"
-    text = row.field(given, str) if row.values.get(given) is not None else ""
-    instruction, response = row.field("instruction", str), row.field(answer, str)
+    asked, response = _asked(row, style), row.field(answer, str)
     if style.template == "chat":
-        return _as_chat(f"{instruction}\n\n{text}" if text else instruction, response, style, row)
+        return _as_chat(asked, response, style, row)
+    return Example(asked, response)
+
+
+def _asked(row: Record, style: Style) -> str:
+    """Return a row's instruction and input, as they are asked."""
+    given = "context" if "context" in row.values else "input"
+    text = row.field(given, str) if row.values.get(given) is not None else ""
+    instruction = row.field("instruction", str)
+    if style.template == "chat":
+        return f"{instruction}\n\n{text}" if text else str(instruction)
     make = alpaca_prompt if style.template == "alpaca" else short_prompt
-    return Example(make(instruction, text), response)
+    return make(instruction, text)
+
+
+def _preference(row: Record, style: Style) -> Preference | Unusable:
+    has_prompt = any(row.values.get(name) is not None for name in ("prompt", "conversations"))
+    if not has_prompt and isinstance(row.values.get("instruction"), str):
+        row = replace(row, values={**row.values, "prompt": _asked(row, style)})
+    return read_preference(row, style.chat, style.template == "chat")
 
 
 def _as_chat(asked: str, answer: str, style: Style, row: Record) -> Example:
@@ -106,11 +123,66 @@ def _label(row: Record, style: Style) -> Choice | Unusable:
     label, text = _label_text(row, style), row.field("text", str)
     if not label:
         return NO_LABEL
+    pair = _second_text(row)
     if style.labels and label not in style.labels:
         raise RecipeError(
             f'{row.where}: "label" = {label!r}: task.labels has {", ".join(style.labels)}'
         )
-    return Choice(f"{text}\nLabel:", (f" {label}",), 0, text=text)
+    asked = f"{text}\n{pair}" if pair else text
+    return Choice(f"{asked}\nLabel:", (f" {label}",), 0, text=text, pair=pair)
+
+
+def _second_text(row: Record) -> str:
+    """Return the text that a row has beside the first one; "" if it has one text."""
+    return "" if row.values.get("text_pair") is None else str(row.field("text_pair", str))
+
+
+def _score(row: Record, style: Style) -> Score | Unusable:
+    """Return a text and the number that is to be predicted.
+
+    Raises:
+        RecipeError: there is no such field, or what it holds is no number.
+    """
+    name = str(style.score_field)
+    if name not in row.values:
+        raise RecipeError(f'{row.where}: no "{name}", which task.score_field names')
+    if "text" not in row.values:
+        raise RecipeError(
+            f'{row.where}: no "text" of which "{name}" could be predicted; task.fields says which '
+            "field it is, such as { text = ... }"
+        )
+    text, pair, value = row.field("text", str), _second_text(row), row.values[name]
+    if isinstance(value, str):
+        value = _number_in(value.strip(), row, name)
+    if value is None or value != value:  # null, or not a number
+        return NO_SCORE
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
+        raise RecipeError(
+            f'{row.where}: "{name}" = {value!r}: a number is expected (task.score_field)'
+        )
+    return Score(text, float(value), pair)
+
+
+def _number_in(text: str, row: Record, name: str) -> float | None:
+    """Return the number that a table has as text, with a decimal point or comma; None: none.
+
+    Raises:
+        RecipeError: it is no number, or can be read in two ways.
+    """
+    if not text:
+        return None
+    if THOUSANDS.fullmatch(text):
+        raise RecipeError(
+            f'{row.where}: "{name}" = {text}: a decimal comma, or one between thousands? Write '
+            f"{text.replace(',', '.', 1)} or {text.replace(',', '')}"
+        )
+    is_decimal_comma = FRACTION.fullmatch(text) is not None
+    try:
+        return float(text.replace(",", ".") if is_decimal_comma else text)
+    except ValueError as error:
+        raise RecipeError(
+            f'{row.where}: "{name}" = {shown(text)}: a number is expected (task.score_field)'
+        ) from error
 
 
 def _label_text(row: Record, style: Style) -> str:
@@ -132,14 +204,22 @@ def _label_text(row: Record, style: Style) -> str:
     number = float(text.replace(",", "."))
     if not number.is_integer():
         raise RecipeError(
-            f'{row.where}: "label" = {text}: a number with a fraction is a score, not a class; if '
-            "it is one, name all classes with task.labels"
+            f'{row.where}: "label" is a number with a fraction, a score and no class: '
+            'task.score_field = "label" learns to predict it; if it is a class, name all of them '
+            "with task.labels"
         )
     return str(int(number))
 
 
 # nothing is given: all of it is learnt
 TEXT = Form("text", ("text",), lambda row, style: Example("", row.field("text", str)))
+PREFERENCES = Form(
+    "prompt, chosen, rejected",
+    (CHOSEN, REJECTED),
+    _preference,
+    may_be_null=(CHOSEN, REJECTED),  # reading such a row says so
+)
+SCORED = Form("text, score", ("text",), _score)
 LABELLED = Form("text, label", ("text", "label"), _label, may_be_null=("label",))
 FORMS = (
     Form("prompt, options, gold", ("options", "prompt", "gold"), _options),
@@ -150,6 +230,8 @@ FORMS = (
     LABELLED,
     TEXT,
 )
+# what a row with an answer that was preferred to another is if task.fields names one of these
+LANGUAGE_FIELDS = frozenset(("completion", "response", "output", "messages", "text"))
 
 
 @dataclass(frozen=True)
@@ -177,6 +259,8 @@ class Reader:
         self.unusable: Counter[str] = Counter()
         self.bad: list[str] = []  # what is wrong, a line for each malformed row
         self.unwanted = 0  # completions that are learnt, but marked as bad ones
+        self.scored_texts = 0  # texts that are learnt as language, with a score beside them
+        self.repeated_prompts = 0  # pairs whose answers both begin with their prompt
 
     def read(self, rows: Iterable[Record | RecipeError]) -> list[SourceLine]:
         """Returns the examples of a file's rows.
@@ -196,9 +280,9 @@ class Reader:
                             f'{row.where}: "{name}" has {size:,} characters, where {LONGEST:,} are '
                             "read; split it"
                         )
-                made = self._form_of(row).read(row, self.style)
-                if not isinstance(made, Choice) and row.values.get("label") is False:
-                    self.unwanted += 1
+                form = self._form_of(row)
+                made = form.read(row, self.style)
+                self._count_remarkable(form, made, row)
                 if isinstance(made, Example) and not made.response.strip():
                     made = NO_ANSWER
                 if isinstance(made, Unusable):
@@ -208,6 +292,15 @@ class Reader:
             except RecipeError as error:
                 self.bad.append(str(error))
         return lines
+
+    def _count_remarkable(self, form: Form, made: Made, row: Record) -> None:
+        """Count what is no fault of a row, but may not be meant so."""
+        if isinstance(made, Example):
+            self.unwanted += row.values.get("label") is False
+            self.scored_texts += form is TEXT and isinstance(row.values.get("score"), float)
+        elif isinstance(made, Preference) and (prompt := made.chosen.prompt.strip()):
+            answers = (made.chosen.response, made.rejected.response)
+            self.repeated_prompts += all(one.lstrip().startswith(prompt) for one in answers)
 
     def check(self, hint: str = "") -> None:
         """Raises RecipeError if rows are malformed: all of them in one report, with a hint where
@@ -238,6 +331,16 @@ class Reader:
                 f'{self.unwanted:,} examples have "label" = false beside what is learnt: if they '
                 "are answers that nobody wants, take them out"
             )
+        if self.scored_texts:
+            notes.append(
+                f'{self.scored_texts:,} texts have a "score" beside them, which is not learnt '
+                '(task.score_field = "score" learns to predict it, in place of the text)'
+            )
+        if self.repeated_prompts:
+            notes.append(
+                f'{self.repeated_prompts:,} pairs have their prompt in "{CHOSEN}" and "{REJECTED}" '
+                "once more, which is learnt so: leave it out of one of the two places"
+            )
         return [*notes, *left_out]
 
     def _renamed(self, row: Record) -> Record:
@@ -259,18 +362,28 @@ class Reader:
             class_names={**row.class_names, **classes},
         )
 
+    def _forms_for(self, row: Record) -> tuple[Form, ...]:
+        """Return the forms that a row may have, by its fields."""
+        if are_preferences(row.values) and not LANGUAGE_FIELDS.intersection(self.fields):
+            return (PREFERENCES,)
+        if "text_pair" in row.values:  # it is no text that stands alone
+            return tuple(form for form in FORMS if form is not TEXT and form.fits(row))
+        return FORMS
+
     def _form_of(self, row: Record) -> Form:
         """Returns the first form that the row has, or else the first of which it has the leading
         field.
         """
-        whole = next((form for form in FORMS if form.fits(row)), None)
+        if self.style.score_field is not None:
+            self.form = SCORED
+            return SCORED
+        forms = self._forms_for(row)
+        whole = next((form for form in forms if form.fits(row)), None)
         if self.form is None:
-            partly = None
-            if not are_preferences(row.values):
-                partly = next((form for form in FORMS if form.fits(row, 1)), None)
+            partly = next((form for form in forms if form.fits(row, 1)), None)
             self.form, self.first = whole or partly, row.where
         if self.form is None:
-            known = "; ".join(form.fields for form in FORMS)
+            known = "; ".join(form.fields for form in (*FORMS, PREFERENCES))
             has = shown(", ".join(row.values)) or "no field"
             raise RecipeError(
                 f"{row.where}: it has {has}, which is none of the known forms: {known}"
@@ -285,7 +398,9 @@ class Reader:
 
 
 def examples_in(
-    sets: Mapping[str, Iterable[Any]], labels: Sequence[str] = ()
+    sets: Mapping[str, Iterable[Any]],
+    labels: Sequence[str] = (),
+    score_field: str | None = None,
 ) -> tuple[dict[str, list[Any]], list[str]]:
     """Returns the examples of rows in memory, by the names of what holds them, and lines about what
     was left out.
@@ -294,11 +409,12 @@ def examples_in(
         sets: rows: dicts (of a `datasets.Dataset`, say) of one of the `FORMS`, or texts, all of
             which is learnt. What is an example already stays as it is.
         labels: those that a text may have, in their order; none: those that are seen.
+        score_field: what holds the number that is to be predicted of each text; None: none is.
 
     Raises:
         RecipeError: a row is malformed, or of another form than the others.
     """
-    reader = Reader(Style(labels=tuple(labels)), {})
+    reader = Reader(Style(labels=tuple(labels), score_field=score_field), {})
     made, lines = dict[str, list[Any]](), dict[str, list[SourceLine]]()
     for name, rows in sets.items():
         if is_dataset(rows):
@@ -341,10 +457,16 @@ def repeated(
     ]
 
 
-def _content(made: Example | Choice) -> tuple[str, ...]:
-    parts = (
-        (made.prompt, *made.options) if isinstance(made, Choice) else (made.prompt, made.response)
-    )
+def _content(made: Example | Choice | Preference | Score) -> tuple[str, ...]:
+    parts: tuple[str, ...]
+    if isinstance(made, Preference):
+        parts = made.chosen.prompt, made.chosen.response, made.rejected.response
+    elif isinstance(made, Score):
+        parts = made.text, made.pair
+    elif isinstance(made, Choice):
+        parts = made.prompt, *made.options
+    else:
+        parts = made.prompt, made.response
     return tuple(" ".join(part.split()) for part in parts)
 
 

@@ -16,13 +16,26 @@ ANSWERED = (
     *("answer", "response", "output", "completion", "target", "solution", "reply", "summary"),
     *("highlights", "assistant", "gpt"),
 )
-TEXTS = ("sentence", "content", "review", "tweet", "comment", "body", "premise")
+TEXTS = (
+    "sentence",
+    "sentence1",
+    "text1",
+    "content",
+    "review",
+    "tweet",
+    "comment",
+    "body",
+    "premise",
+)
 LABELS = ("label", "labels", "class", "category", "sentiment", "intent", "target", "score")
-PREFERRED, REJECTED = "chosen", "rejected"
+CHOSEN, REJECTED = "chosen", "rejected"
+PAIRS = ("sentence2", "text2", "hypothesis", "text_b", "second")  # names of second texts
 # names of what identifies or places a row
 IDENTIFIER = re.compile(
     r"(^|[_-])(id|idx|index|uuid|guid|key|url|split|date|timestamp)$|^(id|idx)_"
 )
+# a number with a decimal point, as tables write it
+FRACTION = re.compile(r"[-+]?(\d+[.,]\d*|[.,]\d+)([eE][-+]?\d+)?")
 
 
 def suggest_fields(values: Mapping[str, Any]) -> str:
@@ -35,18 +48,66 @@ def suggest_fields(values: Mapping[str, Any]) -> str:
         Text that begins with "; ", or nothing where nothing can be suggested.
     """
     if are_preferences(values):
-        return _preferences(values)
-    if fields := likely_fields(values):
-        pairs = ", ".join(
-            f"{name} = {json.dumps(shown(theirs))}" for name, theirs in fields.items()
+        asked = likely_prompt(values)
+        if asked not in (None, "prompt"):
+            return (
+                f"; say which field is what, such as task.fields = {{{_pairs({'prompt': asked})}}}"
+            )
+        return (
+            f'; "{CHOSEN}" and "{REJECTED}" are preferences: each a text or a list of messages, '
+            'beside a "prompt" or with a common beginning'
         )
-        return f"; say which field is what, such as task.fields = {{{pairs}}}"
+    if score := likely_score(values):
+        fields = _names_of_texts(values, score)
+        renamed = f"task.fields = {{{_pairs(fields)}}} and " if fields else ""
+        return (
+            f"; to predict a number of each text, {renamed}"
+            f"task.score_field = {json.dumps(shown(score))}"
+        )
+    if fields := likely_fields(values):
+        return f"; say which field is what, such as task.fields = {{{_pairs(fields)}}}"
     return ""
 
 
+def _pairs(fields: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} = {json.dumps(shown(theirs))}" for name, theirs in fields.items())
+
+
+def likely_prompt(values: Mapping[str, Any]) -> str | None:
+    """Return which field of a row may hold what was asked; None: none seems to."""
+    return _first_of(ASKED, [name for name, value in values.items() if isinstance(value, str)])
+
+
+def likely_score(values: Mapping[str, Any]) -> str | None:
+    """Return which field of a row may hold a number with a fraction to predict; None: none."""
+    numbers = [name for name in values if is_fraction(values[name])]
+    return _first_of(LABELS, numbers)
+
+
+def is_fraction(value: Any) -> bool:
+    """Return whether a value is a number with a fraction, or the text of one."""
+    if isinstance(value, str):
+        return FRACTION.fullmatch(value.strip()) is not None
+    return isinstance(value, float)
+
+
+def _names_of_texts(values: Mapping[str, Any], score: str) -> dict[str, str]:
+    """Return what a row with a score calls its text, or both of its texts, if it is otherwise."""
+    texts = [
+        name
+        for name, value in values.items()
+        if isinstance(value, str) and name != score and not _identifies(name, value)
+    ]
+    second = _first_of(PAIRS, texts)
+    rest = [name for name in texts if name != second]
+    first = _first_of(("text", *TEXTS), rest) or (rest[0] if rest else None)
+    named = {"text": first, "text_pair": second}
+    return {name: theirs for name, theirs in named.items() if theirs and name != theirs}
+
+
 def are_preferences(values: Mapping[str, Any]) -> bool:
-    """Return whether a row has an answer that was preferred to another, and nothing to learn."""
-    return PREFERRED in values and REJECTED in values
+    """Return whether a row has an answer that was preferred to another."""
+    return CHOSEN in values and REJECTED in values
 
 
 def likely_fields(values: Mapping[str, Any]) -> dict[str, str]:
@@ -72,20 +133,6 @@ def likely_fields(values: Mapping[str, Any]) -> dict[str, str]:
         second = answered or next(name for name in texts if name != first)
         return {"prompt": first, "completion": second}
     return {"text": text} if text else {}
-
-
-def _preferences(values: Mapping[str, Any]) -> str:
-    """Return what can be done with an answer that was preferred to another."""
-    if isinstance(values[PREFERRED], list):
-        form = "messages"
-    elif isinstance(values.get("prompt"), str | list):
-        form = "completion"
-    else:
-        form = "text"
-    return (
-        f'; "{PREFERRED}" and "{REJECTED}" are preferences: task.fields = {{{form} = '
-        f'"{PREFERRED}"}} learns the chosen answers as they are'
-    )
 
 
 def _identifies(name: str, value: Any) -> bool:

@@ -8,6 +8,8 @@ from decimal import Decimal
 from typing import Any
 from unicodedata import normalize
 
+import numpy as np
+
 from fedseed.registry import Registry
 
 Score = Callable[[Sequence[str], Sequence[Sequence[str]]], float]
@@ -135,6 +137,45 @@ def macro_f1(found: Sequence[int], right: Sequence[int]) -> float:
     said, true = Counter(found), Counter(right)
     classes = said.keys() | true.keys()
     return 100.0 * sum(2 * both[c] / (said[c] + true[c]) for c in classes) / len(classes)
+
+
+def pearson(predicted: Sequence[float], right: Sequence[float]) -> float:
+    """Return Pearson's correlation of two rows of numbers, from -1 to 1.
+
+    Args:
+        predicted: the predictions; where they are all the same the correlation is 0.
+        right: what is right.
+
+    Raises:
+        ValueError: the lengths differ, or there are fewer than two.
+    """
+    if len(predicted) != len(right) or len(right) < 2:
+        raise ValueError(f"{len(predicted)} predictions for {len(right)} references")
+    if not np.ptp(predicted) or not np.ptp(right):
+        return 0.0
+    one, other = (
+        np.asarray(values, dtype=np.float64) - np.mean(values) for values in (predicted, right)
+    )
+    one, other = one / np.linalg.norm(one), other / np.linalg.norm(other)
+    return float(np.clip(one @ other, -1.0, 1.0))
+
+
+def spearman(predicted: Sequence[float], right: Sequence[float]) -> float:
+    """Return Spearman's correlation: Pearson's of the ranks, where equal numbers share a rank.
+
+    Arguments and errors are `pearson`'s.
+    """
+    return pearson(mean_ranks(predicted), mean_ranks(right))
+
+
+def mean_ranks(values: Sequence[float]) -> list[float]:
+    """Return the rank of each number, from 1; equal ones have the mean of theirs."""
+    _, places, counts = np.unique(
+        np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True
+    )
+    last = np.cumsum(counts)
+    ranks: list[float] = (last - (counts - 1) / 2)[places.reshape(-1)].tolist()
+    return ranks
 
 
 def final_number(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:

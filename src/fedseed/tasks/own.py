@@ -11,14 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import RecipeError, closest
 from fedseed.randomness import Domain, permutation
 from fedseed.randomness.stream import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.chats import check_arguments
-from fedseed.tasks.data import ChatStyle, Choice, ClientData, OwnData, TaskData, who_holds
+from fedseed.tasks.data import (
+    BETA,
+    ChatStyle,
+    Choice,
+    ClientData,
+    OwnData,
+    TaskData,
+    who_holds,
+)
 from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, picked, share_of
 from fedseed.tasks.files import (
     ENDINGS,
@@ -31,6 +39,8 @@ from fedseed.tasks.files import (
 )
 from fedseed.tasks.forms import (
     LABELLED,
+    PREFERENCES,
+    SCORED,
     TEXT,
     Reader,
     SourceLine,
@@ -77,6 +87,9 @@ class FilesTask(Task):
             label.
         labels: of texts to label: all labels, in the order of the options; None: those that are
             seen, sorted.
+        score_field: the field with the number that is to be predicted of each text (regression);
+            None: no number is predicted.
+        beta: of preferences: how strongly the model is held to its base; None: 0.1.
         fields: what a form's fields are called in the data, such as { prompt = "question",
             completion = "answer" }.
         template: what instructions are put into: "alpaca", or "short", which the small base was
@@ -112,6 +125,8 @@ class FilesTask(Task):
     partition: AnyPartition | None = None
     label_field: str | None = None
     labels: list[str] | None = None
+    score_field: str | None = None
+    beta: PositiveFloat | None = None
     fields: dict[str, str] = Field(default_factory=dict)
     template: Template = "alpaca"
     chat_template: str | None = None
@@ -289,6 +304,11 @@ class FilesTask(Task):
             test = reader.read(self._rows(Path(self.path).expanduser(), self.evaluation_split))
         if self.on_bad_line == "stop":
             reader.check(' (task.on_bad_line = "skip" leaves them out)')
+        if self.beta is not None and reader.form not in (None, PREFERENCES):
+            raise RecipeError(
+                f"task.beta = {self.beta:g}: it is for preferences, and the data has "
+                f"{reader.form.fields}; leave it out"
+            )
         if reader.form is LABELLED:
             if partly and self.labels is None:
                 raise RecipeError(
@@ -325,6 +345,7 @@ class FilesTask(Task):
         form = reader.form.fields if reader.form else ""
         notes = [
             *reader.notes(),
+            *self._objective_notes(reader),
             f"{sum(sizes):,} training{'' if partly else held_out} examples ({form})",
             *([] if len(sizes) == 1 else [who_holds(sizes)]),
             *_twins(parties, lines),
@@ -336,10 +357,20 @@ class FilesTask(Task):
             {"": kept if self.evaluate_on == "validation" else tested},
             kept,
             tuple(notes),
-            # nothing is asked that could be answered
-            scores=() if reader.form is TEXT else TaskData.scores,
+            # nothing is asked that could be answered, or an answer is not what is learnt
+            scores=() if reader.form in (TEXT, PREFERENCES, SCORED) else TaskData.scores,
             chat_template=style.chat.template,
+            beta=BETA if self.beta is None else self.beta,
         )
+
+    def _objective_notes(self, reader: Reader) -> list[str]:
+        """Return a line that says what is learnt, where that is neither language nor a label."""
+        if reader.form is PREFERENCES:
+            beta = BETA if self.beta is None else self.beta
+            return [f"chosen answers are preferred to rejected ones: DPO, task.beta = {beta:g}"]
+        if reader.form is SCORED:
+            return [f'the number in "{self.score_field}" is predicted (regression)']
+        return []
 
     def _style(self) -> Style:
         """Returns the style in which rows become text."""
@@ -354,7 +385,11 @@ class FilesTask(Task):
         arguments = self.chat_template_kwargs
         check_arguments(arguments, "task.chat_template_kwargs")
         chat = ChatStyle(writing, template, self.loss_on, arguments)
-        return Style(self.template, chat, tuple(self.labels or ()))
+        if self.score_field is not None and self.labels is not None:
+            raise RecipeError(
+                "task.score_field and task.labels: a number is predicted, or a label: give one"
+            )
+        return Style(self.template, chat, tuple(self.labels or ()), self.score_field)
 
     def _rows(self, place: Path, split: str) -> Iterable[Record | RecipeError]:
         named = not place.exists() and is_hub_name(str(place))

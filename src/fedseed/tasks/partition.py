@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from fedseed.errors import RecipeError
+from fedseed.hinting import Hinting
 from fedseed.randomness import Domain, derive, permutation
 from fedseed.randomness.stream import uniform_integers
 
@@ -24,7 +25,7 @@ ATTEMPTS = 1000  # draws of a partition until every client has its minimum
 Partition = list[list[int]]
 
 
-class _Partitioner(BaseModel):
+class _Partitioner(BaseModel, metaclass=Hinting):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def deal(self, labels: Sequence[Hashable], clients: int, seed: int) -> Partition:

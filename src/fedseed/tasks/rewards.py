@@ -7,12 +7,14 @@ Methods that need no gradients are given minus the mean reward where others have
 """
 
 import logging
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.registry import load_module, one_line, resolve
@@ -37,6 +39,9 @@ class RewardSettings(BaseModel):
             relative) or "my_package.rewards:score": called with a prompt, the answer generated
             after it, and the example, it returns a number, the more the better. It is code, so
             whoever runs the recipe has to agree (`--trust-plugins`).
+        seconds: how long a function may take for one answer; one that takes longer ends the run
+            with an error that names the answer, in place of a run that stands still. Not set: as
+            long as it likes.
         max_new_tokens: of an answer. Answers are greedy: the likeliest token each time.
     """
 
@@ -44,6 +49,7 @@ class RewardSettings(BaseModel):
 
     name: str | None = None
     function: str | None = None
+    seconds: PositiveFloat | None = None
     max_new_tokens: PositiveInt = 32
 
     def problem(self) -> str | None:
@@ -91,16 +97,22 @@ def placed(function: str, folder: Path | None) -> str:
     return f"{resolve(source, folder)}:{name}"
 
 
+class _TookTooLongError(Exception):
+    """A reward function has not come back in time."""
+
+
 class Judge:
     """A reward function, with checks of what it returns.
 
     Args:
         function: the reward.
         about: what errors call it.
+        seconds: how long it may take for one answer; None: as long as it likes.
     """
 
-    def __init__(self, function: Reward, about: str = "") -> None:
+    def __init__(self, function: Reward, about: str = "", seconds: float | None = None) -> None:
         self.function = function
+        self.seconds = seconds
         self.about = about or str(getattr(function, "__qualname__", function))
         self._warned = False
 
@@ -115,7 +127,11 @@ class Judge:
 
     def _number(self, example: Example, answer: str) -> float:
         try:
-            value: Any = self.function(example.prompt, answer, example)
+            value: Any = self._call(example, answer)
+        except _TookTooLongError as error:
+            raise self._error(
+                f"took more than reward.seconds = {self.seconds:g}", example, answer
+            ) from error
         except Exception as error:
             raise self._error(f"raised {one_line(error)}", example, answer) from error
         try:
@@ -130,6 +146,33 @@ class Judge:
                 self._error(f"returned {number}: such an estimate is left out", example, answer),
             )
         return number if isfinite(number) else nan
+
+    def _call(self, example: Example, answer: str) -> Any:
+        """Call the function; with a time limit in a thread, which is left alone if it is late.
+
+        Raises:
+            _TookTooLongError: it has not come back in time.
+            Exception: what the function raises.
+        """
+        if self.seconds is None:
+            return self.function(example.prompt, answer, example)
+        outcome: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+        def judge() -> None:
+            try:
+                outcome.put((self.function(example.prompt, answer, example), None))
+            except Exception as error:
+                outcome.put((None, error))
+
+        # no other thread can end one; it ends with the process
+        threading.Thread(target=judge, daemon=True).start()
+        try:
+            value, error = outcome.get(timeout=self.seconds)
+        except queue.Empty:
+            raise _TookTooLongError from None
+        if error is not None:
+            raise error
+        return value
 
     def _error(self, what: str, example: Example, answer: str) -> FedseedError:
         prompt, said = (shown(repr(text), SHOWN) for text in (example.prompt, answer))

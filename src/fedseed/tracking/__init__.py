@@ -5,7 +5,9 @@ A new tracker is a file here, which is found by itself, and a test.
 
 from fedseed.registry import Registry, check_class, classes_in, name_of
 from fedseed.tracking.base import Start, Tracker, Trackers
+from fedseed.tracking.mlflow import MLflow
 from fedseed.tracking.tensorboard import TensorBoard
+from fedseed.tracking.trackio import Trackio
 from fedseed.tracking.wandb import WandB
 
 TRACKERS: tuple[type[Tracker], ...] = tuple(classes_in(__name__, Tracker))
@@ -16,4 +18,14 @@ REGISTRY: Registry[type[Tracker]] = Registry(
     lambda thing: check_class(thing, Tracker),
 )
 
-__all__ = ["REGISTRY", "TRACKERS", "Start", "TensorBoard", "Tracker", "Trackers", "WandB"]
+__all__ = [
+    "REGISTRY",
+    "TRACKERS",
+    "MLflow",
+    "Start",
+    "TensorBoard",
+    "Tracker",
+    "Trackers",
+    "Trackio",
+    "WandB",
+]

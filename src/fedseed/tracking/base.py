@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from fedseed.errors import RecipeError, to_install
+from fedseed.hinting import Hinting
 from fedseed.registry import one_line
 from fedseed.text import flat
 
@@ -59,7 +60,7 @@ class Start:
         return {"method": {"name": self.method}, "rounds": self.rounds, "seed": self.seed}
 
 
-class Tracker(BaseModel, ABC):
+class Tracker(BaseModel, ABC, metaclass=Hinting):
     """Settings of one tracker, and what it does.
 
     Subclasses stand in a file each, their names in `[[tracking]]`.

@@ -435,8 +435,19 @@ class LocalClient(Client):
         """
         with self.phase("local"), torch.random.fork_rng(gpus(self.space.devices)):
             torch.manual_seed(derive(self.seed, Domain.DROPOUT, self.round, self.number) >> 1)
-            self.space.model.train()
+            self.space.model.train(self._trains_with_dropout)
             yield
+
+    @property
+    def _trains_with_dropout(self) -> bool:
+        """Return whether the model is in its training mode while it trains.
+
+        Models of transformers checkpoint activations in this mode alone.
+        """
+        if getattr(self.objective, "with_dropout", True):
+            return True
+        layers = self.space.model.modules()
+        return any(getattr(layer, "gradient_checkpointing", False) for layer in layers)
 
     def _accumulate_gradient(
         self,

@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedseed.hinting import Hinting
 from fedseed.optimizers.schedule import Schedule, factor_of
 
 Autocast = Literal["bfloat16", "float16"]
@@ -24,7 +25,7 @@ OPTIMIZERS = {
 }
 
 
-class LocalTraining(BaseModel):
+class LocalTraining(BaseModel, metaclass=Hinting):
     """How a client trains: T optimiser steps (or epochs), each over `accumulation` micro-batches of
     `batch` examples.
 
@@ -55,7 +56,11 @@ class LocalTraining(BaseModel):
         None, description="passes over the client's examples instead of steps"
     )
     batch: PositiveInt = Field(1, description="examples in a micro-batch")
-    accumulation: PositiveInt = Field(4, description="micro-batches a step")
+    accumulation: PositiveInt = Field(
+        4,
+        description="micro-batches a step: a step is of batch times accumulation examples (in "
+        "transformers and TRL it is 1 by default)",
+    )
     batch_tokens: PositiveInt | None = Field(
         None,
         description="most tokens of a micro-batch, padding included: a step's batch times "

@@ -1,19 +1,46 @@
-"""What carries bytes between the coordinator and its clients, and knows nothing of rounds.
+"""Transports: they carry bytes between the coordinator and its clients, and know no rounds.
 
-A transport goes by the scheme of its URLs. A new one is a file here with a class that says its
-`schemes`, and a line in the contract's test.
+The scheme of a URL selects the transport. A new one is a file here with a class that has `schemes`,
+and a line in the contract's test.
 """
 
 from urllib.parse import urlsplit
 
 from fedseed.errors import RecipeError
-from fedseed.registry import classes_in
+from fedseed.registry import Registry, classes_in
 from fedseed.transport.base import Access, Transport
 from fedseed.transport.nats_address import DEFAULT_PORTS, FORMS
 
 
+def _check_kind(thing: object) -> None:
+    """Raise TypeError or ValueError if something is no transport that addresses can ask for."""
+    if not isinstance(thing, type) or not issubclass(thing, Transport):
+        raise TypeError(f"{thing!r} is no subclass of fedseed.transport.base.Transport")
+    missing = sorted(getattr(thing, "__abstractmethods__", ()))
+    if missing:
+        raise TypeError(f"{thing.__qualname__} leaves out {', '.join(missing)}")
+    schemes = getattr(thing, "schemes", ())
+    if isinstance(schemes, str) or not schemes or not all(map(str.isidentifier, schemes)):
+        raise ValueError(
+            f'{thing.__qualname__} has no schemes: write schemes = ("my",) for my:// addresses'
+        )
+    own = {scheme for kind in classes_in(__name__, Transport) for scheme in kind.schemes}
+    if taken := sorted(own.intersection(schemes)):
+        raise ValueError(f"fedseed itself has {', '.join(f'{scheme}://' for scheme in taken)}")
+
+
+# transports of others; fedseed's own are found when one is asked for, as they import much
+REGISTRY: Registry[type[Transport]] = Registry(
+    "transport",
+    "fedseed.transports",
+    (),
+    _check_kind,
+    lambda kind: {f"the scheme {scheme}:// of": scheme for scheme in kind.schemes},
+)
+
+
 def transport(access: Access, run: str) -> Transport:
-    """Returns the transport that an address asks for; nothing is connected yet.
+    """Return the transport for an address; it is not connected yet.
 
     Args:
         access: how to reach it.
@@ -22,15 +49,12 @@ def transport(access: Access, run: str) -> Transport:
     Raises:
         RecipeError: there is no transport for such an address.
     """
-    kinds = classes_in(__name__, Transport)  # only here is nats imported
+    # only here is nats imported
+    kinds = [*classes_in(__name__, Transport), *(entry.thing for entry in REGISTRY.entries())]
     for kind in kinds:
         if urlsplit(access.url).scheme in kind.schemes:
-            made: Transport = kind(access, run)
-            return made
-    known = (
-        f"{scheme}://..."
-        for kind in kinds
-        for scheme in kind.schemes
-        if scheme not in DEFAULT_PORTS
-    )
-    raise RecipeError(f"{access.url}: {' or '.join([FORMS, *known])}")
+            transport_of_scheme: Transport = kind(access, run)
+            return transport_of_scheme
+    schemes = [scheme for kind in kinds for scheme in kind.schemes]
+    extra_forms = [f"{scheme}://..." for scheme in schemes if scheme not in DEFAULT_PORTS]
+    raise RecipeError(f"{access.url}: {' or '.join([FORMS, *extra_forms])}")

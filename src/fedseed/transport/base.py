@@ -1,16 +1,16 @@
-"""What carries a federation's bytes: one interface, which knows no rounds, no methods, no members
-and no torch.
+"""The interface of transports, which carry a federation's bytes.
 
-    messages     the coordinator's `broadcast`, a client's `send`; nothing keeps them
+A transport knows nothing of rounds, methods, members or torch.
+
+    messages     the coordinator's `broadcast`, a client's `send`; they are not stored
     questions    a client's `ask`, anybody's `status`: the coordinator answers
-    a log        entries in order, numbered from 1, durable. Only the coordinator appends, and only
-    if nobody else has
-                 since (`LogWriter`); anybody follows it, from any entry on
-    blobs        what is too large for a message: put by its owner, read by the other side
+    a log        durable entries in order, numbered from 1. Only the coordinator appends, and only
+                 as long as no other one does (`LogWriter`); anybody follows it from any entry on
+    blobs        data too large for a message: stored by their owner, read by the other side
 
-Messages may be lost when a connection is interrupted; an entry or blob that was stored is not. The
-transport says who sent a message, and has made sure of it. Errors are fedseed's own, whatever
-library is underneath. tests/transport/test_contract.py is what every implementation must pass.
+Messages may be lost when a connection is interrupted; stored entries and blobs are not. The
+transport verifies who sent a message. Errors are fedseed's own, whatever library is underneath.
+tests/transport/test_contract.py is the suite that every implementation must pass.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from fedseed.errors import NetworkError, RecipeError
 RETRY_SECONDS = 0.1
 _RUN = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
 
-# sender, what, data -> the answer to a question
+# sender, kind, data -> the answer to a question
 Receive = Callable[[str, str, bytes], Awaitable[bytes | None]]
-Rejected = Callable[[str, str], None]  # who, and what the transport did not let through
+Rejected = Callable[[str, str], None]  # sender, reason
 Take = Callable[[int, bytes], None]  # an entry's number and bytes
-Stop = Callable[[], Awaitable[None]]  # ends what was begun; may be called again
+Stop = Callable[[], Awaitable[None]]  # ends a subscription; may be called again
 
 
 def check_run(name: str) -> str:
-    """Returns a run's name, as every transport takes it.
+    """Check and return a run's name, which is valid on every transport.
 
     Raises:
         RecipeError: it has other characters than letters, digits, - and _.
@@ -49,48 +49,48 @@ def check_run(name: str) -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach a transport."""
+    """The way to reach a transport."""
 
-    url: str  # where it is; the scheme says which transport it is
-    key: Path | None = None  # file with this side's secret
-    ca: Path | None = None  # file with the certificates to trust
+    url: str  # the address; its scheme selects the transport
+    key: Path | None = None  # file with this side's secret key
+    ca: Path | None = None  # file with trusted certificates
 
 
 @dataclass(frozen=True)
 class Events:
-    """Whom an end tells what happens to its connection."""
+    """Callbacks for events of an end's connection."""
 
-    # the other side does not let this end do something
-    refused: Callable[[str], None] = lambda why: None
-    again: Callable[[], None] = lambda: None  # an interruption is over
-    noted: Callable[[str], None] = lambda what: None  # what a person should know; each is said once
-    failed: Callable[[NetworkError], None] = lambda error: None  # what is not waited for any longer
+    # the other side refuses an action, for this reason
+    refused: Callable[[str], None] = lambda reason: None
+    reconnected: Callable[[], None] = lambda: None  # an interruption is over
+    noted: Callable[[str], None] = lambda text: None  # a note for people; each comes once
+    failed: Callable[[NetworkError], None] = lambda error: None  # the connection is given up
 
 
 QUIET = Events()
 
 
 class Log(NamedTuple):
-    """Says how a run's log stands."""
+    """The state of a run's log."""
 
     last: int  # the number of its last entry
     over: bool  # whether it was ended
-    cut: bool = False  # whether its first entries are gone, so that nobody can begin with it
+    cut: bool = False  # whether its first entries are gone, so that it can't be read
 
 
-class Interrupted(Exception):  # noqa: N818  # no error: it is tried again
-    """No receipt came: what was sent may have arrived or not."""
+class Interrupted(Exception):  # noqa: N818  # not an error: the caller tries again
+    """No receipt came: the data may have arrived or not."""
 
 
 class LogLostError(NetworkError):
-    """The log was there, and is not there any more."""
+    """The log is gone."""
 
     def __init__(self, run: str) -> None:
         super().__init__(f"the server has lost the log of run {run}")
 
 
 class LogOlderError(NetworkError):
-    """The log ends before entries that stood in it."""
+    """The log ends before entries that it had."""
 
     def __init__(self, run: str) -> None:
         super().__init__(
@@ -100,7 +100,7 @@ class LogOlderError(NetworkError):
 
 
 class LogUnusableError(NetworkError):
-    """The log is there, and the run can't go on with it: it has to be made anew."""
+    """The run can't go on with this log, which has to be made anew."""
 
 
 class LogCutError(LogUnusableError):
@@ -114,7 +114,7 @@ class LogCutError(LogUnusableError):
 
 
 class LogSealedError(LogUnusableError):
-    """Nothing can be added to the log any more."""
+    """The log takes no entries any more."""
 
     def __init__(self, run: str) -> None:
         super().__init__(f"the log of run {run} was sealed: the server adds nothing to it any more")
@@ -128,33 +128,28 @@ class TakenOverError(NetworkError):
 
 
 class Fenced(Exception):  # noqa: N818
-    """The log has an entry of this number already.
-
-    Its bytes are given, None where they are not known.
-    """
+    """The log has an entry of this number already; its bytes are the argument, None if unknown."""
 
 
 @dataclass
 class LogWriter(ABC):
-    """Appends to a run's log, as long as nobody else does (it is fenced)."""
+    """Appends to a run's log, as long as nobody else does."""
 
-    run: str  # its name, for saying what can't be written
+    run: str  # its name, for errors
     last: int  # the number of the last entry
 
     async def append(self, entry: bytes, patience: float = 3600) -> None:
-        """Append an entry.
-
-        It is stored when this returns, once, whatever happened to the connection.
+        """Append an entry; it is stored exactly once when this returns.
 
         Args:
             entry: its bytes.
             patience: seconds to go on trying.
 
         Raises:
-            TakenOverError: another coordinator has written.
+            TakenOverError: another coordinator has written to the log.
             LogLostError, LogOlderError: the log is gone, or has lost entries.
-            LogUnusableError: it takes no entries any more.
-            NetworkError: it can't be written for that long.
+            LogUnusableError: the log takes no entries any more.
+            NetworkError: writing has failed for `patience` seconds.
         """
         give_up = time.monotonic() + patience
         while True:
@@ -168,21 +163,21 @@ class LogWriter(ABC):
                     ) from error
                 await asyncio.sleep(RETRY_SECONDS)
             except Fenced as error:
-                if error.args[0] == entry:  # it arrived, its receipt did not
+                if error.args[0] == entry:  # it was stored, but the receipt was lost
                     break
                 raise TakenOverError(self.run) from error
         self.last += 1
 
     @abstractmethod
     async def finish(self) -> None:
-        """Note that the log was ended, for those who may not read it (`Log.over`)."""
+        """Mark the log as ended, for those who may not read it (`Log.over`)."""
 
     @abstractmethod
     async def _store(self, entry: bytes) -> None:
         """Store an entry as number `last` + 1.
 
         Raises:
-            Fenced: there is one of this number, or more.
+            Fenced: the log has an entry of this number.
             Interrupted: no receipt came.
             NetworkError: it can't be stored.
         """
@@ -191,62 +186,61 @@ class LogWriter(ABC):
 class End(ABC):
     """One end of a run. Every method may raise NetworkError."""
 
-    largest: int  # bytes of a message that need not become a blob
+    largest: int  # bytes of the largest message that need not become a blob
     lasting: ClassVar[bool] = True  # whether the log outlives the coordinator
-    # why it is not proven here who sends a message, in a line; None: it is
+    # one line on why senders are not verified; None: they are
     unproven: str | None = None
 
     @abstractmethod
     async def status(self, seconds: float) -> bytes | None:
-        """Ask for the coordinator's status; None: nobody answers within so many seconds."""
+        """Ask for the coordinator's status; None: no answer within `seconds`."""
 
     @abstractmethod
     async def log(self) -> Log | None:
-        """Returns how the log stands, None if there is none."""
+        """Return the state of the log; None: there is none."""
 
     @abstractmethod
-    async def follow(self, after: int, take: Take) -> Stop:
-        """Hand out every entry after a number once, in order, whatever happens to the connection,
-        until it is stopped.
+    async def follow(self, last_number: int, take: Take) -> Stop:
+        """Hand out every entry after `last_number` once, in order, until it is stopped.
 
-        Where a server comes back with an older log, or another, all of it is handed out again, from
-        the first on.
+        Interruptions are bridged. If a server comes back with an older log, or another one, all its
+        entries are handed out again from the first on.
 
-        What others than the coordinator have written there is passed over, where that can be told;
-        `Events.noted` is told. It is also told when the log was lost, or its beginning;
-        `Events.failed`, when it has not come back for very long.
+        Entries of others than the coordinator are skipped, where they can be recognised;
+        `Events.noted` reports that, and a log that is lost or lacks its beginning. `Events.failed`
+        is called if the log stays away for very long.
         """
 
     @abstractmethod
     async def entries(self, last: int | None = None) -> list[bytes]:
-        """Returns the log's entries up to number `last`; None: all that it has now."""
+        """Return the log's entries up to number `last`; None: all present ones."""
 
     @abstractmethod
     async def put(self, name: str, data: bytes) -> None:
-        """Store a blob of this end's own, in place of one of the same name."""
+        """Store a blob of this end, in place of one of the same name."""
 
     @abstractmethod
     async def get(self, owner: str | None, name: str, size: int) -> bytes:
         """Fetch a blob.
 
         Args:
-            owner: the client whose it is; None: the coordinator's.
-            name: what it was stored as.
-            size: how many bytes it must have; one of another size is not fetched.
+            owner: the client that owns it; None: the coordinator.
+            name: its name.
+            size: its bytes; a blob of another size is not fetched.
 
         Raises:
-            MessageError: it is not there, of another size, or does not come.
+            MessageError: it is not there, has another size, or does not come.
         """
 
     @abstractmethod
     async def drop(self, owner: str | None, name: str) -> None:
-        """Delete a blob that nobody needs any more; fine if it is gone."""
+        """Delete a blob; nothing happens if it is gone."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Send what is on its way, and let go of the connection: nothing more is handed out.
+        """Send pending messages, and close the connection; nothing is handed out after that.
 
-        May be called again.
+        It may be called again.
         """
 
 
@@ -255,64 +249,61 @@ class ClientEnd(End):
 
     @abstractmethod
     async def listen(self, take: Callable[[bytes], None]) -> None:
-        """Begin to take what the coordinator broadcasts.
-
-        When this returns, everything that follows comes.
-        """
+        """Subscribe to the coordinator's broadcasts; all later ones arrive."""
 
     @abstractmethod
-    async def send(self, client: str, what: str, data: bytes) -> None:
-        """Send to the coordinator, for a client of this process."""
+    async def send(self, client: str, kind: str, data: bytes) -> None:
+        """Send a message to the coordinator, for a client of this process."""
 
     @abstractmethod
-    async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
-        """Send, and wait for the answer; None: there is none within so many seconds."""
+    async def ask(self, client: str, kind: str, data: bytes, seconds: float) -> bytes | None:
+        """Send a question, and return the answer; None: no answer within `seconds`."""
 
 
 class CoordinatorEnd(End):
     """The coordinator's end."""
 
-    # public keys that speak for each client, if known
+    # public keys that speak for each client; None: not known
     keys: Mapping[str, frozenset[bytes]] | None = None
-    # after which what is not answered is sent again, because it may be lost
+    # an unanswered message is sent again after this time, because it may be lost
     resend_seconds: ClassVar[float] = 2.0
 
     @abstractmethod
     async def listen(
         self, receive: Receive, status: Callable[[], bytes], rejected: Rejected
     ) -> None:
-        """Begin to take what clients send, one after the other in each client's order.
+        """Receive the clients' messages, those of a client in order, one at a time.
 
         Args:
             receive: called with sender, kind and data of every message; its result answers an
                 `ask`.
-            status: the answer to a question for the status.
-            rejected: told what the transport itself did not let through, and of whom.
+            status: returns the answer to a question for the status.
+            rejected: called for messages that the transport rejects.
         """
 
     @abstractmethod
-    async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
-        """Send to every client that listens now.
+    async def broadcast(self, data: bytes, receivers: Collection[str] | None = None) -> None:
+        """Send a message to every client that listens now.
 
         Args:
-            data: what is sent.
-            to: the clients that it is for; others need not hear it soon. None: all.
+            data: the message.
+            receivers: the clients that must receive it soon; None: all.
         """
 
     @abstractmethod
     async def writer(self, last: int | None, copies: int = 1) -> LogWriter:
-        """Make what appends to the log.
+        """Return a writer for the log.
 
         Args:
-            last: the number of the last entry; None: the log is made, empty.
-            copies: on how many servers, where there are several.
+            last: the number of the last entry; None: make an empty log.
+            copies: how many servers keep it, where there are several.
         """
 
     @abstractmethod
-    async def allow(self, owner: str | None, most: int | None) -> None:
-        """Let an owner store blobs of so many bytes together (None: any number).
+    async def allow(self, owner: str | None, byte_limit: int | None) -> None:
+        """Let an owner store blobs of `byte_limit` bytes in all (None: any number).
 
-        Again changes nothing.
+        A second call for the same owner changes nothing.
         """
 
     @abstractmethod
@@ -320,45 +311,41 @@ class CoordinatorEnd(End):
         """Delete the run: its log and all blobs."""
 
     def now(self) -> float:
-        """Seconds on a clock that stands still while nothing can come from the other side."""
+        """Return the seconds of a clock that stands still while nothing can be received."""
         return time.monotonic()
 
     def present(self, name: str) -> bool | None:
-        """Returns whether a client's process is connected, where the transport knows.
-
-        None: only signs of life tell.
-        """
+        """Return whether a client's process is connected; None: the transport does not know."""
         return None
 
 
 class Transport(ABC):
     """A way to reach a run.
 
-    Every method connects, and raises RecipeError or NetworkError where it can't.
-
-    One with `schemes` is made with an `Access` and the run's name.
+    Every method connects, and raises RecipeError or NetworkError if it can't. A transport with
+    `schemes` is made with an `Access` and the run's name.
     """
 
-    schemes: ClassVar[Sequence[str]] = ()  # what its addresses begin with, before "://"
+    schemes: ClassVar[Sequence[str]] = ()  # of its addresses
 
     @abstractmethod
     async def coordinator(self, events: Events = QUIET) -> CoordinatorEnd:
-        """Returns the coordinator's end."""
+        """Return the coordinator's end."""
 
     @abstractmethod
     async def client(self, name: str, events: Events = QUIET) -> ClientEnd:
-        """Returns the end of a client, the first of several in one process."""
+        """Return the end of a client, the first of several in one process."""
 
     @abstractmethod
     async def watcher(self) -> End:
-        """Returns the end of somebody who only asks."""
+        """Return an end that can only ask."""
 
 
 async def end_task(task: "asyncio.Task[Any]") -> None:
-    """Cancel a task until it is over.
+    """Cancel a task, and wait until it has ended.
 
-    Before Python 3.12 `wait_for` swallows a cancellation now and then, and nats-py's `publish` does
-    while it flushes.
+    One cancellation may be lost: `wait_for` swallows some before Python 3.12, and so does nats-py's
+    `publish` while it flushes.
     """
     while not task.done():
         task.cancel()
@@ -366,12 +353,12 @@ async def end_task(task: "asyncio.Task[Any]") -> None:
 
 
 class Working:
-    """Does its work in a task of its own."""
+    """Base of objects that work in a task of their own."""
 
     _task: "asyncio.Task[None] | None" = None
 
     def work(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin some work."""
+        """Start the work."""
         self._task = asyncio.create_task(work)
 
     async def stop(self) -> None:

@@ -1,9 +1,8 @@
-"""A client's end in a Flower node: it says and hears only what an exchange carries
-(`fedseed.transport.flower_wire`).
+"""A client's end in a Flower node: it sends and receives only with exchanges.
 
-It has a copy of the log and of the coordinator's blobs, which Flower's state of the node keeps from
-one process to the next. So whoever follows the log or fetches a blob finds it here, and need not
-wait for another exchange.
+It holds a copy of the log and of the coordinator's blobs, which Flower's state of the node keeps
+from one process to the next. So following the log or fetching a blob needs no further exchange
+(`fedseed.transport.flower_wire`).
 """
 
 import itertools
@@ -18,11 +17,11 @@ from fedseed.transport.memory import Beside, Shared, check_room
 
 
 class NodeEnd(Beside, ClientEnd):
-    """The end of one process of a node, which may end after each exchange.
+    """The end of one process of a node; a process may end after each exchange.
 
     Args:
         client: the first of the clients that the process speaks for.
-        events: told when an exchange was lost.
+        events: `reconnected` is called when an exchange was lost.
     """
 
     def __init__(self, client: str = "", events: Events = QUIET) -> None:
@@ -30,9 +29,9 @@ class NodeEnd(Beside, ClientEnd):
         self.client = client
         self._events = events
         self._hear: Callable[[bytes], None] | None = None
-        self._kept: dict[str, int] = {}  # sizes of this end's own blobs, by name
+        self._stored_sizes: dict[str, int] = {}  # of this end's own blobs, by name
         self._limit: int | None = 0  # bytes of them; None: any number
-        # to questions that were asked before, by client and kind
+        # answers to earlier questions, by kind and client
         self._answers: dict[str, bytes] = {}
         self._waits = False  # whether an answer is still to come
         self._number: int | None = None  # of the last exchange
@@ -40,37 +39,33 @@ class NodeEnd(Beside, ClientEnd):
         self._clear()
 
     def _clear(self) -> None:
-        self._out: Table = {"said": [], "data": [], "stored": [], "contents": [], "dropped": []}
+        self._outbox: Table = {"said": [], "data": [], "stored": [], "contents": [], "dropped": []}
 
     def take(self, body: Mapping[str, Any]) -> bool:
         """Take what the ServerApp sends.
 
-        False: the node lacks log entries or blobs that it thinks are here.
+        Returns:
+            False if the node lacks log entries or blobs that the ServerApp expects here.
         """
-        log, since, mine = (
-            self._shared.log or [],
-            int(body["since"]),
-            self._shared.blobs.get(None, {}),
-        )
-        blobs = {**mine, **dict(zip(body.get("lacking", []), body.get("blobs", []), strict=True))}
+        log = self._shared.log or []
+        since = int(body["since"])
+        own_blobs = self._shared.blobs.get(None, {})
+        new_blobs = dict(zip(body.get("lacking", []), body.get("blobs", []), strict=True))
+        blobs = {**own_blobs, **new_blobs}
         names = json.loads(body["names"])
         if len(log) < since or any(
             len(blobs.get(name, b"")) != size for name, size in names.items()
         ):
             return False
         if self._number is not None and int(body["number"]) != self._number + 1:
-            self._events.again()
+            self._events.reconnected()
         self._number = int(body["number"])
         log = log[:since] + [bytes(entry) for entry in body.get("entries", [])]
-        self._shared.log, self._shared.over = (
-            None if int(body["end"]) < 0 else log,
-            bool(body["over"]),
-        )
+        self._shared.log = None if int(body["end"]) < 0 else log
+        self._shared.over = bool(body["over"])
         self._shared.blobs = {None: {name: bytes(blobs[name]) for name in names}}
-        self._limit, self._kept = (
-            None if body["limit"] < 0 else int(body["limit"]),
-            json.loads(body["kept"]),
-        )
+        self._limit = None if body["limit"] < 0 else int(body["limit"])
+        self._stored_sizes = json.loads(body["kept"])
         for question, data in zip(body.get("asked", []), body.get("answers", []), strict=True):
             self._answered(question, bytes(data))
         self.hand_out()
@@ -79,26 +74,26 @@ class NodeEnd(Beside, ClientEnd):
                 self._hear(bytes(data))
         return True
 
-    def reply(self, heard: bool = True) -> Table:
-        """Returns what the exchange carries back.
+    def reply(self, is_processed: bool = True) -> Table:
+        """Return the table that goes back with the exchange.
 
         Args:
-            heard: whether use could be made of what was told; otherwise it is told again.
+            is_processed: whether the broadcasts were processed; otherwise they are sent again.
         """
-        have = len(self._shared.log or ())
-        found = {
-            "have": have,
-            "heard": heard,
+        entry_count = len(self._shared.log or ())
+        table = {
+            "have": entry_count,
+            "heard": is_processed,
             "waits": self._waits,
             "client": self.client,
-            **self._out,
+            **self._outbox,
         }
         self._waits = False
         self._clear()
-        return found
+        return table
 
     def state(self) -> Table:
-        """Returns what a later process of this node needs."""
+        """Return the state that a later process of this node needs."""
         blobs = self._shared.blobs.get(None, {})
         return {
             "log": list(self._shared.log or ()),
@@ -107,7 +102,7 @@ class NodeEnd(Beside, ClientEnd):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up what an earlier process had, unless this one has more."""
+        """Restore an earlier process' state, unless this one has more."""
         log = [bytes(entry) for entry in state.get("log", [])]
         if len(log) > len(self._shared.log or ()):
             self._shared.log = log
@@ -115,43 +110,43 @@ class NodeEnd(Beside, ClientEnd):
         self._shared.blobs = {None: dict(blobs)}
 
     async def status(self, seconds: float) -> bytes | None:
-        """Returns None: nodes can't ask for the status."""
+        """Return None: nodes can't ask for the status."""
         return None
 
     async def put(self, name: str, data: bytes) -> None:
         self._open()
-        check_room(name, data, self._limit, self._kept)
-        self._kept[name] = len(data)
-        self._out["stored"].append(name)
-        self._out["contents"].append(bytes(data))
+        check_room(name, data, self._limit, self._stored_sizes)
+        self._stored_sizes[name] = len(data)
+        self._outbox["stored"].append(name)
+        self._outbox["contents"].append(bytes(data))
 
     async def drop(self, owner: str | None, name: str) -> None:
-        self._out["dropped"].append(name)
+        self._outbox["dropped"].append(name)
 
     async def listen(self, take: Callable[[bytes], None]) -> None:
         self._hear = take
 
-    async def send(self, client: str, what: str, data: bytes) -> None:
-        self._say({"client": client, "what": what}, data)
+    async def send(self, client: str, kind: str, data: bytes) -> None:
+        self._say({"client": client, "what": kind}, data)
 
-    def _say(self, about: Mapping[str, str], data: bytes) -> None:
+    def _say(self, header: Mapping[str, str], data: bytes) -> None:
         self._open()
-        self._out["said"].append(json.dumps(about))
-        self._out["data"].append(bytes(data))
+        self._outbox["said"].append(json.dumps(header))
+        self._outbox["data"].append(bytes(data))
 
-    async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
+    async def ask(self, client: str, kind: str, data: bytes, seconds: float) -> bytes | None:
         """Send a question.
 
-        The answer comes with a later exchange, and is returned when the same is asked again.
+        The answer comes with a later exchange, and is returned when the question is repeated.
         """
-        self._question(client, what, data)
-        answer = self._answers.pop(f"{what} {client}", None)
+        self._question(client, kind, data)
+        answer = self._answers.pop(f"{kind} {client}", None)
         self._waits = self._waits or answer is None
         return answer
 
-    def _question(self, client: str, what: str, data: bytes) -> str:
-        question = f"{next(self._names)} {what} {client}"
-        self._say({"client": client, "what": what, "question": question}, data)
+    def _question(self, client: str, kind: str, data: bytes) -> str:
+        question = f"{next(self._names)} {kind} {client}"
+        self._say({"client": client, "what": kind, "question": question}, data)
         return question
 
     def _answered(self, question: str, data: bytes) -> None:

@@ -1,25 +1,24 @@
-"""What travels between a Flower ServerApp and its nodes: one `ConfigRecord` a message, which holds
-a table.
+"""Messages between a Flower ServerApp and its nodes: each is a `ConfigRecord` that holds a table.
 
 A node speaks only when it is asked. So each message is half of an exchange: the ServerApp sends
-what the node lacks, the node answers with all that it has to say.
+what the node lacks, and the node answers with all that it has to send.
 
-    down  number     of the exchange with this node: one that is missing was lost
+    down  number     of the exchange with this node: a missing number was lost
           since, entries, end, over     log entries after number `since`; the log's last number (-1:
-          no log); is it over
-          told       what was broadcast
+                     no log); whether it is over
+          told       broadcasts
           names, lacking, blobs         sizes of the coordinator's blobs by name (JSON), and those
-          that the node lacks
-          limit, kept                   bytes that the node may store (-1: any number), and what it
-          stores, by name
+                     that the node lacks
+          limit, kept                   bytes that the node may store (-1: any number), and the
+                     sizes of its blobs by name
           asked, answers                the node's questions that have been answered
     up    have       the number of the last log entry that the node holds
-          heard      whether it could make use of what it was told
-          waits      whether it waits for an answer, and is to be asked again at once
-          client     the first of its clients, by whose name its blobs go
+          heard      whether it could process the message
+          waits      whether it waits for an answer, and needs another exchange at once
+          client     the first of its clients, which owns its blobs
           said       messages: JSON (client, what, and the number of a question), and `data` of each
           stored, dropped               blobs, with `contents` of the stored ones
-          problem    why there is nothing else
+          problem    the reason why there is nothing else
 """
 
 from collections.abc import Mapping
@@ -32,10 +31,10 @@ from fedseed.text import first_problem, shown
 
 RECORD = "fedseed"
 MOST_SAID = 250_000  # messages of a reply: two of each client of a large run
-MOST_QUESTIONS = 100  # of these, those that wait for an answer
-MOST_DATA = 1 << 20  # bytes of one message, as on a usual server; what is larger is a blob
+MOST_QUESTIONS = 100  # messages of a reply that wait for an answer
+MOST_DATA = 1 << 20  # bytes of a message, as on a usual server; larger ones become blobs
 
-Table = dict[str, Any]  # what a ConfigRecord holds: bytes, texts, numbers, and lists of them
+Table = dict[str, Any]  # fields of a ConfigRecord: bytes, texts, numbers, and lists of them
 
 
 def _printable(name: str) -> str:
@@ -49,7 +48,7 @@ Data = Annotated[bytes, Field(max_length=MOST_DATA)]
 
 
 class Said(BaseModel):
-    """What a message is, and whose; with the number of a question its answer is waited for."""
+    """The header of a message: its client and kind; the number of a question that is waited for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -59,7 +58,7 @@ class Said(BaseModel):
 
 
 class Reply(BaseModel):
-    """What a node says; whoever sends it may lie. The fields stand above."""
+    """A node's reply; its sender may lie. The module's docstring explains the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -76,53 +75,50 @@ class Reply(BaseModel):
     dropped: list[Name] = []
 
     @classmethod
-    def read(cls, message: Any) -> "tuple[Reply, list[tuple[Said, bytes]]]":
-        """Returns a node's reply, and the messages in it.
+    def parse(cls, message: Any) -> "tuple[Reply, list[tuple[Said, bytes]]]":
+        """Parse a node's reply; return it, and the messages in it.
 
         Args:
-            message: Flower's.
+            message: Flower's message.
 
         Raises:
-            MessageError: a field is missing, unknown, of another type or too large; or the node has
-                a problem.
+            MessageError: a field is missing, unknown, of another type or too large; or the node
+                reports a problem.
         """
-        found = table(message)
-        if "problem" in found:
-            raise MessageError(shown(found["problem"], 1000))
+        fields = table(message)
+        if "problem" in fields:
+            raise MessageError(shown(fields["problem"], 1000))
         try:
-            reply = cls.model_validate(found)
-            said = [Said.model_validate_json(text) for text in reply.said]
+            reply = cls.model_validate(fields)
+            messages = [Said.model_validate_json(text) for text in reply.said]
         except ValidationError as error:
             raise MessageError(f"its reply: {first_problem(error)}") from None
-        if len(said) != len(reply.data) or len(reply.stored) != len(reply.contents):
+        if len(messages) != len(reply.data) or len(reply.stored) != len(reply.contents):
             raise MessageError("its reply: another number of messages or blobs than of their data")
-        if sum(one.question is not None for one in said) > MOST_QUESTIONS:
+        if sum(message.question is not None for message in messages) > MOST_QUESTIONS:
             raise MessageError(f"its reply: more than {MOST_QUESTIONS} questions")
-        return reply, list(zip(said, reply.data, strict=True))
+        return reply, list(zip(messages, reply.data, strict=True))
 
 
 def record(table: Mapping[str, Any]) -> Any:
-    """Returns a table as Flower's ConfigRecord.
-
-    Empty lists, which Flower can't type, are left out.
-    """
+    """Return a table as Flower's ConfigRecord, without empty lists, which have no type there."""
     from flwr.app import ConfigRecord
 
     return ConfigRecord({key: value for key, value in table.items() if value != []})
 
 
 def content(table: Mapping[str, Any]) -> Any:
-    """Returns a message's content: a RecordDict with one ConfigRecord."""
+    """Return a message's content: a RecordDict with one ConfigRecord."""
     from flwr.app import RecordDict
 
     return RecordDict({RECORD: record(table)})
 
 
 def table(message: Any) -> Table:
-    """Returns what a message holds.
+    """Return the table in a message.
 
     Raises:
-        MessageError: not a message of fedseed's.
+        MessageError: the message is not fedseed's.
     """
     record = message.content.config_records.get(RECORD)
     if record is None:

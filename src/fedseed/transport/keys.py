@@ -1,9 +1,9 @@
-"""Keys for a federation: NKEYs, a certificate of its own authority, and the nats-server
-configuration that uses them.
+"""Keys for a federation: NKEYs, a certificate authority of its own, and the configuration of a
+nats-server that uses them.
 
-A client's key may publish under fedseed.RUN.up.CLIENT only (and write its own object store), read
-the run's log, the coordinator's object store and what goes to everybody, and gets replies in an
-inbox of its own. The key files say whose signatures to expect (signatures.py).
+A client's key may publish only under fedseed.RUN.up.CLIENT and into its own object store. It may
+read the run's log, the coordinator's object store and broadcasts, and gets replies in an inbox of
+its own. The key files list the signatures to accept (signatures.py).
 """
 
 import ipaddress
@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.text import shown
 from fedseed.transport.base import check_run
-from fedseed.transport.nats_address import bracketed
+from fedseed.transport.nats_address import bracket_host
 from fedseed.transport.nats_server import (
     LOCAL,
     PROGRAM,
@@ -38,13 +38,13 @@ from fedseed.transport.nats_server import (
 from fedseed.transport.signatures import key_file
 from fedseed.transport.subjects import Subjects, name_problem
 
-MOST_DAYS = 36_500  # a certificate's dates have years of four digits
+MOST_DAYS = 36_500  # the years in a certificate's dates have four digits
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
 def make(
     run: str,
-    out: Path,
+    folder: Path,
     clients: Sequence[str],
     hosts: Sequence[str],
     port: int,
@@ -52,20 +52,19 @@ def make(
     recipe: str = "recipe.toml",
     own_data: bool = False,
 ) -> list[str]:
-    """Writes keys, certificates and configuration into a new folder.
+    """Write keys, certificates and configuration into a new folder.
 
-    Returns what to do with them, line by line.
-
-    The lines are for a shell: comments, and the commands that each party types.
+    Returns:
+        Lines for a shell: comments, and the commands that each party types.
 
     Args:
         run: the run's name.
-        out: the folder.
+        folder: the new folder.
         clients: names; "NAME=A,B" makes one key, called NAME, for a process that hosts clients A
             and B.
         hosts: names and addresses of the server, for its certificate.
         port: the server's port.
-        days: for how many the certificates are valid, from 1 to 36,500.
+        days: validity of the certificates, from 1 to 36,500.
         recipe: the recipe's file, for the commands.
         own_data: whether each client has data of its own, for the commands.
 
@@ -81,10 +80,10 @@ def make(
         raise RecipeError(f"--port {port}: from 1 to 65535")
     if not 1 <= days <= MOST_DAYS:
         raise RecipeError(f"--days {days}: from 1 to {MOST_DAYS}, for which certificates are valid")
-    check_quotable(out, "--out")  # it stands in the configuration
-    if out.exists():
-        raise FedseedError(f"{out} is there already: keys are not overwritten")
-    out.mkdir(parents=True, mode=0o700)
+    check_quotable(folder, "--out")  # the configuration contains its path
+    if folder.exists():
+        raise FedseedError(f"{folder} is there already: keys are not overwritten")
+    folder.mkdir(parents=True, mode=0o700)
     seeds = {
         name: nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER).decode()
         for name in ("coordinator", "watcher", *hosted)
@@ -93,58 +92,32 @@ def make(
         name: nkeys.from_seed(seed.encode()).public_key.decode() for name, seed in seeds.items()
     }
     signers = [(client, public[name]) for name, part in hosted.items() for client in part]
-    known = {name: key_file(seed, public["coordinator"]) for name, seed in seeds.items()}
-    known["coordinator"] = key_file(seeds["coordinator"], None, signers)
-    for name, content in known.items():
-        _write_secret(out / f"{name}.nk", content.encode())
-    _certificates(out, hosts, days)
+    key_files = {name: key_file(seed, public["coordinator"]) for name, seed in seeds.items()}
+    key_files["coordinator"] = key_file(seeds["coordinator"], None, signers)
+    for name, content in key_files.items():
+        _write_secret(folder / f"{name}.nk", content.encode())
+    _certificates(folder, hosts, days)
     program = find_server()
     version = None if program is None else server_version(program)
-    text = configuration(Subjects(run), public, hosted, port, out.resolve(), version)
-    if set(hosts) <= LOCAL:  # by default it listens on all of the machine's addresses
+    text = configuration(Subjects(run), public, hosted, port, folder.resolve(), version)
+    if set(hosts) <= LOCAL:  # the default is to listen on all of the machine's addresses
         text = f'host: "{hosts[0]}"\n{text}'
-    _write_secret(out / "nats-server.conf", text.encode())
-    reach = ["--run", run, "--nats", f"tls://{bracketed(hosts[0])}:{port}"]
+    _write_secret(folder / "nats-server.conf", text.encode())
+    reach = ["--run", run, "--nats", f"tls://{bracket_host(hosts[0])}:{port}"]
+    ca_file = folder / "ca.pem"
     lines = [
         "# the server",
-        _command(_as_typed(program), "-c", out / "nats-server.conf"),
+        _command(_as_typed(program), "-c", folder / "nats-server.conf"),
         "# the coordinator",
-    ]
-    lines.append(
         _command(
-            "fedseed",
-            "serve",
-            recipe,
-            *reach,
-            "--key",
-            out / "coordinator.nk",
-            "--ca",
-            out / "ca.pem",
-        )
-    )
+            *("fedseed", "serve", recipe, *reach),
+            *("--key", folder / "coordinator.nk", "--ca", ca_file),
+        ),
+    ]
     for name, clients_of in hosted.items():
-        mine = [word for client in clients_of for word in ("--client", client)]
-        data = ["--data", f"{name}.jsonl" if clients_of == [name] else name] if own_data else []
-        beside = f", and its data ({data[1]}, say)" if data else ""
-        lines.append(f"# {name}, in a folder with {Path(recipe).name}, {name}.nk, ca.pem{beside}")
-        lines.append(
-            _command(
-                "fedseed",
-                "join",
-                Path(recipe).name,
-                *reach,
-                "--key",
-                f"{name}.nk",
-                "--ca",
-                "ca.pem",
-                *mine,
-                *data,
-                "--out",
-                f"model-{name}",
-            )
-        )
+        lines += _join_lines(name, clients_of, Path(recipe).name, reach, own_data)
     lines.append("# anybody who has watcher.nk and ca.pem")
-    watcher = ("--key", out / "watcher.nk", "--ca", out / "ca.pem", "--watch")
+    watcher = ("--key", folder / "watcher.nk", "--ca", ca_file, "--watch")
     lines.append(_command("fedseed", "status", run, *reach[2:], *watcher))
     lines.append(
         f"# Give each client {Path(recipe).name}, its .nk file and ca.pem, over a safe way; the "
@@ -153,8 +126,30 @@ def make(
     return lines
 
 
+def _join_lines(
+    name: str, clients: Sequence[str], recipe: str, reach: Sequence[str], own_data: bool
+) -> list[str]:
+    """Return the comment and the command of the process that has the key `name`."""
+    client_options = [word for client in clients for word in ("--client", client)]
+    data: list[str] = []
+    data_hint = ""
+    if own_data:
+        data = ["--data", f"{name}.jsonl" if clients == [name] else name]
+        data_hint = f", and its data ({data[1]}, say)"
+    return [
+        f"# {name}, in a folder with {recipe}, {name}.nk, ca.pem{data_hint}",
+        _command(
+            *("fedseed", "join", recipe, *reach),
+            *("--key", f"{name}.nk", "--ca", "ca.pem"),
+            *client_options,
+            *data,
+            *("--out", f"model-{name}"),
+        ),
+    ]
+
+
 def _checked_host(host: str) -> str:
-    """Return a server's name or address, without the brackets of an IPv6 address.
+    """Check and return a server's name or address, without the brackets of an IPv6 address.
 
     Raises RecipeError: it is neither.
     """
@@ -174,17 +169,18 @@ def _checked_host(host: str) -> str:
 
 
 def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the clients that each key may speak for, by its name.
+    """Return the clients that each key may speak for, by the key's name.
 
-    Raises RecipeError: a name is wrong, or taken.
+    Raises RecipeError: a name is not valid, or used twice.
     """
     hosted: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
     for text in clients:
-        name, equals, listed = text.partition("=")
-        hosts = [part for part in listed.split(",") if part] if equals else [name]
-        for each in dict.fromkeys((name, *hosts)):
-            if problem := name_problem(each):
+        name, equals, list_text = text.partition("=")
+        hosts = [part for part in list_text.split(",") if part] if equals else [name]
+        for word in dict.fromkeys((name, *hosts)):
+            problem = name_problem(word)
+            if problem is not None:
                 raise RecipeError(f"--client {shown(text)}: {problem}")
         if not hosts or name in hosted:
             raise RecipeError(f"--client {shown(text)}: another name is needed")
@@ -199,7 +195,7 @@ def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _as_typed(program: Path | None) -> str | Path:
-    """Return a program's name where a shell finds it by that; otherwise its path."""
+    """Return a program's name if a shell finds it by that; otherwise its path."""
     first = shutil.which(PROGRAM)
     if program is None or (first is not None and Path(first).resolve() == program.resolve()):
         return PROGRAM
@@ -217,12 +213,12 @@ def _write_secret(path: Path, data: bytes) -> None:
 
 
 def permissions(subjects: Subjects, clients: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns what a process that hosts some clients may publish and subscribe to.
+    """Return the subjects that a process with some clients may publish and subscribe to.
 
     Args:
         subjects: the run's subjects.
-        clients: the clients; replies and the object store go by the name of the first in the
-            recipe's order, so that each of them is allowed.
+        clients: the clients; replies and the object store use the name of the first in the
+            recipe's order, so each of them is allowed.
     """
     publish = [
         f"$JS.API.STREAM.MSG.GET.{stream}"
@@ -230,9 +226,9 @@ def permissions(subjects: Subjects, clients: Sequence[str]) -> tuple[list[str], 
     ]
     subscribe = [subjects.down, subjects.entries]
     for client in clients:
-        own = subjects.bucket(client)
-        publish += [subjects.up(client, ">"), f"$O.{own}.>"]
-        publish += [f"$JS.API.STREAM.{act}.OBJ_{own}" for act in ("INFO", "PURGE")]
+        bucket = subjects.bucket(client)
+        publish += [subjects.from_client(client, ">"), f"$O.{bucket}.>"]
+        publish += [f"$JS.API.STREAM.{action}.OBJ_{bucket}" for action in ("INFO", "PURGE")]
         subscribe.append(subjects.inbox(client) + ".>")
     return publish, subscribe
 
@@ -245,23 +241,21 @@ def configuration(
     folder: Path,
     version: tuple[int, ...] | None = None,
 ) -> str:
-    """Returns the configuration of a nats-server.
+    """Return the configuration of a nats-server.
 
-    Args:
-        subjects: the run's subjects.
-        public: everybody's public key.
-        hosted: the clients that each key may speak for.
-        port: the port to listen on.
-        folder: the folder with the certificates; store and log go there too.
-        version: the server's; None: not known.
+    subjects: the run's subjects.
+    public: all public keys, by name.
+    hosted: the clients that each key may speak for.
+    port: the port to listen on.
+    folder: the folder with the certificates; it also gets store and log.
+    version: the server's; None: not known.
     """
     root, info = subjects.root, f"$JS.API.STREAM.INFO.{subjects.stream}"
-    stores = [
-        f"$O.{subjects.bucket(owner)}.>"
-        for owner in (None, *(c for listed in hosted.values() for c in listed))
-    ]
+    stores = [f"$O.{subjects.bucket(None)}.>"]
+    for client_names in hosted.values():
+        stores += [f"$O.{subjects.bucket(client)}.>" for client in client_names]
     replies = {name: f"{subjects.inbox(name)}.>" for name in ("coordinator", "watcher")}
-    allowed = {  # what each may publish and subscribe to
+    allowed = {  # subjects to publish and to subscribe to
         "coordinator": (
             [f"{root}.>", *stores, "$JS.API.>", "$JS.FC.>"],
             [f"{root}.up.>", subjects.status, replies["coordinator"]],
@@ -288,10 +282,10 @@ def configuration(
     )
 
 
-def _certificates(out: Path, hosts: Sequence[str], days: int) -> None:
-    """Writes an authority's certificate, and the server's, signed by it.
+def _certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
+    """Write an authority's certificate, and the server's, which it has signed.
 
-    The authority's key is not kept.
+    The authority's key is not stored.
     """
     start = datetime.now(UTC) - timedelta(minutes=5)
     end = start + timedelta(days=days)
@@ -305,20 +299,20 @@ def _certificates(out: Path, hosts: Sequence[str], days: int) -> None:
     def certificate(
         subject: str, key: ec.EllipticCurvePrivateKey, *extensions: tuple[x509.ExtensionType, bool]
     ) -> x509.Certificate:
-        # a common name holds no more
+        # a common name has at most 64 characters
         common = (text[:64] for text in ("fedseed authority", subject))
         issuer, owner = (
             x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in common
         )
-        made = x509.CertificateBuilder(issuer, owner, key.public_key())
-        made = (
-            made.serial_number(x509.random_serial_number())
+        builder = x509.CertificateBuilder(issuer, owner, key.public_key())
+        builder = (
+            builder.serial_number(x509.random_serial_number())
             .not_valid_before(start)
             .not_valid_after(end)
         )
         for extension, critical in extensions:
-            made = made.add_extension(extension, critical)
-        return made.sign(authority, hashes.SHA256())
+            builder = builder.add_extension(extension, critical)
+        return builder.sign(authority, hashes.SHA256())
 
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     basic = x509.BasicConstraints(ca=True, path_length=0)
@@ -340,10 +334,10 @@ def _certificates(out: Path, hosts: Sequence[str], days: int) -> None:
         (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), False),
     )
     pem = serialization.Encoding.PEM
-    (out / "ca.pem").write_bytes(root.public_bytes(pem))
-    (out / "server.pem").write_bytes(leaf.public_bytes(pem))
+    (folder / "ca.pem").write_bytes(root.public_bytes(pem))
+    (folder / "server.pem").write_bytes(leaf.public_bytes(pem))
     no_password = serialization.NoEncryption()
     _write_secret(
-        out / "server.key",
+        folder / "server.key",
         server.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password),
     )

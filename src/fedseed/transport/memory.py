@@ -1,7 +1,7 @@
-"""A transport inside one process: ends that meet at a `Hub`, each in a thread and event loop of its
-own if need be.
+"""A transport inside one process.
 
-It does what a network does: bytes are copied, and writers fenced.
+Ends meet at a `Hub`; each may be in a thread and event loop of its own. As on a network, bytes are
+copied and writers fenced.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ Reply = Callable[[bytes], None]
 
 
 class Shared:
-    """What a server would keep of a run, and who is connected."""
+    """The state that a server would hold for a run, and the connected ends."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -29,7 +29,7 @@ class Shared:
         self.forget()
 
     def forget(self) -> None:
-        """Delete all that is kept."""
+        """Delete the log, all blobs and limits."""
         self.log: list[bytes] | None = None
         self.over = False
         self.blobs: dict[str | None, dict[str, bytes]] = {}
@@ -42,11 +42,14 @@ class Shared:
                 raise NetworkError(
                     f"{len(data):,} bytes can't be stored as {name}: {owner} may store nothing"
                 )
-            mine = self.blobs.setdefault(owner, {})
+            owner_blobs = self.blobs.setdefault(owner, {})
             check_room(
-                name, data, self.limits[owner], {key: len(blob) for key, blob in mine.items()}
+                name,
+                data,
+                self.limits[owner],
+                {key: len(blob) for key, blob in owner_blobs.items()},
             )
-            mine[name] = _copy(data)
+            owner_blobs[name] = _copy(data)
 
     def drop(self, owner: str | None, name: str) -> None:
         """Delete a blob, if it is there."""
@@ -54,36 +57,40 @@ class Shared:
             self.blobs.get(owner, {}).pop(name, None)
 
     def listeners(self, kind: type[E]) -> list[E]:
-        """Returns the ends of a kind that listen."""
+        """Return the listening ends of a type."""
         with self.lock:
             return [end for end in self.ends if isinstance(end, kind) and end.hears]
 
 
-def check_room(name: str, data: bytes, most: int | None, kept: Mapping[str, int]) -> None:
-    """Raises NetworkError if a blob does not fit beside those of other names.
+def check_room(name: str, data: bytes, byte_limit: int | None, sizes: Mapping[str, int]) -> None:
+    """Raise NetworkError if a blob does not fit beside those of other names.
 
-    None: any number of bytes may be kept.
+    Args:
+        name: the blob's name.
+        data: its bytes.
+        byte_limit: the most bytes of all blobs; None: no limit.
+        sizes: the sizes of the stored blobs, by name.
     """
-    others = sum(size for other, size in kept.items() if other != name)
-    if most is not None and others + len(data) > most:
+    others = sum(size for other_name, size in sizes.items() if other_name != name)
+    if byte_limit is not None and others + len(data) > byte_limit:
         raise NetworkError(
-            f"{len(data):,} bytes can't be stored as {name}: at most {most:,} bytes are kept"
+            f"{len(data):,} bytes can't be stored as {name}: at most {byte_limit:,} bytes are kept"
         )
 
 
 class Hub:
-    """Where the ends of runs meet."""
+    """The meeting point of the ends of runs."""
 
     def __init__(self) -> None:
         self._runs: dict[str, MemoryTransport] = {}
 
     def transport(self, run: str) -> "MemoryTransport":
-        """Returns the way to a run."""
+        """Return the transport of a run."""
         return self._runs.setdefault(run, MemoryTransport(run))
 
 
 class MemoryTransport(base.Transport):
-    """The way to a run whose ends are all in this process."""
+    """A transport of a run whose ends are all in this process."""
 
     def __init__(self, run: str) -> None:
         self._shared = Shared(run)
@@ -99,13 +106,13 @@ class MemoryTransport(base.Transport):
 
 
 class Beside(base.End):
-    """An end in the process that keeps what it reads: a run's log, and blobs."""
+    """An end in the process that holds the run's log and blobs."""
 
     largest = 256 * 1024
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        # who reads the log: the last entry it has had
+        # the readers of the log, and the last entry that each has had
         self._following: dict[object, tuple[int, base.Take]] = {}
         self._closed = False
 
@@ -114,10 +121,7 @@ class Beside(base.End):
             raise NetworkError(f"the connection to run {self._shared.run} is closed")
 
     async def _reach(self) -> Shared:
-        """Returns what is kept, once it is sure to be the newest.
-
-        Raises NetworkError if the end is closed.
-        """
+        """Return the current state. Raises NetworkError: the end is closed."""
         self._open()
         return self._shared
 
@@ -128,9 +132,9 @@ class Beside(base.End):
     async def entries(self, last: int | None = None) -> list[bytes]:
         return ((await self._reach()).log or [])[:last]
 
-    async def follow(self, after: int, take: base.Take) -> base.Stop:
+    async def follow(self, last_number: int, take: base.Take) -> base.Stop:
         follower = object()
-        self._following[follower] = after, take
+        self._following[follower] = last_number, take
         self.hand_out()
 
         async def stop() -> None:
@@ -139,15 +143,15 @@ class Beside(base.End):
         return stop
 
     def hand_out(self) -> None:
-        """Hand out what is new in the log."""
+        """Hand out new entries of the log."""
         for follower in list(self._following):
             while follower in self._following:
-                after, take = self._following[follower]
+                last_number, take = self._following[follower]
                 log = self._shared.log or []
-                if len(log) <= after:
+                if len(log) <= last_number:
                     break
-                self._following[follower] = after + 1, take
-                take(after + 1, log[after])
+                self._following[follower] = last_number + 1, take
+                take(last_number + 1, log[last_number])
 
     async def get(self, owner: str | None, name: str, size: int) -> bytes:
         blob = (await self._reach()).blobs.get(owner, {}).get(name)
@@ -167,8 +171,8 @@ class MemoryEnd(Beside):
 
     Args:
         shared: the run.
-        owner: whose blobs are put here; None: the coordinator's.
-        events: told if the end can't go on; it is never interrupted.
+        owner: the owner of blobs that are put here; None: the coordinator.
+        events: called if the end can't go on; it is never interrupted.
     """
 
     hears = False  # whether it listens
@@ -182,32 +186,31 @@ class MemoryEnd(Beside):
             shared.ends.append(self)
 
     def _call(self, act: Callable[[], object]) -> None:
-        """Do something in this end's event loop, from whatever thread, unless it is closed by
-        then.
-        """
-        with suppress(RuntimeError):  # its loop is closed: nobody is there any more
+        """Call a function in this end's event loop, from any thread, unless the end is closed."""
+        with suppress(RuntimeError):  # the loop is closed, and with it the end
             self._loop.call_soon_threadsafe(lambda: None if self._closed else act())
 
     async def status(self, seconds: float) -> bytes | None:
         return await self._answer(
-            [one.tell_status for one in self._shared.listeners(MemoryCoordinator)], seconds
+            [coordinator.tell_status for coordinator in self._shared.listeners(MemoryCoordinator)],
+            seconds,
         )
 
     async def _answer(
-        self, asked: Sequence[Callable[[Reply], None]], seconds: float
+        self, questions: Sequence[Callable[[Reply], None]], seconds: float
     ) -> bytes | None:
-        """Ask with a way to answer.
+        """Return the first answer to these questions.
 
-        The first answer, or None: at once where nobody is there who could give one.
+        None: no answer in time, or there is nobody to ask.
         """
-        if not asked or self._closed:
+        if not questions or self._closed:
             return None
         answer: asyncio.Future[bytes] = self._loop.create_future()
 
         def reply(data: bytes) -> None:
             self._call(lambda: None if answer.done() else answer.set_result(data))
 
-        for ask in asked:
+        for ask in questions:
             ask(reply)
         try:
             return await asyncio.wait_for(answer, seconds)
@@ -234,24 +237,24 @@ class MemoryClient(MemoryEnd, base.ClientEnd):
         self.hears = True
 
     def tell(self, data: bytes) -> None:
-        """Something was broadcast."""
+        """Deliver a broadcast."""
         self._call(lambda: self._take(data))
 
-    def _asked(self, client: str, what: str, data: bytes) -> list[Callable[[Reply | None], None]]:
-        """Returns what tells each coordinator."""
+    def _inboxes(self, client: str, kind: str, data: bytes) -> list[Callable[[Reply | None], None]]:
+        """Return functions that deliver a message to each coordinator."""
         copied = _copy(data)
         return [
-            partial(one.tell, client, what, copied)
-            for one in self._shared.listeners(MemoryCoordinator)
+            partial(coordinator.tell, client, kind, copied)
+            for coordinator in self._shared.listeners(MemoryCoordinator)
         ]
 
-    async def send(self, client: str, what: str, data: bytes) -> None:
+    async def send(self, client: str, kind: str, data: bytes) -> None:
         self._open()
-        for tell in self._asked(client, what, data):
+        for tell in self._inboxes(client, kind, data):
             tell(None)
 
-    async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
-        return await self._answer(self._asked(client, what, data), seconds)
+    async def ask(self, client: str, kind: str, data: bytes, seconds: float) -> bytes | None:
+        return await self._answer(self._inboxes(client, kind, data), seconds)
 
 
 class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd, base.Working):
@@ -265,22 +268,22 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd, base.Working):
         self.work(self._read_mail(receive))
         self.hears = True
 
-    def tell(self, sender: str, what: str, data: bytes, reply: Reply | None) -> None:
-        """Puts what a client has sent into the mail."""
-        self._call(lambda: self._mail.put_nowait((sender, what, data, reply)))
+    def tell(self, sender: str, kind: str, data: bytes, reply: Reply | None) -> None:
+        """Queue a client's message."""
+        self._call(lambda: self._mail.put_nowait((sender, kind, data, reply)))
 
     def tell_status(self, reply: Reply) -> None:
-        """Somebody asks."""
+        """Answer a question for the status."""
         self._call(lambda: reply(self._status()))
 
     async def _read_mail(self, receive: base.Receive) -> None:
         while True:
-            sender, what, data, reply = await self._mail.get()
-            answer = await receive(sender, what, data)
+            sender, kind, data, reply = await self._mail.get()
+            answer = await receive(sender, kind, data)
             if answer is not None and reply is not None and not self._closed:
                 reply(_copy(answer))
 
-    async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
+    async def broadcast(self, data: bytes, receivers: Collection[str] | None = None) -> None:
         self._open()
         copied = _copy(data)
         for client in self._shared.listeners(MemoryClient):
@@ -293,10 +296,10 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd, base.Working):
                 shared.log = []
         return MemoryLogWriter(shared.run, last or 0, shared)
 
-    async def allow(self, owner: str | None, most: int | None) -> None:
+    async def allow(self, owner: str | None, byte_limit: int | None) -> None:
         shared = await self._reach()
         with shared.lock:
-            shared.limits.setdefault(owner, most)
+            shared.limits.setdefault(owner, byte_limit)
 
     async def delete(self) -> None:
         shared = await self._reach()
@@ -310,9 +313,9 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd, base.Working):
 
 @dataclass
 class MemoryLogWriter(base.LogWriter):
-    """Appends to a list if it is as long as it should be."""
+    """Appends to a list if it has the expected length."""
 
-    shared: Shared  # has the list
+    shared: Shared  # holds the list
 
     async def _store(self, entry: bytes) -> None:
         with self.shared.lock:
@@ -330,5 +333,5 @@ class MemoryLogWriter(base.LogWriter):
 
 
 def _copy(data: bytes) -> bytes:
-    """Returns a copy: what arrives does not change when the sender changes what was sent."""
+    """Return a copy, so that a sender can't change data after sending it."""
     return bytes(memoryview(data))

@@ -1,6 +1,6 @@
 """NATS with JetStream: core messages, a stream for the log, an object store for each owner's blobs.
 
-Who has a key signs what it sends, and believes only what is signed (signatures.py).
+A side with a key signs its messages, and believes only signed ones (signatures.py).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from fedseed.transport.nats_log import (
     NatsLogWriter,
     is_missing,
     is_without_jetstream,
-    stored,
+    read_stream,
     with_remedy,
 )
 from fedseed.transport.nats_objects import ObjectsEnd
@@ -39,63 +39,63 @@ from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of
 from fedseed.transport.troubles import Troubles
 
-AGAIN_SECONDS = 1.0  # after which a question is asked once more: it may have been one of too many
-UNSENT_BYTES = 1 << 20  # of answers, beyond which nobody is answered until they are on their way
+AGAIN_SECONDS = 1.0  # a question is repeated: it may have been one of too many
+UNSENT_BYTES = 1 << 20  # of pending answers, beyond which no further answer is sent
 NOBODY_LISTENS = "503"  # the server's own answer
 MORE = "docs/federation.md says what that means"
 
 
 @contextmanager
-def explained(what: str, stream: str = "") -> Iterator[None]:
-    """Raise the library's errors as one of ours.
+def network_errors(failure: str, stream: str = "") -> Iterator[None]:
+    """Raise the library's errors as one of fedseed's.
 
     Args:
-        what: what can't be done.
-        stream: the name of the stream that it is about.
+        failure: the beginning of the error's text: what can't be done.
+        stream: the name of the stream that it concerns.
     """
     try:
         yield
     except (TimeoutError, nats.errors.Error, OSError) as error:
-        raise NetworkError(f"{what}: {with_remedy(error, stream)}") from error
+        raise NetworkError(f"{failure}: {with_remedy(error, stream)}") from error
 
 
 @dataclass(eq=False)
 class NatsEnd(ObjectsEnd):
-    """What the ends have in common."""
+    """The common part of the ends."""
 
-    events: base.Events  # told what happens
+    events: base.Events  # callbacks
 
     largest = 256 * 1024  # a server takes 1 MiB by default
-    asks_as: ClassVar[str] = "watcher"  # for the status
-    # of the server, a second apart, before there is no coordinator: one may come back
+    asks_as: ClassVar[str] = "watcher"  # the name under which it asks for the status
+    # answers "nobody listens", a second apart, before it gives up: a coordinator may come back
     silences: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._followers: list[LogFollower] = []
         self._head = 0, b""  # the last entry that was read, and the head of the log's chain there
-        self._told: set[str] = set()
+        self._notes: set[str] = set()
         if self.signatures.coordinator is None:
-            why = (
-                "the key file does not name the coordinator's key"
-                if self.signatures.own is not None
-                else "no key"
+            reason = "no key"
+            if self.signatures.own is not None:
+                reason = "the key file does not name the coordinator's key"
+            self.unproven = (
+                f"{reason}: it is not proven that what comes is the coordinator's ({MORE})"
             )
-            self.unproven = f"{why}: it is not proven that what comes is the coordinator's ({MORE})"
 
     async def status(self, seconds: float) -> bytes | None:
-        found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         silences = itertools.count(1)
 
         async def take(message: Msg) -> None:
-            if not found.done():
-                if (message.headers or {}).get(
-                    "Status"
-                ) == NOBODY_LISTENS and message.subject == inbox:
-                    if next(silences) == self.silences:
-                        found.set_result(None)
-                elif self.signatures.of_coordinator(message.subject, message.data, message.headers):
-                    found.set_result(message.data)
+            if answer.done():
+                return
+            code = (message.headers or {}).get("Status")
+            if code == NOBODY_LISTENS and message.subject == inbox:
+                if next(silences) == self.silences:
+                    answer.set_result(None)
+            elif self.signatures.of_coordinator(message.subject, message.data, message.headers):
+                answer.set_result(message.data)
 
         inbox, question = self.connection.new_inbox(), b"{}"
         listening = []
@@ -104,12 +104,12 @@ class NatsEnd(ObjectsEnd):
                 for subject in (inbox, self.subjects.statuses(self.asks_as)):
                     listening.append(await self.connection.subscribe(subject, cb=take))
                 headers = self.signatures.headers(self.subjects.status, question)
-                while not found.done():
+                while not answer.done():
                     await self.connection.publish(
                         self.subjects.status, question, reply=inbox, headers=headers
                     )
-                    await asyncio.wait({found}, timeout=AGAIN_SECONDS)
-                return await found
+                    await asyncio.wait({answer}, timeout=AGAIN_SECONDS)
+                return await answer
         except (nats.errors.Error, TimeoutError, OSError):
             return None
         finally:
@@ -134,20 +134,20 @@ class NatsEnd(ObjectsEnd):
                 f"may this key ask? ({error})"
             ) from error
         self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
-        # what is deleted at the end leaves the number of the last message, and a first one beyond
+        # a deleted log leaves the number of the last message, and a first one beyond it
         return base.Log(
             int(info.state.last_seq),
             info.config.description == OVER,
             cut=int(info.state.first_seq) > 1,
         )
 
-    async def follow(self, after: int, take: base.Take) -> base.Stop:
+    async def follow(self, last_number: int, take: base.Take) -> base.Stop:
         chain = Chain(self.signatures, self.subjects.log)
         follower = LogFollower(
             self.connection,
             self.subjects,
             chain,
-            after,
+            last_number,
             take,
             self._foreign,
             self._log_lost,
@@ -165,46 +165,48 @@ class NatsEnd(ObjectsEnd):
                 raise base.LogLostError(self.subjects.run) from error
 
     async def _entries(self, last: int | None) -> list[bytes]:
-        found, chain, read = list[bytes](), Chain(self.signatures, self.subjects.log), 0
-        async with aclosing(stored(self.connection, self.subjects.stream)) as messages:
+        entries: list[bytes] = []
+        chain = Chain(self.signatures, self.subjects.log)
+        sequence = 0
+        async with aclosing(read_stream(self.connection, self.subjects.stream)) as messages:
             async for message in messages:
-                if message.sequence > read + 1:
+                if message.sequence > sequence + 1:
                     raise base.LogCutError(self.subjects.run)
-                read = message.sequence
+                sequence = message.sequence
                 if last is not None and message.sequence > last:
                     break
                 if chain.take(message.data, message.headers):
-                    found.append(message.data)
+                    entries.append(message.data)
                 else:
                     self._foreign()
         self._head = last or 0, chain.head
-        return found
+        return entries
 
     def _foreign(self) -> None:
         self._note("the log holds messages that are not the coordinator's: they are passed over")
 
     def _log_lost(self, error: NetworkError, for_good: bool) -> None:
-        command, more = "fedseed serve", ""
+        command, advice = "fedseed serve", ""
         if isinstance(error, base.LogUnusableError):
             command = "fedseed serve --fresh"
-            more = "; of a run that is over, `fedseed export` makes the model of its orbit"
+            advice = "; of a run that is over, `fedseed export` makes the model of its orbit"
         if for_good:
             self.events.failed(
                 NetworkError(
                     f"{error}, and nobody has put it there again: start `{command}`, then this "
-                    f"again{more}"
+                    f"again{advice}"
                 )
             )
         else:
             self.events.noted(
                 f"{error}: waiting until it is put there again by `{command}`, at most "
-                f"{LOST_SECONDS:.0f} s{more}"
+                f"{LOST_SECONDS:.0f} s{advice}"
             )
 
     def _note(self, text: str) -> None:
-        """Say something once."""
-        if text not in self._told:
-            self._told.add(text)
+        """Show a text once."""
+        if text not in self._notes:
+            self._notes.add(text)
             self.events.noted(text)
 
     async def close(self) -> None:
@@ -215,19 +217,18 @@ class NatsEnd(ObjectsEnd):
 
     async def _publish(self, subject: str, data: bytes, connection: Guarded | None = None) -> None:
         headers = self.signatures.headers(subject, data)
-        # in an interruption that lasts: what is not kept
+        # during a long interruption messages that are not stored are lost
         lost = nats.errors.OutboundBufferLimitError
-        with explained(f"nothing can be sent to run {self.subjects.run}"), suppress(lost):
+        with network_errors(f"nothing can be sent to run {self.subjects.run}"), suppress(lost):
             await (connection or self.connection).publish(subject, data, headers=headers)
 
 
-async def settled(connection: Guarded) -> None:
-    """Returns when the server has what was subscribed to and said before.
+async def wait_for_server(connection: Guarded) -> None:
+    """Wait until the server has processed all earlier subscriptions and messages.
 
-    nats-py writes the ping of a flush ahead of what still waits to be written; a second flush is
-    behind all of it.
+    nats-py writes the ping of a flush ahead of pending data; a second flush comes after all of it.
     """
-    with explained("the server does not answer"):
+    with network_errors("the server does not answer"):
         for _ in range(2):
             await connection.flush()
 
@@ -246,31 +247,29 @@ class NatsClient(NatsEnd, base.ClientEnd):
                 )
 
         await self.connection.subscribe(self.subjects.down, cb=deliver)
-        await settled(self.connection)  # what is broadcast from here on comes
+        await wait_for_server(self.connection)  # later broadcasts arrive
 
-    async def send(self, client: str, what: str, data: bytes) -> None:
-        await self._publish(self.subjects.up(client, what), data)
+    async def send(self, client: str, kind: str, data: bytes) -> None:
+        await self._publish(self.subjects.from_client(client, kind), data)
 
-    async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
-        subject = self.subjects.up(client, what)
+    async def ask(self, client: str, kind: str, data: bytes, seconds: float) -> bytes | None:
+        subject = self.subjects.from_client(client, kind)
         headers = self.signatures.headers(subject, data)
         try:
             answer = await self.connection.request(subject, data, timeout=seconds, headers=headers)
         except (nats.errors.Error, TimeoutError, OSError):
             return None
-        return (
-            answer.data
-            if self.signatures.of_coordinator(answer.subject, answer.data, answer.headers)
-            else None
-        )
+        if not self.signatures.of_coordinator(answer.subject, answer.data, answer.headers):
+            return None
+        return answer.data
 
 
 class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
     """The coordinator's end.
 
-    Args: those of `NatsEnd`, but for connection and owner, and lines: three connections to the
-        server: for the log, objects, and what goes to everybody; for what clients send; for
-        questions about the status.
+    Args: those of `NatsEnd` except connection and owner, and `lines`: three connections to the
+        server: for the log, objects and broadcasts; for the clients' messages; for questions about
+        the status.
     """
 
     asks_as = "coordinator"
@@ -283,27 +282,25 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
         signatures: Signatures,
         events: base.Events,
     ) -> None:
-        own, self._clients, self._askers = lines
-        super().__init__(own, subjects, None, signatures, events)
+        main_connection, self._clients, self._askers = lines
+        super().__init__(main_connection, subjects, None, signatures, events)
         self._clients.dropped = self.dropped
-        self._rejected: base.Rejected = lambda who, what: None
+        self._rejected: base.Rejected = lambda sender, reason: None
         self._pulse = Pulse(self._clients)
-        self._hearing: Hearing | None = None  # once it listens
+        self._hearing: Hearing | None = None  # set by `listen`
         self._questions: Questions | None = None
         self.unproven, self.keys = None, None
         if signatures.clients is not None:
             self.keys = {
                 name: frozenset(map(bytes, keys)) for name, keys in signatures.clients.items()
             }
-        else:
-            why = (
-                "the key file does not name the clients' keys"
-                if signatures.own is not None
-                else "no key"
-            )
-            self.unproven = (
-                f"{why}: it is not proven who sends a message, and what stands in the log ({MORE})"
-            )
+            return
+        cause = "no key"
+        if signatures.own is not None:
+            cause = "the key file does not name the clients' keys"
+        self.unproven = (
+            f"{cause}: it is not proven who sends a message, and what stands in the log ({MORE})"
+        )
 
     def now(self) -> float:
         return self._pulse.now()
@@ -311,54 +308,49 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
     async def listen(
         self, receive: base.Receive, status: Callable[[], bytes], rejected: base.Rejected
     ) -> None:
-        self._rejected, clients, askers, subjects = (
-            rejected,
-            self._clients,
-            self._askers,
-            self.subjects,
-        )
+        self._rejected = rejected
+        clients, askers, subjects = self._clients, self._askers, self.subjects
         self._questions = Questions(askers, subjects, status, partial(self._answer, askers))
         answer = partial(self._answer, self.connection)
         self._hearing = Hearing(clients, subjects, self.signatures, receive, answer, rejected)
         for part in (self._questions, self._hearing, self._pulse):
             await part.begin()
         for connection in (askers, clients):
-            await settled(connection)
+            await wait_for_server(connection)
 
     async def _answer(self, connection: Guarded, subject: str, data: bytes) -> None:
-        """Send an answer once the server has taken those before: ten thousand go as fast as it
-        reads.
+        """Send an answer once the server has taken most of the earlier ones.
+
+        So ten thousand answers go as fast as the server reads.
         """
         while connection.pending_data_size > UNSENT_BYTES and connection.is_connected:
             await asyncio.sleep(0.001)
         await self._publish(subject, data, connection)
 
     def dropped(self, subject: str) -> None:
-        """There was no room for a message: its subject says whose name it came in."""
+        """Report a message that there was no room for; its subject names the client."""
         parts = subject.split(".")
         name = name_of(parts[-2]) if len(parts) > 2 and parts[-3] == "up" else None
         if self._hearing is not None:
             self._hearing.dropped(name)
 
-    async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
+    async def broadcast(self, data: bytes, receivers: Collection[str] | None = None) -> None:
         await self._publish(self.subjects.down, data)
 
     async def writer(self, last: int | None, copies: int = 1) -> "NatsLogWriter":
         if last is None:
-            last, settings = (
-                0,
-                api.StreamConfig(
-                    name=self.subjects.stream,
-                    subjects=[self.subjects.log],
-                    storage=api.StorageType.FILE,
-                    num_replicas=copies,
-                    allow_direct=False,
-                    deny_delete=True,
-                    deny_purge=True,
-                    republish=api.RePublish(src=self.subjects.log, dest=self.subjects.entries),
-                ),
+            last = 0
+            settings = api.StreamConfig(
+                name=self.subjects.stream,
+                subjects=[self.subjects.log],
+                storage=api.StorageType.FILE,
+                num_replicas=copies,
+                allow_direct=False,
+                deny_delete=True,
+                deny_purge=True,
+                republish=api.RePublish(src=self.subjects.log, dest=self.subjects.entries),
             )
-            with explained(f"the log of run {self.subjects.run} can't be made"):
+            with network_errors(f"the log of run {self.subjects.run} can't be made"):
                 await self.connection.jetstream(timeout=REQUEST_SECONDS).add_stream(settings)
 
         chain = Chain(self.signatures, self.subjects.log)
@@ -382,32 +374,31 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
         try:
             await super().put(name, data)
         except NetworkError as error:
+            no_store = isinstance(error.__cause__, (NoStreamResponseError, NotFoundError))
             with suppress(base.Interrupted):
-                if isinstance(
-                    error.__cause__, (NoStreamResponseError, NotFoundError)
-                ) and await is_missing(self.connection, self.subjects.stream):
+                if no_store and await is_missing(self.connection, self.subjects.stream):
                     raise base.LogLostError(self.subjects.run) from error
             raise
 
-    async def allow(self, owner: str | None, most: int | None) -> None:
+    async def allow(self, owner: str | None, byte_limit: int | None) -> None:
         bucket = self.subjects.bucket(owner)
-        with explained(f"the object store {bucket} can't be made"):
+        with network_errors(f"the object store {bucket} can't be made"):
             try:
                 await self._stream.object_store(bucket)
             except NotFoundError:
                 settings = api.ObjectStoreConfig(
-                    bucket=bucket, max_bytes=-1 if most is None else most
+                    bucket=bucket, max_bytes=-1 if byte_limit is None else byte_limit
                 )
                 await self._stream.create_object_store(bucket, settings)
 
     async def delete(self) -> None:
         stream = self.connection.jetstream(timeout=REQUEST_SECONDS)
         buckets = f"OBJ_{self.subjects.stream}--"
-        with explained(f"run {self.subjects.run} can't be deleted"):
-            found: list[str] = []
-            while page := await stream.streams_info(offset=len(found)):
-                found += [str(info.config.name) for info in page]
-            for name in found:
+        with network_errors(f"run {self.subjects.run} can't be deleted"):
+            names: list[str] = []
+            while page := await stream.streams_info(offset=len(names)):
+                names += [str(info.config.name) for info in page]
+            for name in names:
                 if name == self.subjects.stream or name.startswith(buckets):
                     await stream.delete_stream(name)
 
@@ -444,15 +435,15 @@ class NatsTransport(base.Transport):
             for connection in lines:
                 await connection.close()
             raise
-        signatures = Signatures.read(access.key, coordinating=True)
+        signatures = Signatures.from_key_file(access.key, coordinating=True)
         return NatsCoordinator(lines, self._subjects, signatures, events)
 
     async def client(self, name: str, events: base.Events = base.QUIET) -> NatsClient:
         connection = await connect(self._access, self._subjects, name, events)
-        signatures = Signatures.read(self._access.key)
+        signatures = Signatures.from_key_file(self._access.key)
         return NatsClient(connection, self._subjects, name, signatures, events)
 
     async def watcher(self) -> NatsEnd:
         connection = await connect(self._access, self._subjects, "watcher")
-        signatures = Signatures.read(self._access.key)
+        signatures = Signatures.from_key_file(self._access.key)
         return NatsEnd(connection, self._subjects, None, signatures, base.QUIET)

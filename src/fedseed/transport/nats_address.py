@@ -11,40 +11,40 @@ ENCRYPTED = ("tls", "wss")
 WEB_SOCKETS = ("ws", "wss")
 
 
-def bracketed(host: str) -> str:
-    """Return a host as it stands in an address: an IPv6 address in brackets."""
+def bracket_host(host: str) -> str:
+    """Return a host as it is written in an address: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is."""
+    """The address of a server."""
 
     scheme: str  # nats, tls, ws or wss
     host: str  # without brackets
     port: int
-    path: str = ""  # with its query; only proxies of WebSockets look at it
+    path: str = ""  # with its query; for proxies of WebSockets
 
     @property
     def place(self) -> str:
-        """Return host and port for a person."""
-        return f"{bracketed(self.host)}:{self.port}"
+        """Host and port as a text for people."""
+        return f"{bracket_host(self.host)}:{self.port}"
 
     @property
     def encrypted(self) -> bool:
-        """Return whether the address asks for encryption."""
+        """Whether the address asks for encryption."""
         return self.scheme in ENCRYPTED
 
     @property
     def over_web_socket(self) -> bool:
-        """Return whether it is reached over WebSocket."""
+        """Whether the server is reached over WebSocket."""
         return self.scheme in WEB_SOCKETS
 
     def url(self, encrypted: bool) -> str:
         """Return the address for nats-py.
 
         Args:
-            encrypted: whether there must be encryption, whatever the scheme says.
+            encrypted: whether encryption is required, whatever the scheme says.
         """
         scheme = self.scheme
         if not self.over_web_socket:
@@ -53,10 +53,10 @@ class Address:
 
 
 def read_address(url: str) -> Address:
-    """Return the parts of a server's address.
+    """Parse a server's address.
 
     Raises:
-        RecipeError: it is not valid; says how it is written.
+        RecipeError: it is not valid; the text says how to write it.
     """
     try:
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""A connection to a NATS server: encryption and keys, and errors in one line."""
+"""A connection to a NATS server: encryption, keys, and errors in one line."""
 
 import asyncio
 import logging
@@ -25,16 +25,16 @@ T = TypeVar("T")
 CONNECT_SECONDS = 5
 REQUEST_SECONDS = 5.0
 RETRY_SECONDS = 0.2
-CONNECTION = "connection"  # the kind of trouble (`Troubles`)
-# bytes of a subject and a reply subject: a server ends connections with longer lines
+CONNECTION = "connection"  # a kind of trouble (`Troubles`)
+# bytes of a subject and a reply subject: a server closes connections with longer lines
 MOST_SUBJECTS = (4 << 10) - 32
 # bytes of a message's headers: a signature, a place and the server's own take a few hundred
 MOST_HEADERS = 4 << 10
 
 # The server separates the parts of a line by spaces, and a subject may hold any other byte. The
-# library takes all for a separator that Python calls space: with a vertical tab in a subject or
-# reply subject, whoever may publish at all would end others' connections, or have what they read
-# taken for an answer to something else.
+# library separates by everything that Python calls a space. With a vertical tab in a subject or
+# reply subject, anybody who may publish could close others' connections, or have their messages
+# taken for answers to something else.
 nats.protocol.parser.MSG_RE = re.compile(rb"\AMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+)\r\n")
 nats.protocol.parser.HMSG_RE = re.compile(
     rb"\AHMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+) +(\d+)\r\n"
@@ -43,39 +43,39 @@ _NO_SUBJECT = re.compile(r"[\x00-\x20\x7f]")
 
 
 class Guarded(Client):
-    """Says nothing, credentials least of all, to a server without encryption when there must be
-    some; reads all bytes.
+    """A NATS client that sends nothing to a server without encryption where that is required.
 
-    The library encrypts when the server asks for it. Somebody in between could leave that out. And
-    it stops reading for good at a subject or a header that is no text, which others choose.
+    The library encrypts when the server asks for it, and somebody in between could leave that out.
+    This client also reads every subject and header: the library stops reading for good at one that
+    is not text, which others choose.
     """
 
     def __init__(self, encrypted: bool, troubles: Troubles) -> None:
         super().__init__()
         self._encrypted = encrypted
-        self.troubles = troubles  # says why something is waited for
+        self.troubles = troubles  # shows why something has to wait
         # done when the next interruption is over
         self._interrupted: asyncio.Future[None] | None = None
-        self.established = False  # whether it was connected once: only then is it kept so
-        self.leaves = False  # whether this side has ended the connection
-        # of what message, because too many wait
+        self.established = False  # whether it was connected once: only then it reconnects
+        self.leaves = False  # whether this side has closed the connection
+        # called with the subject of a message that was dropped, because too many wait
         self.dropped: Callable[[str], None] = lambda subject: None
 
     async def close(self) -> None:
-        """End the connection: it is not made again."""
+        """Close the connection for good."""
         self.leaves = True
         await super().close()
 
     def restarted(self) -> None:
-        """Ends an interruption: what was asked before it may never be answered."""
+        """End an interruption: earlier requests may never be answered."""
         if self._interrupted is not None:
             self._interrupted.set_result(None)
             self._interrupted = None
 
     async def unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns what some work returns that asks the server.
+        """Return the result of work that asks the server.
 
-        Raises Interrupted if the connection was interrupted.
+        Raises Interrupted: the connection was interrupted.
         """
         if self._interrupted is None:
             self._interrupted = asyncio.get_running_loop().create_future()
@@ -88,7 +88,8 @@ class Guarded(Client):
             return task.result()
         finally:
             await end_task(task)
-            del task, either  # its error holds this frame, which would hold it
+            # the task's error holds this frame, which would hold the task
+            del task, either
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if self._encrypted and initial_connection and not info.get("tls_required"):
@@ -101,7 +102,7 @@ class Guarded(Client):
         return super()._process_msg(sid, _as_text(subject), _as_text(reply), data, headers)
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
-        # they would take ten times that, not counted as waiting
+        # parsed headers would take ten times the memory, not counted as pending
         if not headers or len(headers) > MOST_HEADERS:
             return None
         try:
@@ -110,10 +111,7 @@ class Guarded(Client):
             return None
 
     async def headers_in(self, data: bytes) -> dict[str, str] | None:
-        """Returns the headers that a server gives as bytes.
-
-        None: there are none, or none that can be read.
-        """
+        """Parse headers that a server gives as bytes; None: there are none, or not valid ones."""
         return await self._process_headers(data)
 
     def _send_publish(
@@ -124,14 +122,14 @@ class Guarded(Client):
         payload_size: int,
         headers: dict[str, Any] | None,
     ) -> Coroutine[Any, Any, None]:
-        """Refuses subjects that would be no line of the protocol: others' names may be in them."""
-        both = subject + reply
-        if len(both.encode()) > MOST_SUBJECTS or _NO_SUBJECT.search(both):
+        """Refuse subjects that would break the protocol's line: others' names may be in them."""
+        subjects = subject + reply
+        if len(subjects.encode()) > MOST_SUBJECTS or _NO_SUBJECT.search(subjects):
             raise nats.errors.BadSubjectError
         return super()._send_publish(subject, reply, payload, payload_size, headers)
 
     async def _process_pong(self) -> None:
-        # who asked has given up; the library would end the connection
+        # the task that asked has given up; the library would close the connection
         if self._pongs and self._pongs[0].done():
             self._pongs.pop(0)
             self._pings_outstanding = 0
@@ -140,16 +138,14 @@ class Guarded(Client):
 
 
 def _as_text(data: bytes) -> bytes:
-    """Returns the same in UTF-8, whatever it is: what is not is replaced, and so it is nobody's
-    name.
-    """
+    """Return UTF-8 text; invalid bytes are replaced, so that the result is nobody's name."""
     return data if data.isascii() else data.decode(errors="replace").encode()
 
 
 def _context(access: Access, address: Address) -> ssl.SSLContext | None:
-    """Return how the connection is encrypted; None: only if the server asks for it.
+    """Return the encryption context; None: encrypt only if the server asks for it.
 
-    Raises RecipeError: the file with certificates, or the address, does not allow it.
+    Raises RecipeError: the file with certificates, or the address, is not valid.
     """
     if access.ca is None and not address.encrypted:
         return None
@@ -162,7 +158,7 @@ def _context(access: Access, address: Address) -> ssl.SSLContext | None:
 
 
 def _check_files(access: Access, address: Address) -> None:
-    """Raise RecipeError if a file is not there, or a library that the address needs."""
+    """Raise RecipeError if a file is missing, or a library that the address needs."""
     for path in (access.key, access.ca):
         if path is not None and not path.is_file():
             raise RecipeError(f"{path}: there is no such file")
@@ -182,52 +178,53 @@ async def connect(
     """Connect, and stay connected: later interruptions are bridged.
 
     Args:
-        access: the URL, such as "nats://host:4222" ("tls://", "wss://": encrypted or not at all),
-            the key, and certificates to trust, which make encryption compulsory.
+        access: the URL, such as "nats://host:4222" ("tls://", "wss://": encryption is required),
+            the key, and trusted certificates, which require encryption, too.
         subjects: the run's.
-        name: who connects; replies come to an inbox of this name.
-        events: told when the server refuses a publication or subscription, when an interruption is
-            over, and when the server has ended the connection for good.
-        troubles: told why an interruption lasts.
+        name: the name of this side; replies come to its inbox.
+        events: called when the server refuses a publication or subscription, when an interruption
+            is over, and when the server has closed the connection for good.
+        troubles: gets the reasons for long interruptions.
 
     Raises:
-        RecipeError: the URL or a file is wrong.
-        NetworkError: not reachable, another certificate, or the key is refused; one line.
+        RecipeError: the URL or a file is not valid.
+        NetworkError: not reachable, a certificate that is not trusted, or the key is refused.
     """
     address = read_address(access.url)
     _check_files(access, address)
     context = _context(access, address)
     logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
-    # a server behind a proxy that ends the encryption of wss:// does not know of it
+    # a proxy may end the encryption of wss://, so that the server does not know of it
     troubles = troubles or Troubles(events.noted)
     client = Guarded(context is not None and not address.over_web_socket, troubles)
-    seen: list[Exception] = []
+    errors: list[Exception] = []
 
     async def failed(error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
             client.dropped(error.subject)
             return
-        seen[:] = [error]
+        errors[:] = [error]
         if "permissions violation" in str(error).lower():
             events.refused(str(error).removeprefix("nats: "))
         elif client.established and not client.is_connected:
-            why, mendable = _explained(error, address.place, access)
-            troubles.report(CONNECTION, str(why), 0.0 if mendable else PATIENCE_SECONDS)
+            problem, mendable = _explained(error, address.place, access)
+            troubles.report(CONNECTION, str(problem), 0.0 if mendable else PATIENCE_SECONDS)
 
     async def reconnected() -> None:
         troubles.end(CONNECTION, f"{address.place}: the server is there again")
         client.restarted()
-        events.again()
+        events.reconnected()
 
     async def closed() -> None:
         if client.established and not client.leaves:
-            cause = client.last_error or (
-                seen[0] if seen else ConnectionError("no reason is given")
-            )
-            why, _ = _explained(cause, address.place, access)
+            cause = client.last_error
+            if cause is None:
+                cause = errors[0] if errors else ConnectionError("no reason is given")
+            problem, _ = _explained(cause, address.place, access)
             events.failed(
                 NetworkError(
-                    f"{why}: the server has ended the connection: mend that, then start this again"
+                    f"{problem}: the server has ended the connection: mend that, then start this "
+                    "again"
                 )
             )
 
@@ -252,15 +249,15 @@ async def connect(
             **options,
         )
     )
-    # the library may wait for ever while it gives up
+    # the library may wait forever while it gives up
     await asyncio.wait({connecting}, timeout=1.4 * CONNECT_SECONDS)
     try:
         if not connecting.done():
             connecting.cancel()
-            raise seen[0] if seen else TimeoutError
+            raise errors[0] if errors else TimeoutError
         connecting.result()
     except Exception as error:
-        # may wait for ever where encryption did not come about
+        # closing may wait forever where encryption was not established
         closing = asyncio.create_task(client.close())
         await asyncio.wait({closing}, timeout=0.3)
         closing.cancel()
@@ -271,20 +268,22 @@ async def connect(
 
 
 def _explained(error: Exception, place: str, access: Access) -> tuple[NetworkError, bool]:
-    """Return what a failed attempt to connect means, and whether somebody has to mend it.
+    """Return the error for a failed connection, and whether somebody has to act.
 
-    False: it may pass by itself, as a server that is being started does.
+    False: the failure may pass by itself, as with a server that is starting.
     """
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ or chain[-1].__context__:
         chain.append(chain[-1].__cause__ or chain[-1].__context__)  # type: ignore[arg-type]
-    # a refusal may lie below what looks like an absence: aiohttp wraps the errors of certificates
+    # a refusal may lie below an apparent absence: aiohttp wraps the errors of certificates
     for cause in chain:
-        if (why := _refusal(cause, access)) is not None:
-            return NetworkError(f"{place}: {why}"), True
+        problem = _refusal(cause, access)
+        if problem is not None:
+            return NetworkError(f"{place}: {problem}"), True
     for cause in chain:
-        if (why := _absence(cause)) is not None:
-            return NetworkError(f"{place}: {why}"), False
+        problem = _absence(cause)
+        if problem is not None:
+            return NetworkError(f"{place}: {problem}"), False
     if isinstance(error, TimeoutError):
         return NetworkError(
             f"{place}: can't be reached: no answer within {CONNECT_SECONDS} s"
@@ -293,11 +292,11 @@ def _explained(error: Exception, place: str, access: Access) -> tuple[NetworkErr
 
 
 def _refusal(cause: BaseException, access: Access) -> str | None:
-    """Return why this side and the server do not go together; None: it is something else."""
+    """Return the reason why the server refuses this side, or the reverse; None: another error."""
     text = str(cause).lower()
     certificate = isinstance(cause, ssl.SSLCertVerificationError)
     if certificate and not hasattr(cause, "verify_message"):
-        return None  # aiohttp's, whose cause is the one that says why
+        return None  # aiohttp's error, whose cause has the reason
     if isinstance(cause, ssl.SSLCertVerificationError):
         reason = cause.verify_message
         hint = "is it the right --ca file, and the right server?"
@@ -314,10 +313,10 @@ def _refusal(cause: BaseException, access: Access) -> str | None:
     if isinstance(cause, nats.errors.AuthorizationError) or any(
         words in text for words in ("authorization violation", "authentication", "user expired")
     ):
-        what = "a key is needed (--key FILE)"
+        remedy = "a key is needed (--key FILE)"
         if access.key is not None:
-            what = f"it does not know the key in {access.key}"
-        return f"the server lets nobody in without permission: {what}"
+            remedy = f"it does not know the key in {access.key}"
+        return f"the server lets nobody in without permission: {remedy}"
     if "no ssl context" in text or isinstance(cause, nats.errors.SecureConnRequiredError):
         return "the server wants encryption: give its certificate authority with --ca FILE"
     if isinstance(cause, nats.errors.SecureConnWantedError):
@@ -326,7 +325,7 @@ def _refusal(cause: BaseException, access: Access) -> str | None:
 
 
 def _absence(cause: BaseException) -> str | None:
-    """Return why nobody can be reached; None: it is something else."""
+    """Return the reason why nobody can be reached; None: another error."""
     if isinstance(cause, socket.gaierror):
         return "there is no host of this name"
     if isinstance(cause, ConnectionRefusedError):

@@ -1,9 +1,9 @@
-"""Hears, for a coordinator on NATS: what clients send, questions for the status, and whether the
-server is there.
+"""The inputs of a coordinator on NATS: clients' messages, questions for the status, and the
+server's pulse.
 
-Each comes over a connection of its own. A server keeps what was sent to a connection in order, so
-that on a single one for all, a question, a receipt or an entry of the log would wait behind
-whatever one key can send.
+Each has a connection of its own. A server keeps the messages of a connection in order. On a single
+connection a question, a receipt or an entry of the log would wait behind everything that one key
+can send.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ from fedseed.transport.subjects import RESERVED, Subjects, name_of
 
 T = TypeVar("T")
 
-EACH = 1000  # bytes that a message takes besides what it holds
+OVERHEAD_BYTES = 1000  # of a message, besides its contents
 BEAT_SECONDS = 0.25
 DEAF_SECONDS = 1.0  # without a sign of the server, after which the clock stands still
-# for which it still stands when the server is back: the others have to come back, too
+# the clock stands still this much longer when the server is back: others have to come back, too
 RETURN_SECONDS = 3.0
 
-IN_A_ROW = 8  # messages that are looked at before others get a turn, and more are read
-# of messages that wait to be looked at; what exceeds them is dropped, and sent again
+IN_A_ROW = 8  # messages that are processed before others get a turn, and more are read
+# of messages that wait to be processed; messages beyond are dropped, and sent again
 PENDING_BYTES = 16 << 20
-STATUS_SECONDS = 0.1  # between two answers about the status: many may ask
-PENDING_QUESTIONS = 4 << 20  # bytes of questions for the status that wait: questions may be empty
+STATUS_SECONDS = 0.1  # between two status answers: many may ask
+PENDING_QUESTIONS = 4 << 20  # bytes of waiting questions for the status, which may be empty
 TOO_MANY = "one of too many messages at once: it was not looked at"
 
 Answer = Callable[[str, bytes], Awaitable[None]]  # subject, data
@@ -44,110 +44,112 @@ Answer = Callable[[str, bytes], Awaitable[None]]  # subject, data
 class Turns(Generic[T]):
     """Lines of messages that take turns.
 
-    Without room for one more, the newest of the longest line is dropped.
+    If there is no room for a message, the newest of the longest line is dropped.
     """
 
-    most: int  # bytes of all messages that wait, each counted with `EACH` more
-    dropped: Callable[[T], None]  # is told which message is dropped
+    byte_limit: int  # of all waiting messages, with `OVERHEAD_BYTES` for each
+    dropped: Callable[[T], None]  # called with a dropped message
     bytes: int = 0
-    # those with messages, in turn
+    # lines with messages, in turn
     _lines: dict[Hashable, deque[tuple[T, int]]] = field(default_factory=dict)
     _sizes: Counter[Hashable] = field(default_factory=Counter)  # bytes of each line
-    _some: asyncio.Event = field(default_factory=asyncio.Event)
+    _not_empty: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def put(self, whose: Hashable, message: T, size: int) -> None:
-        """Adds a message that waits, or drops this one or others where there is no room.
+    def put(self, line_name: Hashable, message: T, size: int) -> None:
+        """Add a message; drop this one, or others, where there is no room.
 
         Args:
-            whose: the line's name.
-            message: what waits.
+            line_name: the line's name.
+            message: the message.
             size: its bytes.
         """
-        size += EACH
-        while self.bytes + size > self.most:
-            longest = whose
-            # less than its share
-            if self._lines and (self._sizes[whose] + size) * len(self._lines) <= self.most:
+        size += OVERHEAD_BYTES
+        while self.bytes + size > self.byte_limit:
+            longest = line_name
+            line_size = self._sizes[line_name] + size
+            # a line below its share does not lose a message
+            if self._lines and line_size * len(self._lines) <= self.byte_limit:
                 longest = max(self._lines, key=self._sizes.__getitem__)
-            if longest == whose:
+            if longest == line_name:
                 self.dropped(message)
                 return
             self.dropped(self._take(longest, newest=True))
-        self._lines.setdefault(whose, deque()).append((message, size))
-        self._sizes[whose] += size
+        self._lines.setdefault(line_name, deque()).append((message, size))
+        self._sizes[line_name] += size
         self.bytes += size
-        self._some.set()
+        self._not_empty.set()
 
-    def _take(self, whose: Hashable, newest: bool = False) -> T:
-        line = self._lines[whose]
+    def _take(self, line_name: Hashable, newest: bool = False) -> T:
+        line = self._lines[line_name]
         message, size = line.pop() if newest else line.popleft()
         self.bytes -= size
-        self._sizes[whose] -= size
+        self._sizes[line_name] -= size
         if not line:
-            del self._lines[whose], self._sizes[whose]
+            del self._lines[line_name], self._sizes[line_name]
         return message
 
     async def next(self) -> T:
-        """Returns the first message of the line whose turn it is; waits until there is one."""
+        """Return the first message of the line whose turn it is; wait until there is one."""
         while not self._lines:
-            self._some.clear()
-            await self._some.wait()
-        whose = next(iter(self._lines))
-        message = self._take(whose)
-        if whose in self._lines:
-            self._lines[whose] = self._lines.pop(whose)  # behind the others
+            self._not_empty.clear()
+            await self._not_empty.wait()
+        line_name = next(iter(self._lines))
+        message = self._take(line_name)
+        if line_name in self._lines:
+            self._lines[line_name] = self._lines.pop(line_name)  # behind the others
         return message
 
 
-class _Said(NamedTuple):
+class _Received(NamedTuple):
     """A message that has come in a client's name."""
 
     sender: str
-    what: str
+    kind: str
     data: bytes
     subject: str
-    reply: str  # where an answer is wanted; "": nowhere
+    reply: str  # the subject for an answer; "": none
     signed: Mapping[str, str]  # the header with its signature
 
 
 @dataclass
 class Hearing(Working):
-    """Takes what clients send. Messages of each key take turns with the others'."""
+    """Receives the clients' messages; the messages of each key take turns with the others'."""
 
-    connection: Client  # a connection that is used for nothing else
+    connection: Client  # a connection for nothing else
     subjects: Subjects  # the run's subjects
-    signatures: Signatures  # say whose a message is
-    receive: Receive  # gets what is let through
+    signatures: Signatures  # verify the senders
+    receive: Receive  # gets accepted messages
     answer: Answer  # sends an answer
-    rejected: Rejected  # is told what is not let through
+    rejected: Rejected  # called for rejected messages
 
     def __post_init__(self) -> None:
-        self._turns = Turns[_Said](PENDING_BYTES, lambda said: self.dropped(said.sender))
+        self._turns = Turns[_Received](
+            PENDING_BYTES, lambda received: self.dropped(received.sender)
+        )
 
     async def begin(self) -> None:
-        """Begins to listen."""
-        up = f"{self.subjects.root}.up.*.*"
-        await self.connection.subscribe(up, cb=self._take, pending_bytes_limit=PENDING_BYTES)
+        """Start to listen."""
+        subject = f"{self.subjects.root}.up.*.*"
+        await self.connection.subscribe(subject, cb=self._take, pending_bytes_limit=PENDING_BYTES)
         self.work(self._keep_looking())
 
     async def _take(self, message: Msg) -> None:
-        """Puts a message that has come in its line, if it can be somebody's.
-
-        Rejects it otherwise.
-        """
+        """Queue a message in its sender's line, or reject it."""
         parts = message.subject.split(".")
         sender = name_of(parts[-2])
         if sender is None:
             self.rejected("somebody", "a message in the name of nobody")
             return
         signed = {HEADER: (message.headers or {}).get(HEADER, "")[:100]}
-        # it waits in nobody's line
+        # without a signature it belongs to nobody's line
         if self.signatures.clients is not None and signature_in(signed) is None:
             self._unsigned(sender)
             return
-        said = _Said(sender, parts[-1], message.data, message.subject, message.reply, signed)
+        received = _Received(
+            sender, parts[-1], message.data, message.subject, message.reply, signed
+        )
         size = len(message.data) + len(message.subject) + len(message.reply)
-        self._turns.put(self.signatures.line(sender), said, size)
+        self._turns.put(self.signatures.line(sender), received, size)
 
     def _unsigned(self, name: str) -> None:
         self.rejected(
@@ -155,68 +157,75 @@ class Hearing(Working):
         )
 
     def dropped(self, name: str | None) -> None:
-        """Reports that there was no room for a message, which is not proven to be this client's."""
+        """Report a message without room, which is not proven to be this client's."""
         self.rejected("somebody" if name is None else f"somebody as {name}", TOO_MANY)
 
     async def _keep_looking(self) -> None:
         turn = 0
         while True:
-            if not self._turns.bytes:  # waiting for the next message lets others have their turn
+            # waiting for the next message gives others their turn
+            if not self._turns.bytes:
                 turn = 0
-            said = await self._turns.next()
+            received = await self._turns.next()
             try:
-                await self._look(said)
-            except Exception as error:  # it concerns one message: the next may be another's
-                about = {
-                    "message": f"a message of {said.sender} can't be looked at",
+                await self._look(received)
+            except Exception as error:  # it concerns one message only
+                context = {
+                    "message": f"a message of {received.sender} can't be looked at",
                     "exception": error,
                 }
-                asyncio.get_running_loop().call_exception_handler(about)
+                asyncio.get_running_loop().call_exception_handler(context)
             turn += 1
             if turn == IN_A_ROW:
                 turn = 0
                 await asyncio.sleep(0)
 
-    async def _look(self, said: _Said) -> None:
-        if not self.signatures.of_client(said.sender, said.subject, said.data, said.signed):
-            self._unsigned(said.sender)
+    async def _look(self, received: _Received) -> None:
+        if not self.signatures.of_client(
+            received.sender, received.subject, received.data, received.signed
+        ):
+            self._unsigned(received.sender)
             return
-        if said.reply and not said.reply.startswith(f"{self.subjects.inbox(said.sender)}."):
-            self.rejected(said.sender, "its question is to be answered elsewhere than in its inbox")
+        if received.reply and not received.reply.startswith(
+            f"{self.subjects.inbox(received.sender)}."
+        ):
+            self.rejected(
+                received.sender, "its question is to be answered elsewhere than in its inbox"
+            )
             return
-        reply = await self.receive(said.sender, said.what, said.data)
-        if reply is not None and said.reply:
-            await self.answer(said.reply, reply)
+        reply = await self.receive(received.sender, received.kind, received.data)
+        if reply is not None and received.reply:
+            await self.answer(received.reply, reply)
 
 
 @dataclass
 class Questions(Working):
-    """Answers questions for the status, at a cost that does not depend on how many there are.
+    """Answers questions for the status, at a cost that does not depend on their number.
 
-    An answer goes to all who may ask, wherever a question wants it, and for a while there is no
-    other.
+    An answer goes to all who may ask, wherever a question wants it; then there is none for a while.
     """
 
-    connection: Client  # a connection that is used for nothing else
+    connection: Client  # a connection for nothing else
     subjects: Subjects  # the run's subjects
     status: Callable[[], bytes]  # makes an answer
     answer: Answer  # sends an answer
-    _asked: bool = False  # since the newest answer
+    _is_pending: bool = False  # whether a question has come since the newest answer
 
     async def begin(self) -> None:
-        """Begins to listen."""
+        """Start to listen."""
         await self.connection.subscribe(
             self.subjects.status, cb=self._take, pending_bytes_limit=PENDING_QUESTIONS
         )
 
     async def _take(self, message: Msg) -> None:
-        self._asked = True
+        self._is_pending = True
         if self._task is None or self._task.done():
             self.work(self._answer_all())
 
     async def _answer_all(self) -> None:
-        while self._asked:
-            self._asked, answer = False, self.status()
+        while self._is_pending:
+            self._is_pending = False
+            answer = self.status()
             for name in RESERVED:
                 await self.answer(self.subjects.statuses(name), answer)
             await asyncio.sleep(STATUS_SECONDS)
@@ -224,29 +233,31 @@ class Questions(Working):
 
 @dataclass(eq=False)
 class Pulse(Working):
-    """A clock that stands still while the server is silent, or this process hears nothing.
+    """A clock that stands still while the server is silent, or this process receives nothing.
 
-    So nobody is late for what can't arrive. It sends itself a message over the server all the time.
+    So nobody is late with a message that can't arrive. The clock sends itself messages over the
+    server all the time.
     """
 
     connection: Client  # to the server
-    _lost: float = 0.0  # seconds that do not count
+    _lost: float = 0.0  # seconds that are not counted
 
     def __post_init__(self) -> None:
-        self._heard = self._at = time.monotonic()
+        self._last_heard = self._last_time = time.monotonic()
 
     def now(self) -> float:
-        """Returns the time in seconds, which is never less than before."""
+        """Return the time in seconds, which never decreases."""
         if self._task is None:
             return time.monotonic()
-        self._at = max(self._at, min(time.monotonic(), self._heard + DEAF_SECONDS) - self._lost)
-        return self._at
+        real = min(time.monotonic(), self._last_heard + DEAF_SECONDS)
+        self._last_time = max(self._last_time, real - self._lost)
+        return self._last_time
 
     async def begin(self) -> None:
-        """Begins to listen."""
+        """Start to listen."""
         inbox = self.connection.new_inbox()
         await self.connection.subscribe(inbox, cb=self._hear)
-        self._heard = self._at = time.monotonic()
+        self._last_heard = self._last_time = time.monotonic()
         self.work(self._beat(inbox))
 
     async def _beat(self, inbox: str) -> None:
@@ -257,6 +268,6 @@ class Pulse(Working):
 
     async def _hear(self, message: Msg) -> None:
         real = time.monotonic()
-        if real > self._heard + DEAF_SECONDS:
+        if real > self._last_heard + DEAF_SECONDS:
             self._lost = real + RETURN_SECONDS - self.now()
-        self._heard = real
+        self._last_heard = real

@@ -1,7 +1,4 @@
-"""Reading a JetStream stream in order, whatever happens.
-
-And a run's log, which is one, and what appends to it.
-"""
+"""Reading a JetStream stream in order, following a run's log, and appending to it."""
 
 import asyncio
 import base64
@@ -40,31 +37,31 @@ from fedseed.transport.nats_connection import REQUEST_SECONDS, RETRY_SECONDS, Gu
 from fedseed.transport.signatures import Chain, signature_in
 from fedseed.transport.subjects import Subjects
 
-ANSWER_SECONDS = 30.0  # for a message that was asked for, behind others
-MOST_ASKED = 256  # messages at a time
-ASKED_BYTES = 2 << 20  # of messages that are asked for at a time
-SILENCE_SECONDS = 5.0  # after which a stream is asked whether there is more
-# for which a stream must have been missing: `serve --fresh` makes it again at once
+ANSWER_SECONDS = 30.0  # for a requested message, behind others
+MOST_ASKED = 256  # messages requested at a time
+ASKED_BYTES = 2 << 20  # of messages requested at a time
+SILENCE_SECONDS = 5.0  # after which a stream is checked for new messages
+# a stream counts as missing after this time: `serve --fresh` makes it again at once
 MISSING_SECONDS = 1.0
-LOST_SECONDS = 3600.0  # for which one that was lost is waited for, as interruptions are
-READING_SECONDS = 60.0  # for what stands in a log already
-# of messages that wait to be looked at; what a flood brings beyond is dropped
+LOST_SECONDS = 3600.0  # for a lost log to come back, as for interruptions
+READING_SECONDS = 60.0  # for the present entries of a log
+# of messages that wait to be processed; those of a flood beyond that are dropped
 PENDING_BYTES = 32 * 1024 * 1024
 NO_MESSAGE, WRONG_LAST_SEQUENCE = 10037, 10071
 JETSTREAM, LOG = "jetstream", "log"  # kinds of trouble (`Troubles`)
 JETSTREAM_AGAIN = "the server has JetStream again"
-OVER = "the run is over"  # the description of a stream that was ended
+OVER = "the run is over"  # the description of an ended stream
 
 
 class JetStreamMissing(Interrupted):
-    """The server is there, but nobody answers for JetStream."""
+    """The server is connected, but JetStream does not answer."""
 
 
 NO_JETSTREAM = (
     "the server is there, but JetStream is not; start nats-server with JetStream (-js, or "
     "jetstream { } in its configuration), and where it is a leaf node, the hub"
 )
-# what an operator can do about an error of JetStream, by its number
+# remedies for an operator, by the number of JetStream's error
 REMEDIES = {
     10023: "make room on the server, or raise its limits",
     10047: "make room on the server, or raise its limits",
@@ -75,18 +72,18 @@ SEALED = 10109
 
 
 def is_without_jetstream(error: BaseException) -> bool:
-    """Return whether the server says that nobody there answers for JetStream."""
+    """Return whether an error means that the server has no JetStream."""
     if isinstance(error, nats.errors.NoRespondersError):
         return True
     return isinstance(error, ServiceUnavailableError) and error.err_code is None
 
 
 def with_remedy(error: BaseException, stream: str) -> str:
-    """Return an error of the library as a person should read it: with what can be done.
+    """Return the text of a library's error for people, with a remedy where there is one.
 
     Args:
         error: the error.
-        stream: the name of the stream that it is about.
+        stream: the name of the stream that it concerns.
     """
     if is_without_jetstream(error):
         return NO_JETSTREAM
@@ -97,10 +94,10 @@ def with_remedy(error: BaseException, stream: str) -> str:
 
 
 async def is_missing(connection: Guarded, stream: str) -> bool:
-    """Returns whether the server has no such stream, and still has none a moment later.
+    """Return whether the server has no such stream, and still has none a moment later.
 
     Raises:
-        Interrupted: it does not say.
+        Interrupted: the server does not answer.
     """
     try:
         for wait in (MISSING_SECONDS, 0.0):
@@ -121,20 +118,23 @@ class Stored(NamedTuple):
     data: bytes
     headers: dict[str, str] | None
 
-    def same(self, other: "Stored") -> bool:
-        """Returns whether it is this message, which may come with headers that the server adds
-        where it repeats.
-        """
-        mine, others = (signature_in(message.headers) for message in (self, other))
-        return (self.sequence, self.data, mine) == (other.sequence, other.data, others)
+    def is_same(self, other_message: "Stored") -> bool:
+        """Return whether both are one message, which may come with more headers when repeated."""
+        signature = signature_in(self.headers)
+        other_signature = signature_in(other_message.headers)
+        return (self.sequence, self.data, signature) == (
+            other_message.sequence,
+            other_message.data,
+            other_signature,
+        )
 
 
-async def stored(
+async def read_stream(
     connection: Guarded, stream: str, first: int = 1, subject: str = ">"
 ) -> AsyncGenerator["Stored"]:
-    """Yields the messages that stand in a stream, in order, without a consumer on the server.
+    """Yield the messages of a stream in order, without a consumer on the server.
 
-    They are asked for by number, many at a time. `Guarded.unless_interrupted` ends the reading
+    They are requested by number, many at a time. `Guarded.unless_interrupted` ends the reading
     where an answer is lost.
 
     Args:
@@ -145,20 +145,21 @@ async def stored(
 
     Raises:
         NotFoundError: there is no such stream.
-        Interrupted: the server does not answer as it should; `JetStreamMissing`: not at all.
+        Interrupted: the server's answer is not valid; `JetStreamMissing`: there is none.
     """
-    asked: deque[asyncio.Task[Stored | None]] = deque()
+    requests: deque[asyncio.Task[Stored | None]] = deque()
     ahead = largest = 1
     try:
         while True:
-            while len(asked) < ahead:
-                asked.append(asyncio.create_task(_get(connection, stream, first, subject)))
+            while len(requests) < ahead:
+                requests.append(asyncio.create_task(_get(connection, stream, first, subject)))
                 first += 1
-            await asyncio.wait({asked[0]})
-            if (found := asked.popleft().result()) is None:
+            await asyncio.wait({requests[0]})
+            message = requests.popleft().result()
+            if message is None:
                 return
-            yield found
-            largest = max(largest, len(found.data))
+            yield message
+            largest = max(largest, len(message.data))
             ahead = max(1, min(2 * ahead, MOST_ASKED, ASKED_BYTES // largest))
     except NotFoundError:
         raise
@@ -166,26 +167,26 @@ async def stored(
         kind = JetStreamMissing if is_without_jetstream(error) else Interrupted
         raise kind(str(error)) from error
     finally:
-        for task in asked:
-            # it is not asked for
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        for task in requests:
+            # its error is expected
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
             task.cancel()
 
 
 async def _get(connection: Guarded, stream: str, sequence: int, subject: str) -> Stored | None:
-    """Returns the message of this number, or the first after it; None: there is none.
+    """Return the message of this number, or the next one after it; None: there is none.
 
     Raises nats' errors.
     """
-    asked = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
+    request = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
     reply = await connection.request(
-        f"$JS.API.STREAM.MSG.GET.{stream}", asked, timeout=ANSWER_SECONDS
+        f"$JS.API.STREAM.MSG.GET.{stream}", request, timeout=ANSWER_SECONDS
     )
     answer = json.loads(reply.data)
     if "error" in answer:
         if answer["error"].get("err_code") == NO_MESSAGE:
             return None
-        APIError.from_error(answer["error"])  # raises it
+        APIError.from_error(answer["error"])  # raises the error
     message = answer["message"]
     headers = await connection.headers_in(base64.b64decode(message.get("hdrs", "")))
     return Stored(int(message["seq"]), base64.b64decode(message.get("data", "")), headers)
@@ -193,62 +194,62 @@ async def _get(connection: Guarded, stream: str, sequence: int, subject: str) ->
 
 @dataclass
 class Unusable:
-    """Keeps since when a log can't be read, and says so: once, and again when it lasts too long."""
+    """Reports that a log can't be read: once, and again when it lasts too long."""
 
-    lost: Callable[[NetworkError, bool], None]  # told why, and whether that is for good
-    _why: type[NetworkError] | None = None
+    lost: Callable[[NetworkError, bool], None]  # called with the error, and whether it is final
+    _kind: type[NetworkError] | None = None
     _since: float = 0.0
-    _said: bool = False
+    _is_reported: bool = False
 
     def note(self, error: NetworkError) -> None:
-        """Take notice that it can't be read now."""
-        now = time.monotonic()
-        if type(error) is not self._why:
-            self._why, self._since, self._said = type(error), now, False
-        if not self._said and now > self._since + MISSING_SECONDS:
-            self._said = True
+        """Record that the log can't be read now."""
+        current_time = time.monotonic()
+        if type(error) is not self._kind:
+            self._kind, self._since, self._is_reported = type(error), current_time, False
+        if not self._is_reported and current_time > self._since + MISSING_SECONDS:
+            self._is_reported = True
             self.lost(error, False)
-        elif self._said and now > self._since + LOST_SECONDS:
+        elif self._is_reported and current_time > self._since + LOST_SECONDS:
             self._since = inf
             self.lost(error, True)
 
     def end(self) -> None:
-        """Take notice that it can be read."""
-        self._why = None
+        """Record that the log can be read."""
+        self._kind = None
 
 
 @dataclass(eq=False)
 class LogFollower(Working):
-    """Hands out a run's log: what stands there, and what the server repeats of all that it stores
-    later.
+    """Hands out a run's log: its present entries, and those that the server repeats later.
 
-    A repeated message is taken if it is the next. Anything else, silence, or an interruption has
-    the log asked again, from the last message on: so it is seen whether a server came back with an
-    older log.
+    A repeated message is taken if it is the next one. After any other message, silence, or an
+    interruption, the log is read on from the last known message. That shows whether a server came
+    back with an older log.
     """
 
     connection: Guarded
     subjects: Subjects
-    chain: Chain  # tells the coordinator's entries from others'
-    after: int  # the last entry that is known already: up to there nothing is handed out
+    chain: Chain  # recognises the coordinator's entries
+    last_number: int  # the last entry that the caller has: later ones are handed out
     take: Take  # called with an entry's number and bytes
-    foreign: Callable[[], None]  # told of each message that is not an entry
-    # told when the log is lost, or its beginning; and again, with True, when it does not come back
+    foreign: Callable[[], None]  # called for each message that is not an entry
+    # called when the log is lost, or its beginning; and again, with True, if it stays away
     lost: Callable[[NetworkError, bool], None]
-    _known: Stored | None = None  # the last message, which must still be there
-    _sure: int = -1  # after how many interruptions it was seen to follow what was known
-    _seen: bool = False  # whether there was a log
+    _last_message: Stored | None = None  # which must still be in the log
+    # number of interruptions at which the last message was known to be the log's
+    _checked_at: int = -1
+    _existed: bool = False  # whether there was a log
     _subscription: Any = None
-    _again: asyncio.Event = field(default_factory=asyncio.Event)
+    _read_again: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        # after which message to begin: a chain is followed from its start
-        self._first = self._last = 0 if self.chain.checks else self.after
+        # a chain is followed from its start
+        self._first = self._last = 0 if self.chain.checks else self.last_number
         self._unusable = Unusable(self.lost)
         self.work(self._keep_going())
 
     async def stop(self) -> None:
-        self._sure = -1  # what is on its way already is not handed out
+        self._checked_at = -1  # repeated messages are not handed out any more
         await super().stop()
         if self._subscription is not None:
             with suppress(nats.errors.Error):
@@ -257,7 +258,7 @@ class LogFollower(Working):
 
     async def _keep_going(self) -> None:
         while True:
-            self._again.clear()
+            self._read_again.clear()
             try:
                 if self._subscription is None:
                     self._subscription = await self.connection.subscribe(
@@ -265,10 +266,10 @@ class LogFollower(Working):
                     )
                 await self.connection.unless_interrupted(self._catch_up())
                 async with asyncio.timeout(SILENCE_SECONDS):
-                    await self.connection.unless_interrupted(self._again.wait())
+                    await self.connection.unless_interrupted(self._read_again.wait())
             except NotFoundError:
                 self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
-                if self._seen:
+                if self._existed:
                     self._unusable.note(LogLostError(self.subjects.run))
                 await asyncio.sleep(0.5)
             except LogCutError as error:
@@ -282,91 +283,93 @@ class LogFollower(Working):
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _catch_up(self) -> None:
-        """Take all that stands there.
+        """Take all entries of the log.
 
-        Raises as `stored`, and LogCutError: entries are missing.
+        Raises the errors of `read_stream`, and LogCutError: entries are missing.
         """
-        known, interruptions = self._known, self.connection.stats["reconnects"]
+        last_known, interruptions = self._last_message, self.connection.stats["reconnects"]
         async with aclosing(
-            stored(self.connection, self.subjects.stream, self._last + (known is None))
+            read_stream(self.connection, self.subjects.stream, self._last + (last_known is None))
         ) as messages:
             async for message in messages:
-                if known is not None and not message.same(known):
+                if last_known is not None and not message.is_same(last_known):
                     break
-                known = None
+                last_known = None
                 if message.sequence > self._last + 1:
                     raise LogCutError(self.subjects.run)
                 if message.sequence > self._last:
                     self._hand_out(message)
-                self._sure = interruptions
-        # it is an older log, or another: it is read again from where it was begun
-        if known is not None:
-            self._last, self._known, self._sure, self.chain.head = self._first, None, -1, b""
-            self._again.set()
+                self._checked_at = interruptions
+        # an older log, or another one: read it from where this follower began
+        if last_known is not None:
+            self._last, self._last_message, self._checked_at = self._first, None, -1
+            self.chain.head = b""
+            self._read_again.set()
             return
         self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
-        # a log is empty for a moment when it is made; otherwise all of it has been cut off
-        if self._known is None and self._last == 0:
+        # a new log is empty for a moment; otherwise all of it has been cut off
+        if self._last_message is None and self._last == 0:
             self._unusable.note(LogCutError(self.subjects.run))
         else:
             self._unusable.end()
-        self._sure, self._seen = interruptions, True
+        self._checked_at, self._existed = interruptions, True
 
     async def _deliver(self, message: Msg) -> None:
-        """Hands out what the server repeats of what it has stored."""
+        """Hand out a message that the server repeats after storing it."""
         number = (message.headers or {}).get("Nats-Sequence", "")[:20]
-        if self._sure == self.connection.stats["reconnects"] and number == str(self._last + 1):
+        is_checked = self._checked_at == self.connection.stats["reconnects"]
+        if is_checked and number == str(self._last + 1):
             self._hand_out(Stored(self._last + 1, message.data, message.headers))
         else:
-            self._again.set()
+            self._read_again.set()
 
     def _hand_out(self, message: Stored) -> None:
-        self._last, self._known = message.sequence, message
+        self._last, self._last_message = message.sequence, message
         if not self.chain.take(message.data, message.headers):
             self.foreign()
-        elif message.sequence > self.after:
+        elif message.sequence > self.last_number:
             self.take(message.sequence, message.data)
 
 
 @dataclass
 class NatsLogWriter(LogWriter):
-    """Publishes to a stream, which checks which message was the last.
+    """Publishes to a stream, which checks the number of its last message.
 
-    Where entries are signed, messages of others in the stream do not count. They change what is the
-    last message, so the stream's own check says too much then: an entry is published without, and
-    the log is read to where it stands. It counts if it is the first that is chained to the one
-    before.
+    Where entries are signed, messages of others in the stream do not count. They change the number
+    of the last message, so the stream's own check is too strict then: the entry is published
+    without it, and the log is read to its end. The entry counts if it is the first that is chained
+    to the one before.
     """
 
     connection: Guarded
     subjects: Subjects
     chain: Chain  # up to the last entry
-    foreign: Callable[[], None]  # told of each message that is not an entry
-    # entry that was stored: number, sequence, signature
+    foreign: Callable[[], None]  # called for each message that is not an entry
+    # a published entry: number, sequence, signature
     _stored: tuple[int, int, bytes] | None = None
 
     def __post_init__(self) -> None:
         self._stream = self.connection.jetstream(timeout=REQUEST_SECONDS)
-        self._sequence = self.last  # of the last message that is known, an entry or not
+        self._sequence = self.last  # of the last known message, an entry or not
 
     async def _store(self, entry: bytes) -> None:
-        if self._stored is not None and self._stored[0] == self.last:  # that one counts
+        if self._stored is not None and self._stored[0] == self.last:  # that entry counts
             _, self._sequence, self.chain.head = self._stored
         headers, head = self.chain.sign(entry)
         try:
             sequence = await self._publish(entry, headers, self._sequence)
             self._stored = self.last + 1, sequence, head
         except Fenced:
-            found = await self._next(copy(self.chain))
-            if found is None:  # nothing but messages of others
+            next_entry = await self._next(copy(self.chain))
+            if next_entry is None:  # only messages of others
                 await self._publish(entry, headers, None)
-                found = await self._next(copy(self.chain))
-                if found == entry:
+                next_entry = await self._next(copy(self.chain))
+                if next_entry == entry:
                     return
-            raise Fenced(found) from None
+            raise Fenced(next_entry) from None
 
     async def _publish(self, entry: bytes, headers: dict[str, str], last: int | None) -> int:
-        """Publish after a message, or after whatever there is; returns the sequence number."""
+        """Publish after message `last` (None: after any); return the sequence number."""
         expected = {} if last is None else {"Nats-Expected-Last-Sequence": str(last)}
         try:
             receipt = await self._stream.publish(
@@ -379,12 +382,12 @@ class NatsLogWriter(LogWriter):
                 raise Fenced(None) from error
             if error.err_code == SEALED:
                 raise LogSealedError(self.run) from error
-            why = with_remedy(error, self.subjects.stream)
-            raise NetworkError(f"the log of run {self.run} can't be written: {why}") from error
+            problem = with_remedy(error, self.subjects.stream)
+            raise NetworkError(f"the log of run {self.run} can't be written: {problem}") from error
         except NoStreamResponseError as error:
             if await is_missing(self.connection, self.subjects.stream):
                 raise LogLostError(self.run) from error
-            # the stream is there: it does not take what is sent to its subject
+            # the stream exists, but does not take messages on its subject
             self.connection.troubles.report(
                 LOG,
                 f"the stream {self.subjects.stream} does not take {self.subjects.log}; set its "
@@ -397,7 +400,7 @@ class NatsLogWriter(LogWriter):
         return receipt.seq
 
     async def _is_older(self, last: int) -> bool:
-        """Returns whether the stream ends before a message that stood in it."""
+        """Return whether the stream ends before a message that it had."""
         try:
             return bool(
                 (await self._stream.stream_info(self.subjects.stream)).state.last_seq < last
@@ -406,10 +409,7 @@ class NatsLogWriter(LogWriter):
             raise Interrupted(str(error)) from error
 
     async def _next(self, chain: Chain) -> bytes | None:
-        """Returns the next entry that counts.
-
-        None: there are only others' messages, up to where the log stands now.
-        """
+        """Return the next entry that counts; None: up to the log's end there is none."""
         try:
             async with asyncio.timeout(READING_SECONDS):
                 return await self.connection.unless_interrupted(self._read_on(chain))
@@ -417,19 +417,21 @@ class NatsLogWriter(LogWriter):
             raise Interrupted("the log can't be read") from error
 
     async def _read_on(self, chain: Chain) -> bytes | None:
-        seen = self._sequence
-        async with aclosing(stored(self.connection, self.subjects.stream, seen + 1)) as messages:
+        sequence = self._sequence
+        async with aclosing(
+            read_stream(self.connection, self.subjects.stream, sequence + 1)
+        ) as messages:
             async for message in messages:
-                seen = message.sequence
+                sequence = message.sequence
                 if chain.take(message.data, message.headers):
-                    self._stored = self.last + 1, seen, chain.head
+                    self._stored = self.last + 1, sequence, chain.head
                     return message.data
                 self.foreign()
-        self._sequence = seen
+        self._sequence = sequence
         return None
 
     async def finish(self) -> None:
-        """Describe the stream so; a run is no less over if that fails."""
+        """Mark the stream as ended; the run is over even if that fails."""
         with suppress(nats.errors.Error, TimeoutError):
             info = await self._stream.stream_info(self.subjects.stream)
             await self._stream.update_stream(info.config.evolve(description=OVER))

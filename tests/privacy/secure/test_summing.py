@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedseed.errors import MessageError, StorageError
-from fedseed.federation.secure import OPENED, SOMETHING, Masking, answered
+from fedseed.federation.secure import OPENED, SOMETHING, Masking, answer_ask
 from fedseed.methods import ZOFedSGD
 from fedseed.privacy.secure import LostError, OpenedBeforeError, TooFewError, keys
 from fedseed.privacy.secure.client import SecureClient
@@ -22,7 +22,7 @@ from fedseed.privacy.secure.fixed import FixedPoint
 from fedseed.privacy.secure.messages import (
     Phase,
     Terms,
-    framed,
+    frame,
     numbers,
     pieces,
     read_numbers,
@@ -30,10 +30,10 @@ from fedseed.privacy.secure.messages import (
 )
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.privacy.secure.shamir import PRIME, SHARE_BYTES, factors, join, read_share, split
-from fedseed.privacy.secure.summing import convicted
+from fedseed.privacy.secure.summing import replay_proof
 from support.secure import FORM, LIES, UNPROVEN, Room
 
-VALUES = {c: FORM.write(np.array([1.5, -2.25, 1e3 * c, 0.0, -c])) for c in range(9)}
+VALUES = {c: FORM.encode(np.array([1.5, -2.25, 1e3 * c, 0.0, -c])) for c in range(9)}
 
 
 def plain(clients):
@@ -85,15 +85,16 @@ def test_what_is_no_share_is_refused():
 def test_words_add_up_exactly_and_never_over(form):
     random = np.random.default_rng(1)
     made = random.normal(size=50) * 100
-    assert np.abs(form.read(form.write(made)) - made).max() <= 0.5 / 2**form.fraction
+    assert np.abs(form.decode(form.encode(made)) - made).max() <= 0.5 / 2**form.fraction
     assert (
-        form.read(form.write(made, 3)) == np.rint(made * 3 * 2.0**form.fraction) / 2**form.fraction
+        form.decode(form.encode(made, 3))
+        == np.rint(made * 3 * 2.0**form.fraction) / 2**form.fraction
     ).all()
     most = 2.0 ** (form.bits - 1 - form.fraction)
     huge = np.array([np.finfo(float).max, -np.finfo(float).max, 2 * most / form.clients])
-    total = sum((form.write(huge) for _ in range(form.clients)), start=np.zeros(3, form.dtype))
-    assert (np.sign(form.read(total)) == [1, -1, 1]).all()
-    assert np.allclose(np.abs(form.read(total)), most, rtol=1e-2)
+    total = sum((form.encode(huge) for _ in range(form.clients)), start=np.zeros(3, form.dtype))
+    assert (np.sign(form.decode(total)) == [1, -1, 1]).all()
+    assert np.allclose(np.abs(form.decode(total)), most, rtol=1e-2)
 
 
 def test_words_by_hand():
@@ -101,21 +102,21 @@ def test_words_by_hand():
     1) / n.
     """
     form = FixedPoint(32, 0, 1)
-    assert form.write(np.array([0.5, 1.5, -1.0, 3e9, -3e9])).tolist() == [
+    assert form.encode(np.array([0.5, 1.5, -1.0, 3e9, -3e9])).tolist() == [
         0,
         2,
         2**32 - 1,
         2**31 - 2,
         2**31 + 2,
     ]
-    assert form.read(np.array([3, 2**31 - 1, 2**31, 2**32 - 1], dtype=np.uint32)).tolist() == [
+    assert form.decode(np.array([3, 2**31 - 1, 2**31, 2**32 - 1], dtype=np.uint32)).tolist() == [
         3,
         2**31 - 1,
         -(2**31),
         -1,
     ]
-    assert FixedPoint(32, 4, 3).write(np.array([1.25, 9e9]), 2).tolist() == [40, 715_827_882]
-    assert FixedPoint(64, 1, 1).write(np.array([-1.5])).dtype == np.dtype("<u8")
+    assert FixedPoint(32, 4, 3).encode(np.array([1.25, 9e9]), 2).tolist() == [40, 715_827_882]
+    assert FixedPoint(64, 1, 1).encode(np.array([-1.5])).dtype == np.dtype("<u8")
 
 
 def test_masks_cancel_and_a_key_is_needed():
@@ -192,8 +193,10 @@ def test_keys_last_for_some_rounds_and_serve_once():
         assert (room.summing.setup is None) == (round == 2)
     assert len(setups) == 3
     with pytest.raises(MessageError, match="another vector was masked"):
-        room.clients[0].masked(7, 0, VALUES[1])
-    assert room.clients[0].masked(7, 0, VALUES[0]) == room.clients[0].masked(7, 0, VALUES[0])
+        room.clients[0].mask_words(7, 0, VALUES[1])
+    assert room.clients[0].mask_words(7, 0, VALUES[0]) == room.clients[0].mask_words(
+        7, 0, VALUES[0]
+    )
     # others: new keys, though there were some left
     assert opened(room, 8, clients=[0, 2, 3]) == [0, 2, 3]
     assert room.summing.setup.terms.setup not in setups
@@ -219,7 +222,7 @@ def test_each_lie_is_found_and_shown_and_costs_the_others_nothing(lie):
         assert not room.summing.barred
         return
     ((client, proof),) = room.summing.barred.items()
-    assert client == 2 and convicted(proof, room.known) == {2}
+    assert client == 2 and replay_proof(proof, room.known) == {2}
     # what others have said was tampered with: it shows nothing of them
     for round, answers in enumerate(proof.heard):
         for other in answers.keys() - {2}:
@@ -230,7 +233,7 @@ def test_each_lie_is_found_and_shown_and_costs_the_others_nothing(lie):
             ):
                 heard = [*proof.heard]
                 heard[round] = {**answers, other: made}
-                assert convicted(replace(proof, heard=tuple(heard)), room.known) <= {2}
+                assert replay_proof(replace(proof, heard=tuple(heard)), room.known) <= {2}
 
 
 @pytest.mark.parametrize(
@@ -289,7 +292,7 @@ def test_a_dealer_shows_no_part_of_which_its_holder_has_not_said_that_it_cant_re
     for answer in (receipt, forged, setup.heard[1][1]):
         with pytest.raises(MessageError, match=r"client 1 has (not )?accused|a list of clients"):
             room.clients[0].answer(
-                framed(Phase.REVEAL, name, numbers([1]) + setup.delivered[1] + answer)
+                frame(Phase.REVEAL, name, numbers([1]) + setup.delivered[1] + answer)
             )
 
 
@@ -297,7 +300,7 @@ def test_nobody_disowns_an_honest_dealer():
     room, _ = ready()
     setup = room.summing.setup
     shares = {
-        holder: room.clients[holder]._setups[setup.terms.setup].held[4][1] for holder in (0, 1, 2)
+        holder: room.clients[holder]._setups[setup.terms.setup].shares[4][1] for holder in (0, 1, 2)
     }
     for wrong in (shares, {**shares, 1: bytes(17)}, {0: shares[0], 1: shares[1]}):
         fault = Fault(4, True, wrong, setup.heard[1][4])
@@ -391,7 +394,7 @@ def through_talk(room):
     room.clients, room.form, room.summing.form = masking.clients, masking.form, masking.form
 
     def say(client, ask):
-        said = answered(masking, client, ask)
+        said = answer_ask(masking, client, ask)
         if said[17] == OPENED:
             raise OpenedBeforeError(said[18:].decode())
         assert said[17] == SOMETHING
@@ -431,7 +434,7 @@ def test_an_attempt_that_a_later_one_has_replaced_is_not_opened_by_others():
     room.prepare(1, 1)
     room.vectors(VALUES, 1, 1)
     room.summing.setup = first
-    room.clients[0].masked(1, 0, VALUES[0])  # said again, and nothing is opened by it
+    room.clients[0].mask_words(1, 0, VALUES[0])  # said again, and nothing is opened by it
     with pytest.raises(MessageError, match="masked a vector for a later attempt"):
         room.open(vectors)
 
@@ -519,10 +522,10 @@ def test_known_identities_stop_a_coordinator_that_speaks_for_the_others():
     [
         b"",
         b"\x09" + bytes(8),
-        framed(Phase.KEYS, bytes(8)),
-        framed(Phase.SHARES, bytes(8)),
-        framed(Phase.KEYS, bytes(8), struct.pack("<IHHH", 1, 0, 5000, 3) + numbers([0, 1, 2])),
-        framed(Phase.KEYS, bytes(8), struct.pack("<IHHH", 1, 0, 1, 3) + struct.pack("<I", 1 << 30)),
+        frame(Phase.KEYS, bytes(8)),
+        frame(Phase.SHARES, bytes(8)),
+        frame(Phase.KEYS, bytes(8), struct.pack("<IHHH", 1, 0, 5000, 3) + numbers([0, 1, 2])),
+        frame(Phase.KEYS, bytes(8), struct.pack("<IHHH", 1, 0, 1, 3) + struct.pack("<I", 1 << 30)),
     ],
 )
 def test_asks_that_are_none_are_refused(ask):
@@ -546,10 +549,10 @@ def world(first, second, rounds):
     """
     room, bits, seen = Room(3, 2, FORM8, ahead=100), defaultdict(list), []
     for round in range(1, rounds + 1):
-        values = {0: first, 1: second, 2: FORM8.write(np.zeros(2))}
+        values = {0: first, 1: second, 2: FORM8.encode(np.zeros(2))}
         room.heard = []
         total, _ = room.total(values, round)
-        assert (total == FORM8.write(np.array([1.0, -1.0]))).all()
+        assert (total == FORM8.encode(np.array([1.0, -1.0]))).all()
         for client, phase, data in room.heard:
             if client == 2 or phase not in ("vector", Phase.CONFIRM, Phase.OPEN):
                 continue
@@ -572,7 +575,7 @@ def test_what_is_heard_of_a_client_does_not_depend_on_its_vector(rounds):
     Of each bit of everything that comes from one of them the mean over the rounds is compared
     between the worlds and, in masked vectors, with a fair coin's; masked bytes are as even as
     chance. Had nobody masked, this would see it."""
-    one, none = FORM8.write(np.array([1.0, -1.0])), FORM8.write(np.zeros(2))
+    one, none = FORM8.encode(np.array([1.0, -1.0])), FORM8.encode(np.zeros(2))
     (here, seen), (there, _) = world(one, none, rounds), world(none, one, rounds)
     deviation = 0.5 / rounds**0.5  # of a fair bit's mean
     apart = {key: np.abs(here[key] - there[key]).max() / (deviation * 2**0.5) for key in here}

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fedseed.errors import FedseedError, MessageError
-from fedseed.federation.control import Beginning, Question, read
+from fedseed.federation.control import Beginning, Question, parse_control
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.large import Stored
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
@@ -183,7 +183,7 @@ def logs(rng, folder):
             await writer.append(entry)
         log = StepLog(end, replacing=False)
         try:
-            await asyncio.wait_for(log.read(len(entries), "run"), 30)
+            await asyncio.wait_for(log.load(len(entries), "run"), 30)
             await log.take_up("run", waits=False)
         finally:
             await end.close()
@@ -226,7 +226,7 @@ def logs(rng, folder):
                     data[at] = damaged(rng, data[at])
             yield sum(map(len, data)), tried(lambda d=tuple(data): runner.run(read_log(d)))
             one = rng.choice(data)
-            for reader in (read_plan, partial(read, Question), read_silent, Stored.decode):
+            for reader in (read_plan, partial(parse_control, Question), read_silent, Stored.decode):
                 heard = damaged(rng, one)
                 yield len(heard), tried(reader, heard, errors=MessageError)
             yield len(one), tried(read_entry, one)

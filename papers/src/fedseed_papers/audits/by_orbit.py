@@ -75,7 +75,7 @@ def scores(
     ghosts, worker = _ghosts(federation, plan, examples), federation.worker
     found, left = np.zeros(len(ghosts)), np.arange(len(ghosts))
     for record in records:
-        picked = federation.coordinator.sampled(record.round)
+        picked = federation.coordinator.sample_clients(record.round)
         if plan.client in picked and _is_drawn(federation, record.round, plan):
             found[left] += _round(
                 federation, record, picked, plan.client, [ghosts[i] for i in left]

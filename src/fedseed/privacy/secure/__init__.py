@@ -1,34 +1,29 @@
-"""Secure sums: the coordinator learns the sum of the clients' vectors, and of no single one
-anything.
+"""Secure sums: the coordinator learns only the sum of the clients' vectors.
 
 Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: "Practical Secure
-Aggregation for Privacy-Preserving Machine Learning", CCS 2017. docs/secure-sums.md says what it
-protects against, and what not.
+Aggregation for Privacy-Preserving Machine Learning", CCS 2017. docs/secure-sums.md explains which
+attacks this prevents, and which not.
 
-    y_u = x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv)    in whole numbers modulo
-    2^bits
+    y_u = x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv)
+                                                          in whole numbers modulo 2^bits
 
     fixed       vectors as whole numbers        shamir    secrets cut into shares
-    keys        agreement, encryption, masks    messages  what is said, as bytes
-    client      one client's side               summing   the coordinator's
+    keys        agreement, encryption, masks    messages  asks and answers, as bytes
+    client      one client's side               summing   the coordinator's side
 
-Nothing here knows rounds' content, transports or methods: bytes come in, bytes go out.
+Nothing here depends on the content of rounds, on transports or on methods.
 """
 
 from fedseed.errors import MessageError
 
 
 class TooFewError(Exception):
-    """Fewer than the threshold are left, or somebody's secrets are not to be had: this attempt
-    tells nothing.
-    """
+    """Too few clients are left, or a secret can't be recovered; no sum of this attempt is known."""
 
 
 class LostError(Exception):
-    """Shares were asked for, and the sum can't be had: the round is not opened again."""
+    """Shares were asked for, but the sum can't be recovered: the round is not opened again."""
 
 
 class OpenedBeforeError(MessageError):
-    """A client has opened this round or a later one: the difference of two sums may be a sum of
-    one.
-    """
+    """A client has opened this round or a later one; two sums would reveal their difference."""

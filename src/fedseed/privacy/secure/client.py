@@ -1,11 +1,12 @@
-"""One client's side of secure sums: it keeps its secrets in memory, and decides itself what it
-says.
+"""One client's side of secure sums: it keeps its secrets in memory, and limits what it reveals.
 
-Whatever a coordinator asks, a client masks one vector with the keys of a round's attempt, and no
-    second one; says of each member of that attempt a share of one of its two secrets, never of
-    both; says none before `threshold` survivors have signed the same list of survivors that it has
-    signed itself; opens a round once, whatever the attempt, and none below one that it has opened:
-    two sums tell their difference; opens only the newest attempt that it has masked its vector for.
+Whatever a coordinator asks, a client
+    masks one vector, and no second one, with the keys of a round's attempt;
+    reveals for each member of that attempt a share of one of its two secrets, never of both;
+    reveals none before `threshold` survivors have signed the list of survivors that it has signed;
+    opens a round once, whatever the attempt, and none below one that it has opened, because two
+    sums reveal their difference;
+    opens only the newest attempt for which it has masked its vector.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedseed.durable import write_whole
 from fedseed.errors import MessageError, StorageError
 from fedseed.privacy.secure import OpenedBeforeError, keys
-from fedseed.privacy.secure.dealing import Fault, Part, about, deal, part_bytes, read_parts
+from fedseed.privacy.secure.dealing import Fault, Part, deal, name_part, part_bytes, read_parts
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import (
     HASH_BYTES,
@@ -28,7 +29,7 @@ from fedseed.privacy.secure.messages import (
     Phase,
     Terms,
     digest_of,
-    framed,
+    frame,
     numbers,
     pieces,
     read_bundles,
@@ -36,58 +37,58 @@ from fedseed.privacy.secure.messages import (
     read_round,
     share_ask,
     signed_parts,
-    told,
-    unframed,
+    signing_payload,
+    unframe,
 )
 from fedseed.privacy.secure.settings import FEWEST, MOST_ROUNDS
 from fedseed.privacy.secure.shamir import SECRET_BYTES
 
-KEPT = 4  # setups that are remembered
+MOST_SETUPS = 4  # remembered setups
 
 
 @dataclass
 class _Setup:
-    """What a client knows of a setup."""
+    """A client's state of a setup."""
 
-    terms: Terms  # what was asked for
-    sealing: X25519PrivateKey  # the key that shares for it are encrypted for
-    masks: list[bytes]  # a seed of 16 bytes for each round, that of its key pair
-    selves: list[bytes]  # the same of its own mask
+    terms: Terms  # of the ask for keys
+    sealing: X25519PrivateKey  # the key that its holders' shares are encrypted for
+    masks: list[bytes]  # for each round, the seed (16 bytes) of its key pair
+    selves: list[bytes]  # for each round, the seed of its own mask
     bundles: dict[int, Bundle] = field(default_factory=dict)  # everybody's public keys
     agreed: bytes = b""  # their digest
-    # by holder: a part of its secrets, and the key that it is sealed with
-    dealt: dict[int, tuple[X25519PrivateKey, Part]] = field(default_factory=dict)
-    members: tuple[int, ...] = ()  # who is masked against; empty until all shares have come
-    # of each member and round, the shares of both secrets, one behind the other
-    held: dict[int, list[bytes]] = field(default_factory=dict)
-    # for each round that it was asked for, its vector and what became of it
+    # by holder: a part of this client's secrets, and the key that seals it
+    dealt_parts: dict[int, tuple[X25519PrivateKey, Part]] = field(default_factory=dict)
+    members: tuple[int, ...] = ()  # clients to mask against; empty until all shares have come
+    # of each member, the shares of both secrets for each round
+    shares: dict[int, list[bytes]] = field(default_factory=dict)
+    # for each round, the vector and its masked form
     masked: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
-    # for each of these the survivors that it has signed, and the SHA-256 of the ask that had them
+    # for each round, the survivors that it has signed, and the SHA-256 of the ask with them
     signed: dict[int, tuple[tuple[int, ...], bytes]] = field(default_factory=dict)
-    # asks and answers: an ask that comes again is answered alike
-    said: dict[tuple[int, ...], tuple[bytes, bytes]] = field(default_factory=dict)
+    # asks and answers: a repeated ask gets the same answer
+    answers: dict[tuple[int, ...], tuple[bytes, bytes]] = field(default_factory=dict)
 
-    def signed_by(self, client: int, signature: bytes, asked: bytes, said: bytes) -> bool:
-        """Returns whether a client has signed this answer to an ask of this setup."""
-        about = told(self.agreed, client, asked, said)
-        return keys.signature_fits(self.bundles[client].identity, signature, about)
+    def signed_by(self, client: int, signature: bytes, ask_hash: bytes, answer: bytes) -> bool:
+        """Return whether a client has signed this answer to an ask of this setup."""
+        payload = signing_payload(self.agreed, client, ask_hash, answer)
+        return keys.signature_fits(self.bundles[client].identity, signature, payload)
 
 
 @dataclass
 class SecureClient:
-    """A client."""
+    """A client of secure sums."""
 
     number: int
-    threshold: int  # with fewer than so many clients it opens nothing, whatever it is asked
-    form: FixedPoint  # how words are written
-    # signs; a new key proves nothing but that messages have one author
+    threshold: int  # clients without which it opens nothing
+    form: FixedPoint  # the encoding of words
+    # signs; a new key proves only that messages have one author
     identity: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
-    # the others' public keys that sign; None: whatever the coordinator says
+    # the others' public keys; None: any that the coordinator names
     known: Mapping[int, bytes] | None = None
-    # a file for the newest round that it has opened; None: nothing is kept
+    # a file for the newest round that it has opened; None: not stored
     place: Path | None = None
     _setups: dict[bytes, _Setup] = field(default_factory=dict)  # the newest last
-    _latest: tuple[int, int] = (0, 0)  # the newest round and attempt that a vector was masked for
+    _latest: tuple[int, int] = (0, 0)  # the newest round and attempt with a masked vector
 
     def __post_init__(self) -> None:
         self.opened = 0  # the newest round
@@ -101,88 +102,92 @@ class SecureClient:
                 ) from error
 
     def answer(self, ask: bytes) -> bytes:
-        """Returns what to say to an ask; the same ask is answered alike.
+        """Return the answer to an ask; a repeated ask gets the same answer.
 
-        Raises MessageError: nothing, and why.
+        Raises MessageError: there is no answer; the text has the reason.
         """
-        phase, name, body = unframed(ask)
+        phase, name, body = unframe(ask)
         if phase is Phase.KEYS:
             if name not in self._setups:
                 self._begin(Terms.decode(name, body))
         elif name not in self._setups:
             raise MessageError("a setup that this client has no keys for")
         setup = self._setups[name]
-        place: tuple[int, ...] = (
-            phase,
-            *(read_round(body)[:2] if phase in (Phase.CONFIRM, Phase.OPEN) else ()),
-        )
-        if place in setup.said:
-            before, answer = setup.said[place]
-            if before != ask:
+        # rounds share a setup, and some phases come once in each attempt
+        place: tuple[int, ...] = (phase,)
+        if phase in (Phase.CONFIRM, Phase.OPEN):
+            place = (phase, *read_round(body)[:2])
+        if place in setup.answers:
+            earlier_ask, answer = setup.answers[place]
+            if earlier_ask != ask:
                 raise MessageError(f"{phase.name.lower()} were asked for otherwise before")
             return answer
-        says = {
+        handlers = {
             Phase.KEYS: self._keys,
             Phase.SHARES: self._shares,
-            Phase.DELIVER: self._take,
+            Phase.DELIVER: self._receive_shares,
             Phase.REVEAL: self._reveal,
             Phase.CONFIRM: self._confirm,
             Phase.OPEN: self._open,
             Phase.DISOWN: self._disown,
         }
-        said = framed(phase, name, says[phase](setup, body))
+        content = frame(phase, name, handlers[phase](setup, body))
         agreed = b"" if phase is Phase.KEYS else setup.agreed
         if phase is Phase.OPEN:
-            agreed += sha256(setup.said[(Phase.DELIVER,)][0]).digest()
-        answer = said + self.identity.sign(told(agreed, self.number, sha256(ask).digest(), said))
-        # these show that others have lied, however often
+            agreed += sha256(setup.answers[(Phase.DELIVER,)][0]).digest()
+        payload = signing_payload(agreed, self.number, sha256(ask).digest(), content)
+        answer = content + self.identity.sign(payload)
+        # these two show that others have lied, and may be asked any number of times
         if phase not in (Phase.REVEAL, Phase.DISOWN):
-            setup.said[place] = ask, answer
+            setup.answers[place] = ask, answer
         return answer
 
-    def masked(self, round: int, attempt: int, words: Words) -> bytes:
-        """Returns this client's part of a round's sum: the setup's name, and the masked words.
+    def mask_words(self, round: int, attempt: int, words: Words) -> bytes:
+        """Return this client's part of a round's sum: the setup's name and the masked words.
 
         Raises:
             MessageError: there are no keys for it, another vector was masked with them, or a later
                 round has begun.
         """
-        setup, at = self._for(round, attempt)
+        setup, position = self._find_setup(round, attempt)
         plain = words.tobytes()
-        if at in setup.masked:
-            before, answer = setup.masked[at]
-            if before != plain:
+        if position in setup.masked:
+            earlier_words, answer = setup.masked[position]
+            if earlier_words != plain:
                 raise MessageError(f"round {round}: another vector was masked with these keys")
             return answer
-        self._never_again(round)
+        self._refuse_opened(round)
         if (round, attempt) <= self._latest:
             raise MessageError(
                 f"round {round}: a vector was masked for this attempt, or for a later one"
             )
         self._latest = round, attempt
-        total = words + keys.self_mask(setup.selves[at], len(words), self.form)
-        own = keys.private(setup.masks[at])
+        total = words + keys.self_mask(setup.selves[position], len(words), self.form)
+        pair_secret = keys.private(setup.masks[position])
         for member in setup.members:
             if member != self.number:
-                key = keys.pair_key(own, setup.bundles[member].masks[at], setup.terms.setup, at)
+                key = keys.pair_key(
+                    pair_secret, setup.bundles[member].masks[position], setup.terms.setup, position
+                )
                 total += keys.pair_mask(key, self.number, member, len(words), self.form)
-        setup.masked[at] = plain, setup.terms.setup + total.tobytes()
-        return setup.masked[at][1]
+        setup.masked[position] = plain, setup.terms.setup + total.tobytes()
+        return setup.masked[position][1]
 
-    def _for(self, round: int, attempt: int) -> tuple[_Setup, int]:
-        """Returns the newest setup with keys for an attempt of a round, and its place there.
+    def _find_setup(self, round: int, attempt: int) -> tuple[_Setup, int]:
+        """Return the newest setup with keys for an attempt of a round, and the keys' position.
 
-        Raises MessageError.
+        Raises MessageError: there is none.
         """
         for setup in reversed(self._setups.values()):
-            if setup.members and (at := setup.terms.place(round, attempt)) is not None:
-                return setup, at
+            position = setup.terms.place(round, attempt)
+            if setup.members and position is not None:
+                return setup, position
         raise MessageError(f"no keys were agreed on for round {round}, attempt {attempt}")
 
     def _begin(self, terms: Terms) -> None:
-        """Make secrets, if the terms will do."""
-        self._never_again(terms.round)
-        asked = len(terms.clients)
+        """Make secrets, if the terms are acceptable."""
+        self._refuse_opened(terms.round)
+        client_count = len(terms.clients)
         if self.number not in terms.clients or not 1 <= terms.count <= MOST_ROUNDS:
             raise MessageError(
                 f"terms of a setup for {terms.count} rounds, of which client {self.number} is no "
@@ -190,16 +195,18 @@ class SecureClient:
             )
         if (
             terms.threshold < self.threshold
-            or not asked < 2 * terms.threshold <= 2 * asked
-            or asked < FEWEST
+            or not client_count < 2 * terms.threshold <= 2 * client_count
+            or client_count < FEWEST
         ):
             raise MessageError(
-                f"a threshold of {terms.threshold} of {asked} clients: at least {self.threshold}, "
+                f"a threshold of {terms.threshold} of {client_count} clients: at least "
+                f"{self.threshold}, "
                 f"a majority, and {FEWEST} clients are needed"
             )
-        masks, selves = ([token_bytes(SECRET_BYTES) for _ in range(terms.count)] for _ in range(2))
+        masks = [token_bytes(SECRET_BYTES) for _ in range(terms.count)]
+        selves = [token_bytes(SECRET_BYTES) for _ in range(terms.count)]
         self._setups[terms.setup] = _Setup(terms, X25519PrivateKey.generate(), masks, selves)
-        while len(self._setups) > KEPT:
+        while len(self._setups) > MOST_SETUPS:
             del self._setups[next(iter(self._setups))]
 
     def _keys(self, setup: _Setup, body: bytes) -> bytes:
@@ -207,43 +214,41 @@ class SecureClient:
             keys.public(self.identity),
             keys.public(setup.sealing),
             tuple(keys.public(keys.private(seed)) for seed in setup.masks),
-            tuple(keys.committed(seed) for seed in setup.selves),
+            tuple(keys.commit(seed) for seed in setup.selves),
         )
         return bundle.encode()
 
     def _shares(self, setup: _Setup, body: bytes) -> bytes:
         """Cut both secrets of every round into shares, a part for each client."""
         bundles, terms = read_bundles(body, setup.terms.count), setup.terms
-        own = signed_parts(setup.said[(Phase.KEYS,)][1])[1:]
-        if self.number not in bundles or bundles[self.number].encode() != b"".join(own):
+        own_keys = signed_parts(setup.answers[(Phase.KEYS,)][1])[1:]
+        if self.number not in bundles or bundles[self.number].encode() != b"".join(own_keys):
             raise MessageError("another key in this client's name")
         if len(bundles) < max(terms.threshold, FEWEST) or not bundles.keys() <= set(terms.clients):
             raise MessageError(
                 f"keys of {len(bundles)} clients, or of others: {terms.threshold} are needed"
             )
-        asked = sha256(terms.encode()).digest()
+        ask_hash = sha256(terms.encode()).digest()
         for client, bundle in bundles.items():
             if self.known is not None and self.known.get(client) != bundle.identity:
                 raise MessageError(f"client {client} signs with another key than is known")
-            said = told(
-                b"",
-                client,
-                asked,
-                framed(Phase.KEYS, terms.setup, replace(bundle, signature=b"").encode()),
+            unsigned = replace(bundle, signature=b"").encode()
+            content = signing_payload(
+                b"", client, ask_hash, frame(Phase.KEYS, terms.setup, unsigned)
             )
-            if not keys.signature_fits(bundle.identity, bundle.signature, said):
+            if not keys.signature_fits(bundle.identity, bundle.signature, content):
                 raise MessageError(f"client {client} has not signed its keys")
         setup.bundles, setup.agreed = bundles, digest_of(bundles)
-        secrets = [
-            secret for both in zip(setup.masks, setup.selves, strict=True) for secret in both
-        ]
-        setup.dealt = deal(secrets, terms.setup, self.number, bundles, terms.threshold)
-        return b"".join(part.encode() for _, part in setup.dealt.values())
+        secrets: list[bytes] = []
+        for mask, self_mask in zip(setup.masks, setup.selves, strict=True):
+            secrets += [mask, self_mask]
+        setup.dealt_parts = deal(secrets, terms.setup, self.number, bundles, terms.threshold)
+        return b"".join(part.encode() for _, part in setup.dealt_parts.values())
 
-    def _take(self, setup: _Setup, body: bytes) -> bytes:
-        """Take everybody's shares; says whose can't be read."""
+    def _receive_shares(self, setup: _Setup, body: bytes) -> bytes:
+        """Take everybody's shares; accuse the dealers whose shares can't be read."""
         members, rest = read_numbers(body)
-        if not setup.dealt:
+        if not setup.dealt_parts:
             raise MessageError("shares before this client was asked for its own")
         if self.number not in members or not set(members) <= setup.bundles.keys():
             raise MessageError("members that have sent no keys, or without this client")
@@ -253,10 +258,10 @@ class SecureClient:
         for member, data in zip(
             members, pieces(rest, len(members), part_bytes(setup.terms.count)), strict=True
         ):
-            use = about(setup.terms.setup, member, self.number)
+            part_id = name_part(setup.terms.setup, member, self.number)
             try:
                 part = Part.decode(data, setup.terms.count)
-                setup.held[member] = part.shares(setup.sealing, part.key, use)
+                setup.shares[member] = part.shares(setup.sealing, part.key, part_id)
             except MessageError:
                 accused[member] = sha256(data).digest()
         if not accused:
@@ -264,27 +269,31 @@ class SecureClient:
         return numbers(list(accused)) + b"".join(accused.values())
 
     def _reveal(self, setup: _Setup, body: bytes) -> bytes:
-        """Show the key of a part that its holder says it can't read: if it can, it has lied."""
+        """Return the key of a part that its holder can't read; if it can, the holder has lied."""
         accusers, rest = read_numbers(body)
-        (accuser,), asked = accusers[:1] or (self.number,), rest[:HASH_BYTES]
-        said, accusing, signature = signed_parts(rest[HASH_BYTES:])
-        whom, hashes = read_numbers(accusing)
-        if accuser not in setup.dealt or unframed(said)[:2] != (Phase.DELIVER, setup.terms.setup):
+        accuser = accusers[0] if accusers else self.number
+        ask_hash = rest[:HASH_BYTES]
+        content, accusing, signature = signed_parts(rest[HASH_BYTES:])
+        accused_dealers, hashes = read_numbers(accusing)
+        is_receipt = unframe(content)[:2] == (Phase.DELIVER, setup.terms.setup)
+        if accuser not in setup.dealt_parts or not is_receipt:
             raise MessageError(f"client {accuser} has accused nobody")
-        key, part = setup.dealt[accuser]
-        dealt = self.number, sha256(part.encode()).digest()
-        accused = dealt in zip(whom, pieces(hashes, len(whom)), strict=True)
-        if not accused or not setup.signed_by(accuser, signature, asked, said):
+        key, part = setup.dealt_parts[accuser]
+        own_part = self.number, sha256(part.encode()).digest()
+        accused = own_part in zip(
+            accused_dealers, pieces(hashes, len(accused_dealers)), strict=True
+        )
+        if not accused or not setup.signed_by(accuser, signature, ask_hash, content):
             raise MessageError(f"client {accuser} has not accused this client of what it has dealt")
         return key.private_bytes_raw()
 
     def _confirm(self, setup: _Setup, body: bytes) -> bytes:
-        """Sign whose vectors are in the sum: one list for each attempt."""
+        """Sign the list of survivors, whose vectors are in the sum: one list for each attempt."""
         round, attempt, rest = read_round(body)
         members, rest = read_numbers(rest)
         survivors, rest = read_numbers(rest)
-        at = setup.terms.place(round, attempt)
-        if rest or at is None or at not in setup.masked:
+        position = setup.terms.place(round, attempt)
+        if rest or position is None or position not in setup.masked:
             raise MessageError(
                 f"round {round}, attempt {attempt}: this client has sent nothing there"
             )
@@ -296,17 +305,18 @@ class SecureClient:
             raise MessageError(
                 f"round {round}: other members, survivors that are none, or without this client"
             )
-        if len(survivors) < (least := max(setup.terms.threshold, FEWEST)):
-            raise MessageError(f"round {round}: {len(survivors)} survivors: {least} are needed")
+        minimum = max(setup.terms.threshold, FEWEST)
+        if len(survivors) < minimum:
+            raise MessageError(f"round {round}: {len(survivors)} survivors: {minimum} are needed")
         self._may_open(round, attempt)
-        setup.signed[at] = (
+        setup.signed[position] = (
             survivors,
-            sha256(framed(Phase.CONFIRM, setup.terms.setup, body)).digest(),
+            sha256(frame(Phase.CONFIRM, setup.terms.setup, body)).digest(),
         )
         return b""
 
-    def _never_again(self, round: int) -> None:
-        """Refuse a round that is no newer than the newest that was opened.
+    def _refuse_opened(self, round: int) -> None:
+        """Refuse a round that is not newer than the newest opened one.
 
         Raises OpenedBeforeError.
         """
@@ -316,31 +326,32 @@ class SecureClient:
             )
 
     def _may_open(self, round: int, attempt: int) -> None:
-        """Refuse what was opened before, and attempts that a later one has replaced.
+        """Refuse rounds that were opened before, and attempts that a later one has replaced.
 
         Raises MessageError.
         """
-        self._never_again(round)
+        self._refuse_opened(round)
         if (round, attempt) != self._latest:
             raise MessageError(
                 f"round {round}: this client has masked a vector for a later attempt"
             )
 
     def _open(self, setup: _Setup, body: bytes) -> bytes:
-        """Say shares: of survivors those of their own masks, of the others those of their keys."""
+        """Reveal shares: of survivors those of their own masks, of others those of their keys."""
         round, attempt, rest = read_round(body)
         signers, rest = read_numbers(rest)
-        at = setup.terms.place(round, attempt)
-        if at is None or at not in setup.signed:
+        position = setup.terms.place(round, attempt)
+        if position is None or position not in setup.signed:
             raise MessageError(f"round {round}: this client has signed nobody's list of survivors")
         self._may_open(round, attempt)
-        (survivors, asked), said = setup.signed[at], framed(Phase.CONFIRM, setup.terms.setup)
+        survivors, ask_hash = setup.signed[position]
+        content = frame(Phase.CONFIRM, setup.terms.setup)
         signed = [
             signer
             for signer, signature in zip(
                 signers, pieces(rest, len(signers), keys.SIGNATURE_BYTES), strict=True
             )
-            if signer in survivors and setup.signed_by(signer, signature, asked, said)
+            if signer in survivors and setup.signed_by(signer, signature, ask_hash, content)
         ]
         if len(signed) < setup.terms.threshold:
             raise MessageError(
@@ -348,34 +359,34 @@ class SecureClient:
                 f"{setup.terms.threshold} must"
             )
         if self.place is not None:
-            write_whole(self.place, b"%d" % round)  # before anything is said
+            write_whole(self.place, b"%d" % round)  # before any share is revealed
         self.opened = round
         return b"".join(
-            setup.held[member][2 * at + (member in survivors)] for member in setup.members
+            setup.shares[member][2 * position + (member in survivors)] for member in setup.members
         )
 
     def _disown(self, setup: _Setup, body: bytes) -> bytes:
-        """Say the key of the mask that is shared with a dealer whose shares are wrong: it protects
-        nobody else.
-        """
+        """Reveal the key of the mask shared with a dealer of wrong shares; nobody else uses it."""
         round, attempt, rest = read_round(body)
-        at, fault = setup.terms.place(round, attempt), Fault.decode(rest)
+        position, fault = setup.terms.place(round, attempt), Fault.decode(rest)
         dealer = setup.bundles.get(fault.dealer)
-        if at is None or dealer is None:
+        if position is None or dealer is None:
             raise MessageError(f"round {round}: client {fault.dealer} has dealt nothing for it")
-        said, parts, signature = signed_parts(fault.answer)
-        asked = sha256(share_ask(setup.terms.setup, setup.bundles)).digest()
+        content, parts, signature = signed_parts(fault.answer)
+        ask_hash = sha256(share_ask(setup.terms.setup, setup.bundles)).digest()
         if (
-            unframed(said)[0] is not Phase.SHARES
-            or not setup.signed_by(fault.dealer, signature, asked, said)
-            or not fault.shown(
+            unframe(content)[0] is not Phase.SHARES
+            or not setup.signed_by(fault.dealer, signature, ask_hash, content)
+            or not fault.is_proven(
                 read_parts(parts, list(setup.bundles), setup.terms.count),
                 dealer,
-                at,
+                position,
                 setup.terms.threshold,
             )
         ):
             raise MessageError(
                 f"round {round}: nothing shows that client {fault.dealer} has dealt wrongly"
             )
-        return keys.pair_key(keys.private(setup.masks[at]), dealer.masks[at], setup.terms.setup, at)
+        return keys.pair_key(
+            keys.private(setup.masks[position]), dealer.masks[position], setup.terms.setup, position
+        )

@@ -1,7 +1,7 @@
-"""How a client deals its secrets, so that everybody can see afterwards who has lied about a share.
+"""Deals a client's secrets so that lies about a share can be proven afterwards.
 
-A dealer signs what it has dealt, once: of every share it is known by a hash what it was. Each part
-is sealed with a key made for it alone, so the dealer can show one part, and no other, to everybody.
+A dealer signs once what it has dealt, with a hash of each share. Each part is sealed with a key of
+its own, so the dealer can reveal one part, and no other, to everybody.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,29 +15,27 @@ from fedseed.privacy.secure import keys
 from fedseed.privacy.secure.messages import Bundle, numbers, pieces, read_numbers
 from fedseed.privacy.secure.shamir import SHARE_BYTES, join, read_share, split
 
-# of a share's hash: who holds a share can't find another one with it, and shares can't be guessed
+# of a share's hash: its holder can't find another share with it, and shares can't be guessed
 PROOF_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one holder gets of a dealer: the key that it is sealed with, the sealed shares, and
-    their hashes.
-    """
+    """A holder's part of a dealer's secrets: the sealing key, sealed shares, and their hashes."""
 
     key: bytes
     text: bytes
     hashes: tuple[bytes, ...]
 
     def encode(self) -> bytes:
-        """Returns it as it travels."""
+        """Return the part as bytes."""
         return self.key + self.text + b"".join(self.hashes)
 
     @classmethod
     def decode(cls, data: bytes, count: int) -> "Part":
-        """Reads what `encode` has written, for the two secrets of so many rounds.
+        """Return the inverse of `encode`, for two secrets in each of `count` rounds.
 
-        It has `part_bytes`.
+        The data must have the length `part_bytes`.
         """
         stop = len(data) - 2 * count * PROOF_BYTES
         return cls(
@@ -46,36 +44,38 @@ class Part:
             tuple(pieces(data[stop:], 2 * count)),
         )
 
-    def shares(self, own: X25519PrivateKey, other: bytes, about: bytes) -> list[bytes]:
-        """Returns what it holds, by its holder's private key and its own, or the other way round.
+    def shares(
+        self, private_key: X25519PrivateKey, public_key: bytes, part_id: bytes
+    ) -> list[bytes]:
+        """Return the shares, by one side's private key and the other side's public key.
 
         Raises:
-            MessageError: it can't be read, or does not hold shares, or other ones than were hashed.
+            MessageError: they can't be decrypted, are not shares, or have other hashes.
         """
-        found = pieces(
-            keys.unseal(keys.agreed(own, other, about), self.text, about),
+        shares = pieces(
+            keys.unseal(keys.agree(private_key, public_key, part_id), self.text, part_id),
             len(self.hashes),
             SHARE_BYTES,
         )
-        if tuple(map(hashed, found)) != self.hashes:
+        if tuple(map(hash_share, shares)) != self.hashes:
             raise MessageError("other shares than were hashed")
-        for share in found:
+        for share in shares:
             read_share(share)
-        return found
+        return shares
 
 
 def part_bytes(count: int) -> int:
-    """Returns the bytes of a part for so many rounds."""
+    """Return the bytes of a part for `count` rounds."""
     return keys.KEY_BYTES + keys.TAG_BYTES + 2 * count * (SHARE_BYTES + PROOF_BYTES)
 
 
-def about(setup: bytes, dealer: int, holder: int) -> bytes:
-    """Returns the name of a part."""
+def name_part(setup: bytes, dealer: int, holder: int) -> bytes:
+    """Return the name of a part, which its encryption is bound to."""
     return b"shares" + setup + numbers([dealer]) + numbers([holder])
 
 
-def hashed(share: bytes) -> bytes:
-    """Returns a hash that says later which share it was."""
+def hash_share(share: bytes) -> bytes:
+    """Return a hash that later identifies a share."""
     return sha256(b"fedseed secure sums: share" + share).digest()[:PROOF_BYTES]
 
 
@@ -86,59 +86,55 @@ def deal(
     bundles: Mapping[int, Bundle],
     threshold: int,
 ) -> dict[int, tuple[X25519PrivateKey, Part]]:
-    """Returns a part of a dealer's secrets for each holder, and the key that seals it.
+    """Return a part of a dealer's secrets for each holder, and the key that seals it.
 
     Raises MessageError.
     """
-    shared = [split(secret, [holder + 1 for holder in bundles], threshold) for secret in secrets]
-    found = {}
-    for at, (holder, bundle) in enumerate(bundles.items()):
-        shares, key, use = (
-            [shares[at] for shares in shared],
-            X25519PrivateKey.generate(),
-            about(setup, dealer, holder),
-        )
-        text = keys.seal(keys.agreed(key, bundle.sealing, use), b"".join(shares), use)
-        found[holder] = key, Part(keys.public(key), text, tuple(map(hashed, shares)))
-    return found
+    holder_numbers = [holder + 1 for holder in bundles]
+    shares_by_secret = [split(secret, holder_numbers, threshold) for secret in secrets]
+    parts = {}
+    for index, (holder, bundle) in enumerate(bundles.items()):
+        shares = [shares_of_secret[index] for shares_of_secret in shares_by_secret]
+        key = X25519PrivateKey.generate()
+        part_id = name_part(setup, dealer, holder)
+        sealing_key = keys.agree(key, bundle.sealing, part_id)
+        text = keys.seal(sealing_key, b"".join(shares), part_id)
+        parts[holder] = key, Part(keys.public(key), text, tuple(map(hash_share, shares)))
+    return parts
 
 
 def read_parts(body: bytes, holders: Sequence[int], count: int) -> dict[int, Part]:
-    """Returns a dealer's parts, by holder. Raises MessageError."""
+    """Return a dealer's parts, by holder. Raises MessageError."""
     parts = pieces(body, len(holders), part_bytes(count))
     return {holder: Part.decode(data, count) for holder, data in zip(holders, parts, strict=True)}
 
 
-def fits(bundle: Bundle, at: int, own: bool, secret: bytes | None) -> bool:
-    """Returns whether shares give the seed whose hash (of its own mask), or whose public key, a
-    client has sent.
-    """
+def fits(bundle: Bundle, position: int, is_self_mask: bool, secret: bytes | None) -> bool:
+    """Return whether a secret fits the hash, or the public key, that its client has sent."""
     if secret is None:
         return False
-    if own:
-        return keys.committed(secret) == bundle.commitments[at]
-    return keys.public(keys.private(secret)) == bundle.masks[at]
+    if is_self_mask:
+        return keys.commit(secret) == bundle.commitments[position]
+    return keys.public(keys.private(secret)) == bundle.masks[position]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Shows that a dealer has dealt wrongly: shares as it has signed them, which do not give what
-    it had sent.
-    """
+    """Proof that a dealer has dealt wrongly: its signed shares do not fit its public keys."""
 
-    dealer: int  # who
-    own: bool  # they are of the seed of its own mask, not of that of its key
+    dealer: int
+    own: bool  # whether the shares are of its own mask's seed, not of its key's
     shares: Mapping[int, bytes]  # as many as are needed, by holder
-    answer: bytes  # the dealer's answer that had them, with its signature
+    answer: bytes  # the dealer's signed answer with them
 
     def encode(self) -> bytes:
-        """Returns it as it travels."""
-        who = numbers([self.dealer]) + numbers(list(self.shares)) + bytes([self.own])
-        return who + b"".join(self.shares.values()) + self.answer
+        """Return the fault as bytes."""
+        header = numbers([self.dealer]) + numbers(list(self.shares)) + bytes([self.own])
+        return header + b"".join(self.shares.values()) + self.answer
 
     @classmethod
     def decode(cls, data: bytes) -> "Fault":
-        """Reads what `encode` has written. Raises MessageError."""
+        """Return the inverse of `encode`. Raises MessageError."""
         dealers, rest = read_numbers(data)
         holders, rest = read_numbers(rest)
         if len(dealers) != 1:
@@ -147,14 +143,22 @@ class Fault:
         shares = dict(zip(holders, pieces(rest[1:stop], len(holders), SHARE_BYTES), strict=True))
         return cls(dealers[0], rest[:1] == b"\1", shares, rest[stop:])
 
-    def shown(self, parts: Mapping[int, Part], bundle: Bundle, at: int, threshold: int) -> bool:
-        """Returns whether it is so, by the dealer's parts and public keys, for a round's place in
-        the setup.
+    def is_proven(
+        self, parts: Mapping[int, Part], bundle: Bundle, position: int, threshold: int
+    ) -> bool:
+        """Return whether the dealer's parts and public keys prove the fault.
+
+        Args:
+            parts: the dealer's parts, by holder.
+            bundle: its public keys.
+            position: a round's position in the setup.
+            threshold: how many shares give a secret.
         """
         shares = self.shares.items()
         if len(shares) != threshold or not self.shares.keys() <= parts.keys():
             return False
         secret = join({holder + 1: int.from_bytes(share, "little") for holder, share in shares})
-        return not fits(bundle, at, self.own, secret) and all(
-            parts[holder].hashes[2 * at + self.own] == hashed(share) for holder, share in shares
+        return not fits(bundle, position, self.own, secret) and all(
+            parts[holder].hashes[2 * position + self.own] == hash_share(share)
+            for holder, share in shares
         )

@@ -14,33 +14,31 @@ Words = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How numbers are written."""
+    """The encoding of numbers."""
 
     bits: int  # of a word: 32 or 64
     fraction: int  # bits behind the point; 0: whole numbers
-    clients: int  # how many summands a sum may have without an overflow
+    clients: int  # the most summands of a sum without an overflow
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Returns a word's dtype, little-endian."""
+        """The dtype of a word, little-endian."""
         return np.dtype(f"<u{self.bits // 8}")
 
-    def write(self, values: NDArray[np.floating[Any]], weight: int = 1) -> Words:
-        """Returns words for weight * values.
-
-        One that is too large becomes the largest that a client may have.
+    def encode(self, values: NDArray[np.floating[Any]], weight: int = 1) -> Words:
+        """Return words for weight * values; a value that is too large becomes the largest allowed.
 
         Args:
             values: finite numbers, 1-D.
-            weight: what they are multiplied by.
+            weight: their factor.
         """
-        with np.errstate(over="ignore"):  # what overflows is limited like all that is too large
+        with np.errstate(over="ignore"):  # overflows are limited like all values that are too large
             scaled = np.rint(np.asarray(values, dtype=np.float64) * (weight * 2.0**self.fraction))
-        most = np.floor(np.nextafter((2.0 ** (self.bits - 1) - 1) / self.clients, 0))
-        return np.clip(scaled, -most, most).astype(np.int64).astype(self.dtype)
+        limit = np.floor(np.nextafter((2.0 ** (self.bits - 1) - 1) / self.clients, 0))
+        return np.clip(scaled, -limit, limit).astype(np.int64).astype(self.dtype)
 
-    def read(self, words: Words) -> NDArray[np.float64]:
-        """Returns the numbers that a sum of words stands for."""
+    def decode(self, words: Words) -> NDArray[np.float64]:
+        """Return the numbers that a sum of words encodes."""
         return (
             words.astype(self.dtype).view(self.dtype.str.replace("u", "i")).astype(np.float64)
             / 2.0**self.fraction

@@ -1,7 +1,7 @@
-"""What secrets are made of: X25519 and HKDF agree on keys, AES-GCM encrypts shares, AES-CTR makes
-masks.
+"""The cryptography of secure sums: X25519 and HKDF agree on keys, AES-GCM encrypts shares, AES-CTR
+makes masks.
 
-Everything comes from `cryptography`; each key is used for one thing, and says so in HKDF's info.
+Everything comes from `cryptography`. Each key has one use, which is part of HKDF's info.
 """
 
 from hashlib import sha256
@@ -19,117 +19,119 @@ from fedseed.errors import MessageError
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 
 KEY_BYTES = 32
-TAG_BYTES = 16  # that encryption adds
+TAG_BYTES = 16  # added by encryption
 SIGNATURE_BYTES = 64
 _NONCE = bytes(12)  # each key encrypts one message
 
 
-def derived(secret: bytes, use: bytes) -> bytes:
-    """Returns a key for one use, by HKDF with SHA-256."""
+def derive(secret: bytes, use: bytes) -> bytes:
+    """Return a key for one use, by HKDF with SHA-256."""
     return HKDF(
         algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"fedseed secure sums: " + use
     ).derive(secret)
 
 
 def private(seed: bytes) -> X25519PrivateKey:
-    """Returns the key pair of a seed of 16 bytes: whoever has put the seed together has the key."""
-    return X25519PrivateKey.from_private_bytes(derived(seed, b"mask key"))
+    """Return the key pair of a seed of 16 bytes; the recovered seed gives the key."""
+    return X25519PrivateKey.from_private_bytes(derive(seed, b"mask key"))
 
 
 def public(key: X25519PrivateKey | Ed25519PrivateKey) -> bytes:
-    """Returns the public half of a key, 32 bytes."""
+    """Return the public half of a key, 32 bytes."""
     return key.public_key().public_bytes_raw()
 
 
-def committed(seed: bytes) -> bytes:
-    """Returns a hash to check the self mask's seed by once it is put together.
+def commit(seed: bytes) -> bytes:
+    """Return a hash to check a recovered seed of a self mask.
 
-    128 bits can't be guessed before.
+    The seed's 128 bits can't be guessed before.
     """
     return sha256(b"fedseed secure sums: self mask" + seed).digest()
 
 
 def check_public(data: bytes) -> None:
-    """Raises MessageError if a public key can't be used: a point of small order, whose secrets
-    everybody knows.
-    """
-    agreed(X25519PrivateKey.generate(), data, b"")
+    """Raise MessageError for a public key of small order, whose secrets everybody knows."""
+    agree(X25519PrivateKey.generate(), data, b"")
 
 
-def agreed(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:
-    """Returns the key that two agree on, for one use.
+def agree(private_key: X25519PrivateKey, public_key: bytes, use: bytes) -> bytes:
+    """Return the key that two sides agree on, for one use.
 
     Args:
-        own: a private key.
-        other: the other side's public key.
-        use: what for; both sides say the same.
+        private_key: this side's.
+        public_key: the other side's.
+        use: the use; both sides give the same.
 
     Raises:
         MessageError: the public key can't be used.
     """
     try:
-        return derived(own.exchange(X25519PublicKey.from_public_bytes(other)), use)
+        return derive(private_key.exchange(X25519PublicKey.from_public_bytes(public_key)), use)
     except ValueError as error:
         raise MessageError("a public key that no secret key has") from error
 
 
-def seal(key: bytes, text: bytes, about: bytes) -> bytes:
-    """Encrypts `text`; `about` is bound to it and not hidden.
+def seal(key: bytes, text: bytes, context: bytes) -> bytes:
+    """Encrypt `text`; `context` is bound to it, but not encrypted.
 
     The key must never encrypt anything else.
     """
-    return AESGCM(key).encrypt(_NONCE, text, about)
+    return AESGCM(key).encrypt(_NONCE, text, context)
 
 
-def unseal(key: bytes, data: bytes, about: bytes) -> bytes:
-    """Decrypts what `seal` made.
+def unseal(key: bytes, data: bytes, context: bytes) -> bytes:
+    """Decrypt the output of `seal`.
 
-    Raises MessageError if it was not encrypted with this key and this `about`.
+    Raises MessageError: it was encrypted with another key or context.
     """
     try:
-        return AESGCM(key).decrypt(_NONCE, data, about)
+        return AESGCM(key).decrypt(_NONCE, data, context)
     except InvalidTag as error:
         raise MessageError("it is not encrypted with the key that was agreed on") from error
 
 
 def mask(key: bytes, count: int, form: FixedPoint) -> Words:
-    """Returns `count` words that nobody without the key tells from random ones: AES-256 in counter
-    mode, from 0.
+    """Return `count` words that only the key distinguishes from random ones.
+
+    They come from AES-256 in counter mode, from 0.
     """
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(count * form.dtype.itemsize)), dtype=form.dtype)
 
 
 def self_mask(seed: bytes, count: int, form: FixedPoint) -> Words:
-    """Returns a client's own mask, PRG(b_u)."""
-    return mask(derived(seed, b"self mask"), count, form)
+    """Return a client's own mask, PRG(b_u)."""
+    return mask(derive(seed, b"self mask"), count, form)
 
 
-def pair_key(own: X25519PrivateKey, other: bytes, setup: bytes, at: int) -> bytes:
-    """Returns the key of the mask that two clients share in a round, by its place in a setup.
+def pair_key(
+    private_key: X25519PrivateKey, public_key: bytes, setup: bytes, position: int
+) -> bytes:
+    """Return the key of the mask that two clients share in a round, by its position in a setup.
 
     Raises MessageError.
     """
-    return agreed(own, other, b"pair mask" + setup + at.to_bytes(2, "little"))
+    return agree(private_key, public_key, b"pair mask" + setup + position.to_bytes(2, "little"))
 
 
-def pair_mask(key: bytes, me: int, other: int, count: int, form: FixedPoint) -> Words:
-    """Returns what a client adds for one other: +PRG(s_uv) if its number is the lower one, else
-    -PRG(s_uv).
+def pair_mask(key: bytes, client: int, other_client: int, count: int, form: FixedPoint) -> Words:
+    """Return the mask that a client adds for another one.
+
+    It is +PRG(s_uv) for the client with the lower number, and -PRG(s_uv) for the other.
 
     Args:
         key: the pair's (`pair_key`).
-        me: the client's number.
-        other: the other's.
-        count: how many words.
-        form: how words are written.
+        client: the client's number.
+        other_client: the other's number.
+        count: the number of words.
+        form: the encoding of words.
     """
-    found = mask(key, count, form)
-    return found if me < other else np.zeros(1, form.dtype) - found
+    mask_words = mask(key, count, form)
+    return mask_words if client < other_client else np.zeros(1, form.dtype) - mask_words
 
 
 def signature_fits(key: bytes, signature: bytes, text: bytes) -> bool:
-    """Returns whether the signature is this key's of this text."""
+    """Return whether a signature is this key's for this text."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
     except (InvalidSignature, ValueError):

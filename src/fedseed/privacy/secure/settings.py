@@ -1,4 +1,4 @@
-"""What a recipe says about secure sums, and which methods and rules go with them."""
+"""A recipe's settings of secure sums, and the methods and rules that they fit."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
@@ -7,27 +7,26 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 from fedseed.aggregation import AggregationRule, Mean
+from fedseed.hinting import Hinting
 from fedseed.methods import Method
 from fedseed.methods.base import with_remedy
 from fedseed.privacy import settings_of
 from fedseed.privacy.secure.fixed import FixedPoint
 
-FEWEST = 3  # clients: of a sum of two, each knows the other's part
-MOST_ROUNDS = 1024  # that keys are agreed on for at once
+FEWEST = 3  # clients: in a sum of two, each knows the other's part
+MOST_ROUNDS = 1024  # for which keys are agreed on at once
 MOST_CLIENTS = 4096
-_DER = bytes.fromhex("302a300506032b6570032100")  # what a public Ed25519 key begins with (RFC 8410)
+_DER = bytes.fromhex("302a300506032b6570032100")  # the beginning of a public Ed25519 key (RFC 8410)
 _KEY_BYTES = 32
 
 
 def identity_text(key: bytes) -> str:
-    """Returns a public Ed25519 key of 32 bytes, as recipes have it: the line of base64 in its PEM
-    file.
-    """
+    """Return a public Ed25519 key of 32 bytes as the base64 line of its PEM file."""
     return b64encode(_DER + key).decode()
 
 
 def identity_of(text: str) -> bytes:
-    """Reads a key that `identity_text` has written. Raises ValueError."""
+    """Return the inverse of `identity_text`. Raises ValueError."""
     try:
         data = b64decode(text, validate=True)
     except ValueError:
@@ -40,26 +39,24 @@ def identity_of(text: str) -> bytes:
     return data[len(_DER) :]
 
 
-class SecureSums(BaseModel):
-    """The coordinator learns the sum of a round's answers, and of no single one anything
-    (docs/secure-sums.md).
+class SecureSums(BaseModel, metaclass=Hinting):
+    """The coordinator learns only the sum of a round's answers (docs/secure-sums.md).
 
     Args:
-        threshold: clients that must be there to open a sum: more than half of a round's. With fewer
-            nothing is opened, and the round is begun again. Where c clients may work together with
-            the coordinator, take more than (clients of a round + c) / 2, and at least c + 2. The
-            sum itself is of 3 or more, whatever the threshold.
+        threshold: clients that are needed to open a sum: more than half of a round's. With fewer
+            nothing is opened, and the round is begun again. Where c clients may cooperate with the
+            coordinator, take more than (clients of a round + c) / 2, and at least c + 2. A sum has
+            3 or more clients, whatever the threshold.
         fraction_bits: numbers are rounded to multiples of 2^-fraction_bits before they are added
             up.
-        most_clients: the largest number of clients in a round that whole numbers of 64 bits have
-            room for: what a client sends, weight included, is limited to 2^(63 - fraction_bits) /
-            most_clients.
-        ahead: for how many rounds keys are agreed on at once, where the same clients take part in
-            them.
+        most_clients: the largest number of clients in a round that 64-bit numbers have room for: a
+            client's numbers, weight included, are limited to 2^(63 - fraction_bits) / most_clients.
+        ahead: the number of rounds for which keys are agreed on at once, if the same clients take
+            part in them.
         identities: over a network, each client's public key, by name: the line of base64 in the
-            .pub file that `fedseed orbit keygen` writes. A client takes no other key for another
-            client's, and `join --identity` says where its own private key is. Empty: clients
-            believe the coordinator who the others are.
+            .pub file that `fedseed orbit keygen` writes. A client accepts no other key for another
+            client; `join --identity` names the file of its own private key. Empty: clients trust
+            the coordinator for the others' keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -73,28 +70,28 @@ class SecureSums(BaseModel):
     @field_validator("identities")
     @classmethod
     def _keys(cls, identities: dict[str, str]) -> dict[str, str]:
-        seen: dict[bytes, str] = {}
+        owners: dict[bytes, str] = {}
         for name, text in identities.items():
             try:
-                before = seen.setdefault(identity_of(text), name)
+                owner = owners.setdefault(identity_of(text), name)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
-            if before != name:
+            if owner != name:
                 raise ValueError(
-                    f"{name}: the key of {before}, too; each client needs one of its own"
+                    f"{name}: the key of {owner}, too; each client needs one of its own"
                 )
         return identities
 
     @property
     def least(self) -> int:
-        """Returns how many clients' vectors a sum must have."""
+        """Return the least number of clients whose vectors a sum must have."""
         return max(self.threshold, FEWEST)
 
-    def known(self, numbers: Mapping[str, int]) -> dict[int, bytes] | None:
-        """Returns the clients' public keys by number; None: nothing is known of them.
+    def public_keys(self, numbers: Mapping[str, int]) -> dict[int, bytes] | None:
+        """Return the clients' public keys by number; None: the recipe has none.
 
         Args:
-            numbers: those of all clients, by name.
+            numbers: the numbers of all clients, by name.
         """
         if not self.identities:
             return None
@@ -104,11 +101,8 @@ class SecureSums(BaseModel):
             if name in numbers
         }
 
-    def unknown(self, names: Iterable[str]) -> str | None:
-        """Returns which of these clients has no key in a recipe that has others'.
-
-        None: all have, or none has.
-        """
+    def missing_key(self, names: Iterable[str]) -> str | None:
+        """Describe a client without a key in a recipe with others' keys; None: there is none."""
         missing = [name for name in names if name not in self.identities] if self.identities else []
         if not missing:
             return None
@@ -118,33 +112,35 @@ class SecureSums(BaseModel):
         )
 
     def form(self, counted: bool) -> FixedPoint:
-        """Returns how numbers are written.
+        """Return the encoding of numbers.
 
         Args:
-            counted: whole numbers without weights, such as votes.
+            counted: whether they are whole numbers without weights, such as votes.
         """
         bits, fraction = (32, 0) if counted else (64, self.fraction_bits)
         return FixedPoint(bits, fraction, self.most_clients)
 
     def problem(self, per_round: int) -> str | None:
-        """Returns why so many clients in a round can't be; None: they can."""
-        there = f"a round has {per_round} clients (federation.per_round)"
+        """Return the reason why a round can't have `per_round` clients; None: it can."""
+        round_text = f"a round has {per_round} clients (federation.per_round)"
         if per_round < FEWEST:
             return (
-                f"secure_sums: {there}, and of a sum of fewer than {FEWEST} each client knows "
+                f"secure_sums: {round_text}, and of a sum of fewer than {FEWEST} each client knows "
                 "the others' part"
             )
         if self.threshold > per_round:
-            return f"secure_sums.threshold = {self.threshold}: {there}"
+            return f"secure_sums.threshold = {self.threshold}: {round_text}"
         if 2 * self.threshold <= per_round:
-            least = per_round // 2 + 1
+            minimum = per_round // 2 + 1
             return (
-                f"secure_sums.threshold = {self.threshold}: {there}; take more than half of them, "
-                f"{least} or more: two groups could open different sums of one round otherwise"
+                f"secure_sums.threshold = {self.threshold}: {round_text}; take more than half of "
+                f"them, {minimum} or more: two groups could open different sums of one round "
+                "otherwise"
             )
         if per_round > self.most_clients:
             return (
-                f"secure_sums.most_clients = {self.most_clients}: {there}; take {per_round} or more"
+                f"secure_sums.most_clients = {self.most_clients}: {round_text}; take {per_round} "
+                "or more"
             )
         return None
 
@@ -152,12 +148,12 @@ class SecureSums(BaseModel):
 def secure_problem(
     settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None
 ) -> str | None:
-    """Returns why secure sums can't be had; None: they can.
+    """Return the reason why secure sums are not possible; None: they are.
 
     Args:
         settings: the recipe's.
         method: the method.
-        rule: how vectors of the clients become one.
+        rule: the rule that combines clients' vectors.
         per_round: clients in a round; None: not known yet.
     """
     if not getattr(rule, "linear", isinstance(rule, Mean)):
@@ -165,12 +161,13 @@ def secure_problem(
             f'secure_sums: aggregation.name = "{rule.name}" looks at single answers, and nobody '
             "sees any; leave one of them out"
         )
-    if (private := settings_of(method)) is not None and private.level == "client":
+    privacy = settings_of(method)
+    if privacy is not None and privacy.level == "client":
         return (
             'secure_sums: privacy.level = "client": the coordinator would have to bound each '
-            "answer, and reads none; "
-            'take privacy.level = "example", or leave one of them out'
+            'answer, and reads none; take privacy.level = "example", or leave one of them out'
         )
-    if (why := method.needs_each) is not None:
-        return f"secure_sums: {method.name}: {with_remedy(why)}"
+    reason = method.needs_each
+    if reason is not None:
+        return f"secure_sums: {method.name}: {with_remedy(reason)}"
     return None if per_round is None else settings.problem(per_round)

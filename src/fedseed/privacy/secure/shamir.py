@@ -1,9 +1,9 @@
-"""Shamir's shares of a secret: any `threshold` of them give it back, fewer say nothing.
+"""Shamir's shares of a secret: any `threshold` of them give it back, fewer reveal nothing.
 
 Shamir: "How to Share a Secret", 1979. Share x is f(x), f a polynomial of degree threshold - 1 with
-f(0) = the secret and coefficients from the operating system, modulo the prime 2^130 - 5. Whole
-numbers of Python are not computed with in
-constant time: shares are made and put together where nobody measures single operations.
+f(0) = the secret and coefficients from the operating system, modulo the prime 2^130 - 5. Python's
+whole numbers do not take constant time: shares are made and joined where nobody can measure single
+operations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,29 +16,30 @@ SECRET_BYTES = 16
 SHARE_BYTES = 17
 
 
-def split(secret: bytes, at: Sequence[int], threshold: int) -> list[bytes]:
-    """Shares of a secret.
+def split(secret: bytes, holders: Sequence[int], threshold: int) -> list[bytes]:
+    """Return shares of a secret.
 
     Args:
         secret: 16 bytes.
-        at: whose shares: different numbers from 1 on.
-        threshold: how many shares are needed.
+        holders: different numbers from 1 on, one for each share.
+        threshold: how many shares give the secret back.
 
     Returns:
-        17 bytes for each.
+        A share of 17 bytes for each holder.
     """
     if (
         len(secret) != SECRET_BYTES
-        or len(set(at)) != len(at)
-        or min(at) < 1
-        or not 1 <= threshold <= len(at)
+        or len(set(holders)) != len(holders)
+        or min(holders) < 1
+        or not 1 <= threshold <= len(holders)
     ):
         raise ValueError(
-            f"{len(at)} shares, {threshold} of which give {len(secret)} bytes back: that can't be"
+            f"{len(holders)} shares, {threshold} of which give {len(secret)} bytes back: that "
+            "can't be"
         )
     falling = [*(randbelow(PRIME) for _ in range(threshold - 1)), int.from_bytes(secret, "little")]
     shares = []
-    for x in at:
+    for x in holders:
         value = 0
         for coefficient in falling:
             value = (value * x + coefficient) % PRIME
@@ -47,40 +48,41 @@ def split(secret: bytes, at: Sequence[int], threshold: int) -> list[bytes]:
 
 
 def read_share(data: bytes) -> int:
-    """Returns a share's number. Raises MessageError if it is none."""
+    """Return a share's number. Raises MessageError: it is not a share."""
     value = int.from_bytes(data, "little")
     if len(data) != SHARE_BYTES or value >= PRIME:
         raise MessageError("a share that is no number below 2^130 - 5")
     return value
 
 
-def factors(at: Sequence[int]) -> list[int]:
-    """Returns Lagrange's factors for f(0) = sum_i factor_i f(x_i)."""
-    found = []
-    for i, x in enumerate(at):
-        above = below = 1
-        for j, other in enumerate(at):
+def factors(holders: Sequence[int]) -> list[int]:
+    """Return Lagrange's factors for f(0) = sum_i factor_i f(x_i)."""
+    result = []
+    for i, x in enumerate(holders):
+        numerator = denominator = 1
+        for j, other_x in enumerate(holders):
             if j != i:
-                above = above * other % PRIME
-                below = below * (other - x) % PRIME
-        found.append(above * pow(below, -1, PRIME) % PRIME)
-    return found
+                numerator = numerator * other_x % PRIME
+                denominator = denominator * (other_x - x) % PRIME
+        result.append(numerator * pow(denominator, -1, PRIME) % PRIME)
+    return result
 
 
-def join(shares: Mapping[int, int], by: Sequence[int] | None = None) -> bytes | None:
-    """Returns the secret.
+def join(shares: Mapping[int, int], weights: Sequence[int] | None = None) -> bytes | None:
+    """Return the secret.
 
     Args:
-        shares: exactly as many as are needed, by whose they are.
-        by: their `factors`, where many secrets have the same holders.
+        shares: exactly as many as are needed, by holder.
+        weights: the holders' `factors`, where many secrets have the same holders.
 
     Returns:
-        16 bytes, or None: the shares are of no secret.
+        16 bytes; None: the shares are of no secret.
     """
-    by = factors(list(shares)) if by is None else by
-    value = sum(factor * share for factor, share in zip(by, shares.values(), strict=True)) % PRIME
-    return (
-        value.to_bytes(SHARE_BYTES, "little")[:SECRET_BYTES]
-        if value >> (8 * SECRET_BYTES) == 0
-        else None
+    if weights is None:
+        weights = factors(list(shares))
+    value = (
+        sum(factor * share for factor, share in zip(weights, shares.values(), strict=True)) % PRIME
     )
+    if value >> (8 * SECRET_BYTES):
+        return None
+    return value.to_bytes(SHARE_BYTES, "little")[:SECRET_BYTES]

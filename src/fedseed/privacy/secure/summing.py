@@ -1,10 +1,9 @@
-"""The coordinator's side of secure sums: it asks, carries sealed shares, opens sums, and finds out
-who lies.
+"""The coordinator's side of secure sums: it asks, forwards sealed shares, opens sums, and finds
+liars.
 
-Conversations are generators: they yield what is asked of whom, and are sent what came back, so that
-who carries the bytes decides how long to wait. Whom they bar depends on nothing but what clients
-have signed: `convicted` holds the same conversation again over what was heard, so anybody can check
-it.
+Conversations are generators: they yield asks by client, and are sent the answers. So the caller
+carries the bytes, and decides how long to wait. Clients are barred only for what they have signed:
+`replay_proof` repeats a conversation with the recorded answers, so anybody can check it.
 """
 
 import json
@@ -22,7 +21,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedseed.durable import write_whole
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import LostError, TooFewError, keys, shamir
-from fedseed.privacy.secure.dealing import Fault, Part, about, fits, hashed, part_bytes, read_parts
+from fedseed.privacy.secure.dealing import (
+    Fault,
+    Part,
+    fits,
+    hash_share,
+    name_part,
+    part_bytes,
+    read_parts,
+)
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import (
     HASH_BYTES,
@@ -31,95 +38,94 @@ from fedseed.privacy.secure.messages import (
     Phase,
     Terms,
     digest_of,
-    framed,
+    frame,
     numbers,
     pieces,
     read_numbers,
     round_ask,
     share_ask,
     signed_parts,
-    told,
-    unframed,
+    signing_payload,
+    unframe,
 )
 from fedseed.privacy.secure.settings import FEWEST
 
-OPENING_TRIES = 4  # that shares are asked for: no other attempt of the round will be opened
+OPENING_TRIES = 4  # asks for shares, because no other attempt of the round will be opened
 MOST_ASKED = 700_000  # bytes of a message to or from a client: a usual server takes a little more
 T = TypeVar("T")
-Heard = Mapping[int, bytes]  # answers to what was asked at once, by client
+Heard = Mapping[int, bytes]  # answers to one ask, by client
 # yields asks by client, is sent the answers that came
 Asking = Generator[dict[int, bytes], Heard, T]
 
 
 @dataclass
 class Setup:
-    """Keys that were agreed on, and what was said on the way there."""
+    """Agreed keys, and the answers that led to them."""
 
-    terms: Terms  # for which rounds
+    terms: Terms
     bundles: Mapping[int, Bundle] = field(default_factory=dict)  # public keys by client
     agreed: bytes = b""  # the digest of the keys
     # sealed shares by dealer and holder; the dealers are the members
     parts: Mapping[int, Mapping[int, Part]] = field(default_factory=dict)
-    # the hash of what each member was sent of these
+    # the hash of the shares delivered to each member
     delivered: Mapping[int, bytes] = field(default_factory=dict)
     heard: list[Heard] = field(default_factory=list)  # all answers so far
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Returns the clients whose shares all members have."""
+        """The clients whose shares all members have."""
         return tuple(self.parts)
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Why a client is barred, and the answers that show it."""
+    """The reason why a client is barred, and the answers that prove it."""
 
-    reason: str  # for a person
+    reason: str  # for people
     terms: Terms  # of the setup
-    heard: tuple[Heard, ...]  # what was answered, one ask after another
+    heard: tuple[Heard, ...]  # answers to one ask after another
     # round, attempt and survivors, where a sum was being opened
     opening: tuple[int, int, tuple[int, ...]] | None = None
 
 
 @dataclass
 class Summing:
-    """A coordinator."""
+    """A coordinator of secure sums."""
 
-    threshold: int  # how many clients open a sum together
-    form: FixedPoint  # how words are written
-    ahead: int = 1  # for how many rounds keys are agreed on at once
-    # the public keys that sign for clients, by number; None: what they say
+    threshold: int  # clients that open a sum together
+    form: FixedPoint  # the encoding of words
+    ahead: int = 1  # rounds for which keys are agreed on at once
+    # the clients' public keys, by number; None: those that they send
     known: Mapping[int, bytes] | None = None
     setup: Setup | None = None
-    # clients that have broken the rules: they are asked no more
+    # clients that have broken the rules, and are not asked any more
     barred: dict[int, Proof] = field(default_factory=dict)
-    # whose answers count for nothing, and why, until cleared
+    # clients whose answers were rejected, and why, until cleared
     doubted: dict[int, str] = field(default_factory=dict)
 
     def prepare(self, round: int, attempt: int, clients: Sequence[int]) -> Asking[Setup]:
-        """Agrees on keys for a round, and those after it, unless that was done before with the same
-        clients.
+        """Agree on keys for a round and those after it, unless the same clients have some.
 
         Args:
             round: the round.
             attempt: how often it was begun before.
-            clients: who takes part, in ascending order.
+            clients: participants, in ascending order.
 
         Returns:
-            The setup; its members are those of the clients whose masks and shares there are.
+            The setup; its members are the clients with masks and shares.
 
         Raises:
-            TooFewError: fewer than the threshold have answered, or somebody is barred or doubted.
+            TooFewError: fewer than the threshold have answered, or a client is barred or doubted.
         """
-        found = self.setup
+        current = self.setup
         if (
-            found is not None
-            and found.terms.place(round, attempt) is not None
-            and found.members == tuple(clients)
+            current is not None
+            and current.terms.place(round, attempt) is not None
+            and current.members == tuple(clients)
         ):
-            return found
-        each = MOST_ASKED // max(1, len(clients)) - part_bytes(0) - 4 * keys.KEY_BYTES
-        fit = each // (part_bytes(1) - part_bytes(0))
+            return current
+        part_room = MOST_ASKED // max(1, len(clients)) - part_bytes(0) - 4 * keys.KEY_BYTES
+        fit = part_room // (part_bytes(1) - part_bytes(0))
         ahead = max(1, min(self.ahead, fit))
         terms = Terms(
             token_bytes(SETUP_BYTES), round, attempt, ahead, self.threshold, tuple(clients)
@@ -129,8 +135,9 @@ class Summing:
     def open(
         self, round: int, attempt: int, vectors: Mapping[int, Words]
     ) -> Asking[tuple[Words, tuple[int, ...]]]:
-        """Returns the sum of the vectors without masks, and whose they are: all but those who have
-        dealt wrongly.
+        """Return the sum of the vectors without masks, and the clients in it.
+
+        Clients that have dealt wrongly are left out.
 
         Args:
             round: the round.
@@ -139,23 +146,27 @@ class Summing:
 
         Raises:
             TooFewError: too few are left, and no share was asked for.
-            LostError: shares were asked for, and the sum can't be had.
+            LostError: shares were asked for, and the sum can't be recovered.
         """
         assert self.setup is not None
         return (yield from _Opening(self, self.setup, round, attempt, vectors).total())
 
-    def enough(
-        self, clients: Sequence[int] | Mapping[int, object], what: str, least: int = 0
+    def check_enough(
+        self,
+        clients: Sequence[int] | Mapping[int, object],
+        achievement: str,
+        minimum: int = 0,
     ) -> None:
-        """Raises TooFewError if the clients are fewer than the threshold, or than `least`."""
-        if len(clients) < (needed := max(self.threshold, least)):
+        """Raise TooFewError if the clients are fewer than the threshold, or than `minimum`."""
+        needed = max(self.threshold, minimum)
+        if len(clients) < needed:
             raise TooFewError(
-                f"{len(clients)} clients {what}: {needed} are needed, nothing is opened"
+                f"{len(clients)} clients {achievement}: {needed} are needed, nothing is opened"
             )
 
 
 class _Talk:
-    """A conversation: what was heard in it, and which clients it shows to have broken the rules."""
+    """A conversation: its answers so far, and the clients that they prove to be cheating."""
 
     def __init__(self, summing: Summing, setup: Setup) -> None:
         self.summing = summing
@@ -164,21 +175,23 @@ class _Talk:
         self.opening: tuple[int, int, tuple[int, ...]] | None = None
 
     def bar(self, client: int, reason: str) -> None:
-        """Bars a client that has broken the rules, as what was heard shows."""
+        """Bar a client that has broken the rules, as the answers prove."""
         self.summing.barred.setdefault(
             client, Proof(reason, self.keys.terms, tuple(self.heard), self.opening)
         )
 
     def ask(
-        self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T]
+        self, asks: Mapping[int, bytes], parse: Callable[[int, bytes], T]
     ) -> Asking[dict[int, T]]:
-        """Returns what was read in answers.
+        """Ask clients; return their parsed answers.
 
-        Bars whoever has signed what can't be; ignores what is not signed.
+        A client that has signed an impossible answer is barred; one that is not signed is ignored.
         """
-        came = yield dict(asks)
-        self.heard.append({client: came[client] for client in sorted(asks.keys() & came.keys())})
-        found = {}
+        replies = yield dict(asks)
+        self.heard.append(
+            {client: replies[client] for client in sorted(asks.keys() & replies.keys())}
+        )
+        results = {}
         for client, answer in self.heard[-1].items():
             try:
                 body = self._signed(client, asks[client], answer)
@@ -186,75 +199,72 @@ class _Talk:
                 self.summing.doubted[client] = str(error)
                 continue
             try:
-                found[client] = read(client, body)
+                results[client] = parse(client, body)
             except MessageError as error:
-                self.bar(client, f"its {unframed(answer)[0].name.lower()} message: {error}")
-        return found
+                self.bar(client, f"its {unframe(answer)[0].name.lower()} message: {error}")
+        return results
 
     def _signed(self, client: int, ask: bytes, answer: bytes) -> bytes:
-        """Returns what a client has answered.
+        """Return the body of a client's answer.
 
-        Raises MessageError: that is not signed, or answers something else.
+        Raises MessageError: it is not signed, or answers another ask.
         """
-        said, body, signature = signed_parts(answer)
-        phase, name, _ = unframed(ask)
-        if unframed(said)[:2] != (phase, name):
+        content, body, signature = signed_parts(answer)
+        phase, name, _ = unframe(ask)
+        if unframe(content)[:2] != (phase, name):
             raise MessageError("it answers what it was not asked")
-        agreed, known = self.keys.agreed, self.summing.known
+        agreed, public_keys = self.keys.agreed, self.summing.known
         if phase is Phase.KEYS:
-            identity = body[: keys.KEY_BYTES] if known is None else known.get(client, b"")
-            if identity != body[: keys.KEY_BYTES]:
+            identity = body[: keys.KEY_BYTES]
+            if public_keys is not None and public_keys.get(client, b"") != identity:
                 raise MessageError("it signs with another key than is known")
         else:
             identity = self.keys.bundles[client].identity
         if phase is Phase.OPEN:
             agreed += self.keys.delivered[client]
-        if not keys.signature_fits(
-            identity, signature, told(agreed, client, sha256(ask).digest(), said)
-        ):
+        payload = signing_payload(agreed, client, sha256(ask).digest(), content)
+        if not keys.signature_fits(identity, signature, payload):
             raise MessageError("its answer is not signed with its key")
         return body
 
 
 class _Agreeing(_Talk):
-    """The conversation that keys are agreed on in."""
+    """The conversation that agrees on keys."""
 
     def setup(self) -> Asking[Setup]:
-        """Returns the keys. Raises TooFewError."""
+        """Agree on keys. Raises TooFewError."""
         summing, terms = self.summing, self.keys.terms
         summing.setup = None
         self.keys.bundles = yield from self.ask(
             dict.fromkeys(terms.clients, terms.encode()), self._read_keys
         )
-        summing.enough(self.keys.bundles, "have sent keys", FEWEST)
+        summing.check_enough(self.keys.bundles, "have sent keys", FEWEST)
         self.keys.agreed = digest_of(self.keys.bundles)
         holders = list(self.keys.bundles)
         ask = share_ask(terms.setup, self.keys.bundles)
         self.keys.parts = yield from self.ask(
             dict.fromkeys(holders, ask), lambda client, body: read_parts(body, holders, terms.count)
         )
-        summing.enough(self.keys.parts, "have sent shares", FEWEST)
-        asks = {
-            holder: framed(
-                Phase.DELIVER,
-                terms.setup,
-                numbers(list(self.keys.parts))
-                + b"".join(parts[holder].encode() for parts in self.keys.parts.values()),
-            )
-            for holder in self.keys.parts
-        }
+        summing.check_enough(self.keys.parts, "have sent shares", FEWEST)
+        asks = {holder: self._delivery(holder) for holder in self.keys.parts}
         self.keys.delivered = {holder: sha256(ask).digest() for holder, ask in asks.items()}
-        before = len(summing.barred)
+        barred_before = len(summing.barred)
         accused = yield from self.ask(asks, self._read_receipt)
         if any(accused.values()):
             yield from self._judge(accused)
-        if len(summing.barred) > before or any(accused.values()):
-            out = sorted({*list(summing.barred)[before:], *summing.doubted})
+        if len(summing.barred) > barred_before or any(accused.values()):
+            left_out = sorted({*list(summing.barred)[barred_before:], *summing.doubted})
             raise TooFewError(
-                f"clients {out} are left out: somebody's shares can't be read, or it says so"
+                f"clients {left_out} are left out: somebody's shares can't be read, or it says so"
             )
         self.keys.heard, summing.setup = self.heard, self.keys
         return summing.setup
+
+    def _delivery(self, holder: int) -> bytes:
+        """Return the ask that delivers all members' parts to a holder."""
+        parts = b"".join(parts[holder].encode() for parts in self.keys.parts.values())
+        body = numbers(list(self.keys.parts)) + parts
+        return frame(Phase.DELIVER, self.keys.terms.setup, body)
 
     def _read_keys(self, client: int, body: bytes) -> Bundle:
         bundle = Bundle.decode(
@@ -265,7 +275,7 @@ class _Agreeing(_Talk):
         return bundle
 
     def _read_receipt(self, client: int, body: bytes) -> tuple[int, ...]:
-        """Returns whose shares a client says that it can't read."""
+        """Return the dealers whose shares a client can't read."""
         accused, hashes = read_numbers(body)
         if not set(accused) <= self.keys.parts.keys() - {client} or pieces(
             hashes, len(accused), HASH_BYTES
@@ -274,23 +284,25 @@ class _Agreeing(_Talk):
         return accused
 
     def _judge(self, accused: Mapping[int, Sequence[int]]) -> Asking[None]:
-        """Lets each dealer show what the part of one accuser was sealed with: then everybody can
-        read it, or nobody.
-        """
-        said, pairs, asks = self.heard[-1], {}, {}
-        for dealer in sorted({dealer for whom in accused.values() for dealer in whom}):
-            accusers = [client for client, whom in accused.items() if dealer in whom]
-            pairs[dealer] = accuser = accusers[dealer % len(accusers)]
-            shown = numbers([accuser]) + self.keys.delivered[accuser] + said[accuser]
-            asks[dealer] = framed(Phase.REVEAL, self.keys.terms.setup, shown)
+        """Let each dealer reveal the key of one accuser's part, so that everybody can read it.
 
-        def read(dealer: int, body: bytes) -> X25519PrivateKey:
+        If it can be read, the accuser has lied; otherwise the dealer has.
+        """
+        receipts, pairs, asks = self.heard[-1], {}, {}
+        all_accused = {dealer for dealers in accused.values() for dealer in dealers}
+        for dealer in sorted(all_accused):
+            accusers = [client for client, dealers in accused.items() if dealer in dealers]
+            pairs[dealer] = accuser = accusers[dealer % len(accusers)]
+            accusation = numbers([accuser]) + self.keys.delivered[accuser] + receipts[accuser]
+            asks[dealer] = frame(Phase.REVEAL, self.keys.terms.setup, accusation)
+
+        def parse(dealer: int, body: bytes) -> X25519PrivateKey:
             key = X25519PrivateKey.from_private_bytes(pieces(body, 1, keys.KEY_BYTES)[0])
             if keys.public(key) != self.keys.parts[dealer][pairs[dealer]].key:
                 raise MessageError("it shows another key than its shares were sealed with")
             return key
 
-        opened = yield from self.ask(asks, read)
+        opened = yield from self.ask(asks, parse)
         for dealer in asks.keys() - opened.keys() - self.summing.barred.keys():
             self.summing.doubted[dealer] = (
                 "others say that they can't read its shares, and it does not show them"
@@ -298,9 +310,9 @@ class _Agreeing(_Talk):
         for dealer, key in opened.items():
             accuser = pairs[dealer]
             try:
-                use = about(self.keys.terms.setup, dealer, accuser)
+                part_id = name_part(self.keys.terms.setup, dealer, accuser)
                 self.keys.parts[dealer][accuser].shares(
-                    key, self.keys.bundles[accuser].sealing, use
+                    key, self.keys.bundles[accuser].sealing, part_id
                 )
                 self.bar(
                     accuser,
@@ -313,7 +325,7 @@ class _Agreeing(_Talk):
 
 
 class _Opening(_Talk):
-    """The conversation that a sum is opened in."""
+    """The conversation that opens a sum."""
 
     def __init__(
         self, summing: Summing, setup: Setup, round: int, attempt: int, vectors: Mapping[int, Words]
@@ -322,41 +334,43 @@ class _Opening(_Talk):
         self.vectors = vectors
         self.survivors = tuple(sorted(vectors))
         self.attempt, self.opening = (round, attempt), (round, attempt, self.survivors)
-        at = setup.terms.place(round, attempt)
-        assert at is not None
-        self.at = at
+        position = setup.terms.place(round, attempt)
+        assert position is not None
+        self.position = position
 
     def total(self) -> Asking[tuple[Words, tuple[int, ...]]]:
-        """Returns the sum, and who is in it. Raises TooFewError, LostError."""
+        """Return the sum, and the clients in it. Raises TooFewError, LostError."""
         summing, members = self.summing, self.keys.members
-        summing.enough(self.survivors, "have sent their vectors", FEWEST)
+        summing.check_enough(self.survivors, "have sent their vectors", FEWEST)
         ask = self._ask(Phase.CONFIRM, numbers(members) + numbers(self.survivors))
         signers = yield from self.ask(
             dict.fromkeys(self.survivors, ask), lambda client, body: pieces(body, 0)
         )
-        summing.enough(signers, "have signed who is in the sum")
+        summing.check_enough(signers, "have signed who is in the sum")
         if self.survivors != members:
-            summing.setup = None  # who comes back may have lost its keys
+            summing.setup = None  # clients that come back may have lost their keys
         signatures = [self.heard[-1][client][-keys.SIGNATURE_BYTES :] for client in signers]
         ask = self._ask(Phase.OPEN, numbers(list(signers)) + b"".join(signatures))
         try:
-            held = yield from self._insist(
+            shares = yield from self._insist(
                 dict.fromkeys(self.survivors, ask), self._read_shares, summing.threshold
             )
-            summing.enough(held, "have said their shares")
-            secrets, faults = self._secrets(dict(list(held.items())[: summing.threshold]))
-            left = tuple(client for client in self.survivors if client not in faults)
+            summing.check_enough(shares, "have said their shares")
+            secrets, faults = self._secrets(dict(list(shares.items())[: summing.threshold]))
+            contributors = tuple(client for client in self.survivors if client not in faults)
             pairs = {}
             if faults:
-                summing.enough(left, "are left that have dealt as they should", FEWEST)
+                summing.check_enough(
+                    contributors, "are left that have dealt as they should", FEWEST
+                )
             for dealer, fault in faults.items():
                 ask = self._ask(Phase.DISOWN, fault.encode())
                 pairs[dealer] = yield from self._insist(
-                    dict.fromkeys(left, ask),
+                    dict.fromkeys(contributors, ask),
                     lambda client, body: pieces(body, 1, keys.KEY_BYTES)[0],
-                    len(left),
+                    len(contributors),
                 )
-                if len(pairs[dealer]) < len(left):
+                if len(pairs[dealer]) < len(contributors):
                     raise TooFewError(
                         f"not everybody has said its part of the masks of client {dealer}"
                     )
@@ -365,152 +379,157 @@ class _Opening(_Talk):
             raise LostError(
                 f"{error}; shares were asked for, so no other attempt of the round is opened"
             ) from error
-        return self._unmasked(left, secrets, pairs), left
+        return self._unmasked(contributors, secrets, pairs), contributors
 
     def _ask(self, phase: Phase, body: bytes) -> bytes:
         return round_ask(phase, self.keys.terms.setup, *self.attempt, body)
 
     def _insist(
-        self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T], least: int
+        self, asks: Mapping[int, bytes], parse: Callable[[int, bytes], T], minimum: int
     ) -> Asking[dict[int, T]]:
-        """Asks up to OPENING_TRIES times: the same ask is answered alike."""
-        found: dict[int, T] = {}
+        """Ask up to OPENING_TRIES times: a repeated ask gets the same answer."""
+        results: dict[int, T] = {}
         for _ in range(OPENING_TRIES):
-            found |= yield from self.ask(
-                {client: asks[client] for client in asks if client not in found}, read
+            results |= yield from self.ask(
+                {client: asks[client] for client in asks if client not in results}, parse
             )
-            if len(found) >= least:
+            if len(results) >= minimum:
                 break
-        return found
+        return results
 
     def _read_shares(self, client: int, body: bytes) -> list[bytes]:
-        """Returns a share of each member."""
+        """Return a client's share of each member."""
         shares = pieces(body, len(self.keys.members), shamir.SHARE_BYTES)
         for (dealer, parts), share in zip(self.keys.parts.items(), shares, strict=True):
-            if parts[client].hashes[2 * self.at + (dealer in self.survivors)] != hashed(share):
+            position = 2 * self.position + (dealer in self.survivors)
+            if parts[client].hashes[position] != hash_share(share):
                 raise MessageError(f"another share of client {dealer}'s secret than it was dealt")
         return shares
 
     def _secrets(
-        self, held: Mapping[int, Sequence[bytes]]
+        self, shares_by_holder: Mapping[int, Sequence[bytes]]
     ) -> tuple[dict[int, bytes], dict[int, Fault]]:
-        """Returns one seed of each member (of survivors their own mask's, else their key's), or its
-        fault.
+        """Recover one seed of each member, or its fault.
+
+        The seed is that of a survivor's own mask, and that of another member's key.
         """
         secrets, faults = {}, {}
-        by = shamir.factors([holder + 1 for holder in held])
+        weights = shamir.factors([holder + 1 for holder in shares_by_holder])
         for column, member in enumerate(self.keys.members):
-            shares, own = (
-                {holder: row[column] for holder, row in held.items()},
-                member in self.survivors,
-            )
-            secret = shamir.join(
-                {h + 1: int.from_bytes(share, "little") for h, share in shares.items()}, by
-            )
-            if secret is None or not fits(self.keys.bundles[member], self.at, own, secret):
+            shares = {holder: row[column] for holder, row in shares_by_holder.items()}
+            is_survivor = member in self.survivors
+            values = {
+                holder + 1: int.from_bytes(share, "little") for holder, share in shares.items()
+            }
+            secret = shamir.join(values, weights)
+            bundle = self.keys.bundles[member]
+            if secret is None or not fits(bundle, self.position, is_survivor, secret):
                 self.bar(member, "the shares that it dealt do not fit the keys that it had sent")
-                faults[member] = Fault(member, own, shares, self.heard[1][member])
+                faults[member] = Fault(member, is_survivor, shares, self.heard[1][member])
             else:
                 secrets[member] = secret
         return secrets, faults
 
     def _unmasked(
         self,
-        left: Sequence[int],
+        contributors: Sequence[int],
         secrets: Mapping[int, bytes],
         pairs: Mapping[int, Mapping[int, bytes]],
     ) -> Words:
-        """Takes away what did not cancel: own masks, and the masks for those who are not in the
-        sum.
-        """
+        """Remove what did not cancel: own masks, and masks for clients outside the sum."""
         form, setup = self.summing.form, self.keys.terms.setup
-        total: Words = np.sum([self.vectors[client] for client in left], axis=0, dtype=form.dtype)
+        total: Words = np.sum(
+            [self.vectors[client] for client in contributors], axis=0, dtype=form.dtype
+        )
         for member, secret in secrets.items():
-            if member in left:
+            if member in contributors:
                 total = total - keys.self_mask(secret, len(total), form)
                 continue
-            own = keys.private(secret)
-            # what it would have added for them is the opposite of what they did for it
-            for other in left:
-                key = keys.pair_key(own, self.keys.bundles[other].masks[self.at], setup, self.at)
-                total = total + keys.pair_mask(key, member, other, len(total), form)
-        for dealer, found in pairs.items():
-            for other, key in found.items():
-                total = total + keys.pair_mask(key, dealer, other, len(total), form)
+            pair_secret = keys.private(secret)
+            # the mask that it would have added for them is the opposite of theirs for it
+            for contributor in contributors:
+                public_key = self.keys.bundles[contributor].masks[self.position]
+                key = keys.pair_key(pair_secret, public_key, setup, self.position)
+                total = total + keys.pair_mask(key, member, contributor, len(total), form)
+        for dealer, pair_keys in pairs.items():
+            for contributor, key in pair_keys.items():
+                total = total + keys.pair_mask(key, dealer, contributor, len(total), form)
         return total
 
 
-def convicted(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozenset[int]:
-    """Returns who is barred by what was heard.
+def replay_proof(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozenset[int]:
+    """Return the clients that a proof bars.
 
-    Anybody can check it, and who has kept to the rules is never barred.
+    Anybody can check it, and a client that keeps to the rules is never barred.
 
     Args:
-        proof: what was heard.
-        known: the public keys that sign for clients, by number; None: whatever they say.
+        proof: the recorded answers.
+        known: the clients' public keys, by number; None: those that they send.
     """
     form = FixedPoint(64, 0, 1)
-    summing, heard = (
-        Summing(proof.terms.threshold, form, proof.terms.count, known),
-        iter(proof.heard),
-    )
+    summing = Summing(proof.terms.threshold, form, proof.terms.count, known)
+    transcript = iter(proof.heard)
 
-    def again(asking: Asking[object]) -> None:
+    def replay(asking: Asking[object]) -> None:
         try:
             next(asking)
-            for answers in heard:
+            for answers in transcript:
                 asking.send(answers)
         except (StopIteration, TooFewError, LostError):
             pass
 
-    again(_Agreeing(summing, Setup(proof.terms)).setup())
+    replay(_Agreeing(summing, Setup(proof.terms)).setup())
     if proof.opening is not None and summing.setup is not None:
         round, attempt, survivors = proof.opening
-        again(summing.open(round, attempt, dict.fromkeys(survivors, np.zeros(1, form.dtype))))
+        replay(summing.open(round, attempt, dict.fromkeys(survivors, np.zeros(1, form.dtype))))
     return frozenset(summing.barred)
 
 
-def keep_proof(folder: Path, client: int, proof: Proof) -> None:
-    """Writes why a client is barred into the file of its number. Raises StorageError."""
-    heard = [
-        {str(one): b64encode(answer).decode() for one, answer in answers.items()}
-        for answers in proof.heard
-    ]
-    about = {
+def save_proof(folder: Path, client: int, proof: Proof) -> None:
+    """Write the proof against a client into the file of its number. Raises StorageError."""
+    transcript = []
+    for answers in proof.heard:
+        transcript.append(
+            {str(number): b64encode(answer).decode() for number, answer in answers.items()}
+        )
+    table = {
         "reason": proof.reason,
         "terms": b64encode(proof.terms.encode()).decode(),
-        "heard": heard,
+        "heard": transcript,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / f"{client}.json", json.dumps({**about, "opening": proof.opening}).encode())
+    write_whole(folder / f"{client}.json", json.dumps({**table, "opening": proof.opening}).encode())
 
 
-def kept_proofs(
+def load_proofs(
     folder: Path, known: Mapping[int, bytes] | None
 ) -> tuple[dict[int, Proof], list[Path]]:
-    """Reads the proofs in a folder, and holds the conversation of each again.
+    """Read and check the proofs in a folder.
 
     Args:
-        folder: where `keep_proof` has written them; it need not be there.
-        known: the public keys that sign for clients, by number; None: whatever they say.
+        folder: the folder of `save_proof`; it need not exist.
+        known: the clients' public keys, by number; None: those that they send.
 
     Returns:
-        The proofs by client, and the files that show nothing.
+        The proofs by client, and the files that prove nothing.
     """
-    found, others = {}, []
+    proofs, invalid_files = {}, []
     for path in sorted(folder.glob("*.json")):
         try:
-            about = json.loads(path.read_bytes())
-            _, setup, terms = unframed(b64decode(about["terms"]))
-            heard = [
-                {int(one): b64decode(text) for one, text in answers.items()}
-                for answers in about["heard"]
-            ]
-            opening = about["opening"] and (*about["opening"][:2], tuple(about["opening"][2]))
-            proof = Proof(str(about["reason"]), Terms.decode(setup, terms), tuple(heard), opening)
-            if int(path.stem) not in convicted(proof, known):
+            table = json.loads(path.read_bytes())
+            _, setup, terms = unframe(b64decode(table["terms"]))
+            transcript = []
+            for answers in table["heard"]:
+                transcript.append(
+                    {int(number): b64decode(text) for number, text in answers.items()}
+                )
+            opening = table["opening"] and (*table["opening"][:2], tuple(table["opening"][2]))
+            proof = Proof(
+                str(table["reason"]), Terms.decode(setup, terms), tuple(transcript), opening
+            )
+            if int(path.stem) not in replay_proof(proof, known):
                 raise ValueError("it shows nothing")
-            found[int(path.stem)] = proof
+            proofs[int(path.stem)] = proof
         except (MessageError, ValueError, TypeError, KeyError, AttributeError):
-            others.append(path)
-    return found, others
+            invalid_files.append(path)
+    return proofs, invalid_files

@@ -1,0 +1,43 @@
+"""The loss of a model that knows nothing: every word or class is equally likely to it."""
+
+from math import log
+from typing import Any
+
+from fedseed.objectives.losses import Objective, Scoring, TextObjective
+
+
+def guess_loss(objective: Objective, model: Any, item: Any) -> float | None:
+    """Return the loss of a uniform guess.
+
+    Args:
+        objective: makes losses of items.
+        model: the model that is tuned; it is not run.
+        item: a prepared example; None: there is none.
+
+    Returns:
+        The natural logarithm of the number of words, or of the item's options; None: it is not
+        known how many there are, as for a loss function of a user's own, or for rewards.
+    """
+    if isinstance(objective, Scoring):
+        count = _count_options(objective, model, item)
+    elif isinstance(objective, TextObjective):
+        count = _count_words(model)
+    else:
+        count = None
+    return log(count) if count else None
+
+
+def _count_options(objective: Scoring, model: Any, item: Any) -> int | None:
+    if getattr(item, "teacher_forcing", False):
+        return _count_words(model)
+    for name in ("sequences", "words"):
+        if hasattr(item, name):
+            return len(getattr(item, name))
+    return getattr(getattr(model, "config", None), "num_labels", None)
+
+
+def _count_words(model: Any) -> int | None:
+    settings: Any = getattr(model, "config", None)
+    if hasattr(settings, "get_text_config"):
+        settings = settings.get_text_config()
+    return getattr(settings, "vocab_size", None)

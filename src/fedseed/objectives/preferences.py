@@ -1,0 +1,136 @@
+"""Direct preference optimisation: the model is to prefer what a person preferred.
+
+Rafailov, Sharma, Mitchell, Ermon, Manning, Finn: "Direct Preference Optimization: Your Language
+Model is Secretly a Reward Model", NeurIPS 2023, equation 7:
+
+    loss = -log sigmoid(beta ((log p(c) - log p_base(c)) - (log p(r) - log p_base(r))))
+
+c is the chosen answer and r the rejected one, each after their prompt. beta (log p - log p_base) is
+an answer's implicit reward. What the base says of a pair is one number, which is computed before
+anything trains (`Preferences.with_reference`): there is no second model.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from fedseed.errors import RecipeError
+from fedseed.objectives.losses import Objective, TextObjective
+from fedseed.objectives.tokens import Tokens, placed
+from fedseed.tasks.data import BETA, Chat, Preference
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tokenised preference.
+
+    An answer has several sequences where a chat template writes earlier messages anew.
+    """
+
+    sequences: tuple[Tokens, ...]  # those of the chosen answer, then those of the rejected one
+    chosen: int  # how many are the chosen answer's
+    # log p_base(c) - log p_base(r); None: not computed yet
+    reference: float | None = None
+
+    @property
+    def cut(self) -> int:
+        """Return how many tokens were cut away."""
+        return sum(sequence.cut for sequence in self.sequences)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Return what else was done to it (`fedseed.objectives.prepared.REMARKS`)."""
+        return tuple(remark for sequence in self.sequences for remark in sequence.remarks)
+
+
+class Preferences(Objective):
+    """DPO's loss of pairs of answers.
+
+    Args:
+        language: tokenises answers and says how likely they are: `CausalLM` or `Seq2SeqLM`.
+        beta: how strongly the model is held to its base.
+    """
+
+    batch = 16  # pairs that are evaluated at a time
+    # the base's log-probabilities are without dropout, so the model's are, too
+    with_dropout = False
+
+    def __init__(self, language: TextObjective, beta: float = BETA) -> None:
+        self.language = language
+        self.tokenizer = language.tokenizer
+        self.beta = beta
+        # without a limit: says how many sequences an answer should have
+        self._whole = type(language)(language.tokenizer, sys.maxsize, prefix=language.prefix)
+
+    def each(self, examples: Sequence[Preference]) -> list[list[Pair]]:
+        """Tokenise pairs.
+
+        Raises:
+            RecipeError: a chat template refuses a chat.
+        """
+        chosen = self._sides([example.chosen for example in examples])
+        rejected = self._sides([example.rejected for example in examples])
+        return [
+            [Pair((*better, *worse), len(better))] if better and worse else []
+            for better, worse in zip(chosen, rejected, strict=True)
+        ]
+
+    def items(self, example: Preference) -> list[Pair]:
+        return self.each([example])[0]
+
+    def _sides(self, answers: Sequence[Any]) -> list[list[Tokens]]:
+        """Return the sequences of some answers; none of one that does not fit as a whole."""
+        made = self.language.each(answers)
+        for number, answer in enumerate(answers):
+            if isinstance(answer, Chat) and len(self._whole.items(answer)) != len(made[number]):
+                made[number] = []
+        return made
+
+    def differences(self, model: Any, items: Sequence[Pair]) -> torch.Tensor:
+        """Return log p(c) - log p(r) of each pair, float32, shape (items,), differentiable."""
+        sequences = [sequence for item in items for sequence in item.sequences]
+        losses = self.language.losses(model, sequences)
+        signs = [
+            -1.0 if place < item.chosen else 1.0
+            for item in items
+            for place in range(len(item.sequences))
+        ]
+        parts = torch.split(
+            losses * placed(signs, losses.device), [len(item.sequences) for item in items]
+        )
+        return torch.stack([part.sum() for part in parts])
+
+    @torch.no_grad()
+    def with_reference(self, model: Any, items: Sequence[Pair]) -> list[Pair]:
+        """Return the pairs with what a model, the base, says of them."""
+        model.eval()
+        found: list[float] = []
+        for begin in range(0, len(items), self.batch):
+            found += self.differences(model, items[begin : begin + self.batch]).tolist()
+        return [replace(item, reference=value) for item, value in zip(items, found, strict=True)]
+
+    def margins(self, model: Any, items: Sequence[Pair]) -> torch.Tensor:
+        """Return by how much the chosen answer's implicit reward is above the rejected one's.
+
+        Returns:
+            float32, shape (items,), differentiable.
+
+        Raises:
+            RecipeError: a pair has no reference (`with_reference`).
+        """
+        references = [item.reference for item in items if item.reference is not None]
+        if len(references) < len(items):
+            raise RecipeError(
+                "Preferences: a pair has no log-probabilities of the base: call with_reference "
+                "with the base before training"
+            )
+        differences = self.differences(model, items)
+        return self.beta * (differences - placed(references, differences.device))
+
+    def losses(self, model: Any, items: Sequence[Pair]) -> torch.Tensor:
+        """Return DPO's loss of each pair, shape (items,)."""
+        return -logsigmoid(self.margins(model, items))

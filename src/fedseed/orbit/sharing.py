@@ -1,0 +1,148 @@
+"""Share an orbit: put it into a folder or a repository of the Hugging Face hub, and get it again.
+
+A place is a folder (a path that begins with ".", "/" or "~", or that is there), an address
+file:///..., or OWNER/NAME, a model repository of the hub, at HF_ENDPOINT. The file there is called
+model.orbit. The hub's client, huggingface_hub, comes with the extra `train`.
+"""
+
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from fedseed.durable import make_folder, replacing, write_whole
+from fedseed.errors import FedseedError, OrbitError, RecipeError, to_install
+from fedseed.orbit.file import Orbit
+from fedseed.text import first_line
+
+NAME = "model.orbit"
+
+
+def folder_of(place: str) -> Path | None:
+    """Return the folder that a place is; None: it is a repository of the hub.
+
+    Raises:
+        RecipeError: it is neither.
+    """
+    parts = urlsplit(place)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise RecipeError(f"{place}: write file:///FOLDER, with three slashes")
+        return Path(url2pathname(parts.path))
+    path = Path(place).expanduser()
+    if place.startswith((".", "/", "~")) or path.is_dir():
+        return path
+    if parts.scheme or place.count("/") != 1 or not all(place.split("/")):
+        raise RecipeError(
+            f"{place}: give a folder that is there (or begins with ./), file:///FOLDER, or "
+            "OWNER/NAME of the hub"
+        )
+    return None
+
+
+def push_orbit(path: Path, place: str, private: bool = False, force: bool = False) -> str:
+    """Put an orbit into a folder or a repository.
+
+    Args:
+        path: the orbit's file; it must be whole.
+        place: where to.
+        private: make a new repository of the hub private.
+        force: replace another orbit that is there.
+
+    Returns:
+        Where it is now.
+
+    Raises:
+        OrbitError: the file is no orbit, is damaged, or its run goes on.
+        RecipeError: the place is none.
+        FedseedError: another orbit is there, or the hub refuses.
+    """
+    orbit = Orbit.open(path)
+    if not orbit.complete:
+        raise OrbitError(
+            f"{path}: its run is not over; share it then, or write what there is to an orbit of "
+            "its own with `fedseed orbit rollback`"
+        )
+    data, folder = path.read_bytes(), folder_of(place)
+    if folder is None:
+        return _push_to_hub(data, place, private, force)
+    there = folder / NAME
+    if there.exists() and there.read_bytes() != data and not force:
+        raise FedseedError(f"{there} is another orbit: choose another place, or say --force")
+    make_folder(folder)
+    write_whole(there, data)
+    return str(there)
+
+
+def _push_to_hub(data: bytes, place: str, private: bool, force: bool) -> str:
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError
+    except ModuleNotFoundError as error:
+        raise FedseedError(f"{place}: the hub needs huggingface_hub: {to_install('train')}") from (
+            error
+        )
+    hub = HfApi()
+    try:
+        hub.create_repo(place, private=private, exist_ok=True)
+        if not force and hub.file_exists(place, NAME) and _fetch(place) != data:
+            raise FedseedError(
+                f"{place} has another orbit: choose another name, or say --force (the hub keeps "
+                "the old one in its history)"
+            )
+        done = hub.upload_file(
+            path_or_fileobj=data,
+            path_in_repo=NAME,
+            repo_id=place,
+            commit_message="Add the orbit of a fedseed run",
+        )
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise FedseedError(f"{place}: the hub did not take it: {first_line(error)}") from error
+    return str(done.commit_url)
+
+
+def pull_orbit(place: str, out: Path) -> Orbit:
+    """Get an orbit from a folder or a repository; the file is checked before it takes its place.
+
+    Args:
+        place: where it is.
+        out: the file to write; it must not exist.
+
+    Raises:
+        RecipeError: the place is none.
+        OrbitError: what is there is no orbit, or damaged.
+        FedseedError: there is none, or `out` exists already.
+    """
+    if out.exists():
+        raise FedseedError(f"{out}: there already; choose another name with --out")
+    folder = folder_of(place)
+    if folder is None:
+        data = _fetch(place)
+    else:
+        there = folder / NAME
+        if not there.is_file():
+            raise FedseedError(f"{there}: there is no such file")
+        data = there.read_bytes()
+    make_folder(out.parent)
+    with replacing(out) as temporary:
+        temporary.write_bytes(data)
+        try:
+            return Orbit.open(temporary)
+        except OrbitError as error:
+            text = str(error).replace(str(temporary), place)
+            raise OrbitError(text) from error
+
+
+def _fetch(place: str) -> bytes:
+    """Return the orbit in a repository. Raises FedseedError: it can't be had."""
+    try:
+        from huggingface_hub import hf_hub_download
+    except ModuleNotFoundError as error:
+        raise FedseedError(f"{place}: the hub needs huggingface_hub: {to_install('train')}") from (
+            error
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return Path(hf_hub_download(place, NAME, local_dir=folder)).read_bytes()
+        except Exception as error:  # of the hub's client, whose errors have changed before
+            raise FedseedError(f"{place}: {NAME} can't be had: {first_line(error)}") from error

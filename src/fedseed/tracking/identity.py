@@ -1,0 +1,31 @@
+"""tracking.json in a run's folder: by what each tracker knows the run, so that it goes on there."""
+
+import json
+from pathlib import Path
+
+from fedseed.durable import write_whole
+
+FILE = "tracking.json"
+
+
+def read_identity(folder: Path | None, key: str) -> str | None:
+    """Return what an earlier session of the run is known by; None: there was none.
+
+    Args:
+        folder: the run's; None: the run writes nothing.
+        key: the tracker, and where it keeps runs.
+    """
+    if folder is None or not (folder / FILE).is_file():
+        return None
+    known = json.loads((folder / FILE).read_text(encoding="utf-8")).get(key, {}).get("id")
+    return None if known is None else str(known)
+
+
+def write_identity(folder: Path | None, key: str, identity: str) -> None:
+    """Keep what the run is known by. Arguments are those of `read_identity`."""
+    if folder is None:
+        return
+    file = folder / FILE
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    text = json.dumps({**known, key: {"id": identity}}, indent=1)
+    write_whole(file, f"{text}\n".encode())

@@ -1,0 +1,129 @@
+"""MLflow: a run in an experiment, at a tracking server or in a local store (MLFLOW_TRACKING_URI).
+
+A run that is resumed goes on in the same run there, whose id is kept in tracking.json in the run's
+folder. A round's numbers are sent in one request, and what is there already, the store says: no
+round is missing or stands there twice.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import PrivateAttr
+
+from fedseed.text import flat
+from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars
+from fedseed.tracking.identity import read_identity, write_identity
+
+LARGEST = 100_000_000  # bytes of the largest file that is sent
+MOST_PARAMETERS = 100  # in one request
+LONGEST_VALUE = 500  # characters of a parameter, also at older servers
+ROUND = "round"  # the metric that says which rounds are there
+
+
+class MLflow(Tracker):
+    """Metrics with the round as their step, the recipe as parameters, the summary as metrics and
+    tags, and the run's files as artefacts.
+
+    Args:
+        project: the experiment.
+        upload: whether the run's files are sent when it is over.
+    """
+
+    name: Literal["mlflow"] = "mlflow"
+    about: ClassVar[str] = "MLflow, at a server or in a local store (extra: mlflow)"
+    package: ClassVar[str | None] = "mlflow"
+
+    project: str = "fedseed"
+    upload: bool = True
+
+    _client: Any = PrivateAttr(None)
+    _id: str = PrivateAttr("")
+    _sent: int = PrivateAttr(-1)  # the last round that is there
+
+    def start(self, run: Start) -> None:
+        """Begin a run in the experiment, or go on with that of an earlier session."""
+        with redirect_stdout(sys.stderr):
+            from mlflow import MlflowClient
+
+            self._client = MlflowClient()
+            key = f"{self.name}:{self.project}"
+            known = read_identity(run.folder, key)
+            if known is None:
+                self._id = self._create(run)
+                write_identity(run.folder, key, self._id)
+            else:
+                self._id = known
+                self._client.update_run(known, status="RUNNING")
+                history = self._client.get_metric_history(known, ROUND)
+                self._sent = max((point.step for point in history), default=-1)
+        for line in run.earlier:
+            self.metrics(line)
+
+    def _create(self, run: Start) -> str:
+        """Create a run with the recipe as its parameters, and return its id."""
+        from mlflow.entities import Param
+
+        client = self._client
+        there = client.get_experiment_by_name(self.project)
+        experiment = (
+            client.create_experiment(self.project) if there is None else there.experiment_id
+        )
+        made = client.create_run(
+            experiment, run_name=run.title, tags={"fedseed.method": run.method}
+        )
+        identity = str(made.info.run_id)
+        settings = [
+            Param(_allowed(key), str(value)[:LONGEST_VALUE])
+            for key, value in flat(run.config).items()
+        ]
+        for first in range(0, len(settings), MOST_PARAMETERS):
+            client.log_batch(identity, params=settings[first : first + MOST_PARAMETERS])
+        return identity
+
+    def metrics(self, line: MetricsLine) -> None:
+        """Send the line's numbers, if its round is not there yet."""
+        number = line["round"]
+        if number > self._sent:
+            self._send({**scalars(line), ROUND: number}, number)
+            self._sent = number
+
+    def _send(self, values: Mapping[str, float], step: int, tags: Sequence[Any] = ()) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(_allowed(key), float(value), now, step) for key, value in values.items()]
+        self._client.log_batch(self._id, metrics=metrics, tags=tags)
+
+    def artefacts(self, files: Sequence[Path]) -> None:
+        """Send the files that are not too large."""
+        for file in files if self.upload else ():
+            if file.stat().st_size <= LARGEST:
+                self._client.log_artifact(self._id, str(file))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        from mlflow.entities import RunTag
+
+        tags = [
+            RunTag(f"summary.{key}", value)
+            for key, value in summary.items()
+            if isinstance(value, str)
+        ]
+        numbers = {f"summary.{key}": value for key, value in scalars(summary).items()}
+        self._send(numbers, max(0, self._sent), tags)
+        self._client.set_terminated(self._id)
+        self._client = None
+
+    def close(self) -> None:
+        """Say of a run that was stopped that it was killed, until it goes on."""
+        if self._client is not None and self._id:
+            self._client.set_terminated(self._id, status="KILLED")
+        self._client = None
+
+
+def _allowed(key: str) -> str:
+    """Return a name as MLflow allows it."""
+    return "".join(sign if sign.isalnum() or sign in "_-./ " else "_" for sign in key)

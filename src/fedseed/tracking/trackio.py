@@ -1,0 +1,85 @@
+"""Trackio: a run in a local project (TRACKIO_DIR, `trackio show`), or in a Space of the Hugging
+Face hub (TRACKIO_SPACE_ID).
+
+A run that is resumed goes on under the same name there, which is kept in tracking.json in the run's
+folder. What is there already, Trackio says: no round is missing or stands there twice.
+"""
+
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from typing import Any, ClassVar, Literal
+from uuid import uuid4
+
+from pydantic import PrivateAttr
+
+from fedseed.text import flat
+from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars, slashed
+from fedseed.tracking.identity import read_identity, write_identity
+
+
+class Trackio(Tracker):
+    """Curves over rounds, the recipe as configuration, and the summary.
+
+    Args:
+        project: what runs stand under there.
+    """
+
+    name: Literal["trackio"] = "trackio"
+    about: ClassVar[str] = "Trackio, on this machine or in a Space (extra: trackio)"
+    package: ClassVar[str | None] = "trackio"
+
+    project: str = "fedseed"
+
+    _run: Any = PrivateAttr(None)
+    _sent: int = PrivateAttr(-1)  # the last round that is there
+
+    def start(self, run: Start) -> None:
+        """Begin a run under a name that nobody else has, or go on with a known one."""
+        import trackio
+
+        key = f"{self.name}:{self.project}"
+        known = read_identity(run.folder, key)
+        identity = known or f"{run.title}-{uuid4().hex[:6]}"
+        settings = {
+            name: value if isinstance(value, int | float | str | bool) else str(value)
+            for name, value in flat(run.config).items()
+        }
+        with redirect_stdout(sys.stderr):
+            self._run = trackio.init(
+                project=self.project,
+                name=identity,
+                config=settings,
+                resume="never" if known is None else "allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        if known is None:
+            write_identity(run.folder, key, identity)
+        # Trackio says with which step the run goes on, and nothing else of what is there
+        self._sent = getattr(self._run, "_next_step", 0) - 1
+        for line in run.earlier:
+            self.metrics(line)
+
+    def metrics(self, line: MetricsLine) -> None:
+        """Send the line's numbers, if its round is not there yet."""
+        if line["round"] > self._sent:
+            self._sent = line["round"]
+            self._run.log(slashed(scalars({**line, "round": None})), step=self._sent)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._run.log(slashed(scalars(summary), "summary/"), step=max(0, self._sent))
+        self.close()
+
+    def close(self) -> None:
+        """End the run; again is fine."""
+        if self._run is not None:
+            from trackio import context_vars
+
+            with redirect_stdout(sys.stderr):
+                self._run.finish()
+            # or it would be ended once more when the process ends
+            if context_vars.current_run.get() is self._run:
+                context_vars.current_run.set(None)
+            self._run = None
