@@ -52,7 +52,7 @@ class Noise:
 
 @dataclass
 class Past:
-    """Say what a rule may know besides a round's vectors."""
+    """Facts about a round that a rule may use besides its vectors."""
 
     seed: int = 0  # the run's seed, which with the round's number decides what a rule draws
     round: int = 0

@@ -54,7 +54,7 @@ class Mean(AggregationRule):
 
 
 class Median(Entrywise):
-    """Take the plain median of each entry.
+    """Takes the plain median of each entry.
 
     Of an even number of clients, the mean of the middle two.
 
@@ -75,7 +75,7 @@ class Median(Entrywise):
 
 
 class TrimmedMean(Entrywise):
-    """Take the mean of each entry without its f least and f largest values.
+    """Takes the mean of each entry without its f least and f largest values.
 
         (1 / (n - 2 f)) sum of the sorted values f + 1, ..., n - f of each entry
 
@@ -100,7 +100,7 @@ class TrimmedMean(Entrywise):
 
 
 class GeometricMedian(Geometric):
-    """Find the point with the least sum of distances to all vectors, by the smoothed Weiszfeld
+    """Finds the point with the least sum of distances to all vectors, by the smoothed Weiszfeld
     algorithm from z = 0.
 
         b_i = 1 / max(nu, |x_i - z|),   z <- sum_i b_i x_i / sum_i b_i

@@ -1,4 +1,4 @@
-"""Say what a base's folder or hub name holds, before anything of it is loaded."""
+"""Examine a base's folder or hub name before anything of it is loaded."""
 
 import json
 import os

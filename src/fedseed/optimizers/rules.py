@@ -104,7 +104,7 @@ class Squares:
 
 @dataclass(frozen=True)
 class Rule:
-    """Say how a gradient g becomes a step.
+    """A rule that turns a gradient g into a step.
 
     momentum   m <- beta1 m + g;                    change = -rate m       (torch.optim.SGD's;
     FedAvgM's)
@@ -145,7 +145,7 @@ class Rule:
 
 
 class Moments:
-    """Keep a run's running averages.
+    """The running averages of a run.
 
     They follow from its gradients, so that a replay restores them.
 

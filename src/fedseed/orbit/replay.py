@@ -38,7 +38,7 @@ def replay(
     progress: OnStep | None,
     check_all: bool = False,
 ) -> str:
-    """Apply steps to the base in place, and returns the weights' digest; see `Orbit.replay`."""
+    """Apply steps to the base in place, and return the weights' digest; see `Orbit.replay`."""
     if header.adapter is None:
         check_base(header, model)
     elif not adapters.is_installed(model):

@@ -108,7 +108,7 @@ class Client(Protocol):
     def project_gradients(
         self, training: LocalTraining, basis: Basis, counts: Sequence[int]
     ) -> list[Floats]:
-        """Train with plain SGD, and returns V^T (w_start - w_end), summed up gradient by gradient.
+        """Train with plain SGD, and return V^T (w_start - w_end), summed up gradient by gradient.
 
         Raises NonFiniteError if a loss is not finite.
         """

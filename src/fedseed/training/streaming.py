@@ -60,7 +60,7 @@ class _LookedUpRows(TorchFunctionMode):
         self._take = take
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, or looks rows up itself.
+        """Call `func`, or look rows up directly.
 
         Torch calls this in place of `func`, with the mode off inside.
         """

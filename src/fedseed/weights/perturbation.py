@@ -127,7 +127,7 @@ def can_exchange(model: torch.nn.Module) -> bool:
 
 
 class Perturbation(TorchFunctionMode):
-    """Make w + scale * direction, tensor by tensor.
+    """Makes w + scale * direction, tensor by tensor.
 
     While it is active, torch functions get that instead of w.
 

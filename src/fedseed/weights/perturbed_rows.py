@@ -179,7 +179,7 @@ class Rows:
 
 
 class PerturbedRows(TorchFunctionMode):
-    """Call a model's `forward` with weights for each row, while it is active.
+    """Calls a model's `forward` with weights for each row, while it is active.
 
     Elsewhere parameters may not be used.
 

@@ -133,11 +133,9 @@ def project_change(
         current: float32 copies to use in place of the weights, where these are rounded copies.
     """
     products, weights = Projection(vector, basis, counts), current or vector.parameters
-    if (
-        sums := _project_at_once(
-            vector, saved, weights, basis.spec_on(vector.layout.matrices), counts
-        )
-    ) is not None:
+    spec = basis.spec_on(vector.layout.matrices)
+    sums = _project_at_once(vector, saved, weights, spec, counts)
+    if sums is not None:
         return products.finish(sums)
     for index, (w, s) in enumerate(zip(weights, saved, strict=True)):
         for lo, _, part in differences(s, w):
@@ -150,9 +148,8 @@ def change_norms(
 ) -> NDArray[np.float64]:
     """Return |saved - w| for each block; `current`: as in `project_change`."""
     blocks, weights = len(vector.layout.block_sizes), current or vector.parameters
-    if (
-        sums_by_block := _project_at_once(vector, saved, weights, SQUARES, [1] * blocks)
-    ) is not None:
+    sums_by_block = _project_at_once(vector, saved, weights, SQUARES, [1] * blocks)
+    if sums_by_block is not None:
         squares_by_block = np.array(
             [
                 float(sums_by_block[block][0]) if block in sums_by_block else 0.0

@@ -56,11 +56,9 @@ def row_losses(
     if len(items) != len(moves):
         raise ValueError(f"{len(items)} items for {len(moves)} directions")
     row_counts = [1] * len(items) if counts is None else counts
-    rows = [
-        number
-        for number, count in zip(range(len(moves)), row_counts, strict=True)
-        for _ in range(count)
-    ]
+    rows: list[int] = []
+    for number, count in zip(range(len(moves)), row_counts, strict=True):
+        rows += [number] * count
 
     def enter_rows(numbers: Sequence[int]) -> AbstractContextManager[PerturbedRows]:
         return space.rows.active(basis, [moves[number] for number in numbers])

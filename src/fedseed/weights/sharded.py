@@ -56,7 +56,7 @@ def shard(model: torch.nn.Module, local: int) -> None:
 
 
 class _OwnRun:
-    """Take this process' run of its own gradients, in place of a sum over processes.
+    """Takes this process' run of its own gradients, in place of a sum over processes.
 
     All processes have equal gradients.
     """
