@@ -36,11 +36,12 @@ def server(tmp_path, request):
 
 
 async def _with_stream(server, act):
-    connection = await nats.connect(server.url)
-    try:
-        await act(connection.jetstream(timeout=10))
-    finally:
-        await connection.close()
+    async with asyncio.timeout(60):
+        connection = await nats.connect(server.url)
+        try:
+            await act(connection.jetstream(timeout=10))
+        finally:
+            await connection.close()
 
 
 def edit(server, run, **changes):
@@ -194,7 +195,25 @@ def test_a_stream_that_does_not_take_the_log_any_more_is_said(problem, network, 
     own = [f"fedseed.{net.run}.log"]
     edit(server, net.run, subjects=["elsewhere"], republish=None)
     until(lambda: f"does not take {own[0]}" in coordinator.said, 60, coordinator.said)
-    edit(server, net.run, subjects=own)
+    edit(server, net.run, subjects=own)  # and forgets what the server repeats to clients
+    net.check(problem, coordinator, [host], expected.summary)
+
+
+@both_servers("server")
+def test_a_stream_that_does_not_repeat_entries_any_more_is_set_right(
+    problem, network, server, in_process
+):
+    net = network(server, LONG)
+    expected = in_process(problem, net.recipe)
+    coordinator, host = begun(net)
+    try:
+        edit(server, net.run, republish=None)
+    except nats.js.errors.ServerError as error:
+        # 2.9.10: a later setting can't be taken away, so there is nothing to set right
+        assert "can not change RePublish" in str(error)
+    else:
+        until(lambda: "repeats entries to clients again" in coordinator.said, 60, coordinator.said)
+        assert coordinator.said.count("set its republish to") == 1
     net.check(problem, coordinator, [host], expected.summary)
 
 

@@ -513,8 +513,7 @@ class Network:
         end = await transport(Access(self.common["nats"], key, ca), self.run).coordinator()
         last, found = (await end.log()).last, []
         stop = await end.follow(0, lambda number, data: found.append(Entry.decode(data)))
-        while len(found) < last:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: len(found) >= last, what="not all entries come")
         await stop()
         await end.close()
         return found

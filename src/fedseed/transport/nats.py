@@ -40,6 +40,7 @@ from fedseed.transport.subjects import Subjects, name_of
 from fedseed.transport.troubles import Troubles
 
 AGAIN_SECONDS = 1.0  # a question is repeated: it may have been one of too many
+REPEATS = "repeats"  # the kind of trouble (`Troubles`)
 UNSENT_BYTES = 1 << 20  # of pending answers, beyond which no further answer is sent
 NOBODY_LISTENS = "503"  # the server's own answer
 MORE = "docs/federation.md says what that means"
@@ -134,12 +135,16 @@ class NatsEnd(ObjectsEnd):
                 f"may this key ask? ({error})"
             ) from error
         self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+        await self._check_settings(info.config)
         # a deleted log leaves the number of the last message, and a first one beyond it
         return base.Log(
             int(info.state.last_seq),
             info.config.description == OVER,
             cut=int(info.state.first_seq) > 1,
         )
+
+    async def _check_settings(self, config: api.StreamConfig) -> None:
+        """Check how the log's stream is set, and correct what this party may correct."""
 
     async def follow(self, last_number: int, take: base.Take) -> base.Stop:
         chain = Chain(self.signatures, self.subjects.log)
@@ -337,6 +342,30 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
     async def broadcast(self, data: bytes, receivers: Collection[str] | None = None) -> None:
         await self._publish(self.subjects.down, data)
 
+    def _republish(self) -> api.RePublish:
+        """Return the setting by which the server repeats each entry to those who follow."""
+        return api.RePublish(src=self.subjects.log, dest=self.subjects.entries)
+
+    async def _check_settings(self, config: api.StreamConfig) -> None:
+        """Have the server repeat entries again if an operator's edit has ended that.
+
+        Without it clients hear of a step only when they ask, seconds later.
+        """
+        wanted, current = self._republish(), config.republish
+        troubles, stream = self.connection.troubles, self.subjects.stream
+        if config.sealed or (current and (current.src, current.dest) == (wanted.src, wanted.dest)):
+            return troubles.end(REPEATS, f"the stream {stream} repeats entries to clients again")
+        troubles.report(
+            REPEATS,
+            f"the stream {stream} does not repeat entries to clients, so they hear of each step "
+            f"seconds late; set its republish to {wanted.src} > {wanted.dest}",
+            0.0,
+        )
+        with suppress(nats.errors.Error, TimeoutError):  # the next look tries it again
+            await self.connection.jetstream(timeout=REQUEST_SECONDS).update_stream(
+                config.evolve(republish=wanted)
+            )
+
     async def writer(self, last: int | None, copies: int = 1) -> "NatsLogWriter":
         if last is None:
             last = 0
@@ -348,7 +377,7 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
                 allow_direct=False,
                 deny_delete=True,
                 deny_purge=True,
-                republish=api.RePublish(src=self.subjects.log, dest=self.subjects.entries),
+                republish=self._republish(),
             )
             with network_errors(f"the log of run {self.subjects.run} can't be made"):
                 await self.connection.jetstream(timeout=REQUEST_SECONDS).add_stream(settings)
