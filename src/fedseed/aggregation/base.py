@@ -81,11 +81,11 @@ class AggregationRule(BaseModel, ABC, metaclass=Hinting):
 
     @property
     def least(self) -> int:
-        """Returns how many clients must answer for the rule to do what it promises."""
+        """Return the number of answers that the rule needs to keep its promise."""
         return 1
 
     def shortage(self, answers: int) -> str | None:
-        """Return why so many answers are too few; None: they are enough."""
+        """Return the reason why a number of answers is too small; None if it is enough."""
         if answers >= self.least:
             return None
         said = "".join(
@@ -98,7 +98,7 @@ class AggregationRule(BaseModel, ABC, metaclass=Hinting):
 
     @property
     def geometric(self) -> bool:
-        """Return whether it looks at vectors' lengths and distances.
+        """Return whether the rule uses vectors' lengths and distances.
 
         Whole weights then count by their moves.
         """
@@ -128,7 +128,7 @@ class AggregationRule(BaseModel, ABC, metaclass=Hinting):
     def combine_parts(
         self, parts: Iterable[Part], weights: Sequence[float], past: Past
     ) -> Iterator[Vector]:
-        """Yield what `combine` returns, part by part, for long vectors.
+        """Yield the result of `combine` part by part, for long vectors.
 
         By default each part is combined by itself.
 

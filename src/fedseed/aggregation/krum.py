@@ -45,7 +45,7 @@ class Krum(Geometric):
         return made
 
     def wanted(self, n: int) -> int:
-        """Return how many of n vectors are chosen, of which the outcome is the mean."""
+        """Return the number of vectors, of n, that are chosen and averaged."""
         return 1
 
 

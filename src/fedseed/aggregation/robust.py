@@ -82,15 +82,15 @@ class Robust(AggregationRule):
 
     @property
     def fewest(self) -> int:
-        """Return how many vectors the rule itself needs: more than twice as many as there may be
-        liars.
+        """Return the number of vectors that the rule itself needs: more than twice the number of
+        possible liars.
         """
         return 2 * self.liars + 1
 
     @property
     def least(self) -> int:
-        """Return how many answers a round needs: "bucketing" leaves n / s vectors, and a liar may
-        spoil a bucket.
+        """Return the number of answers that a round needs: "bucketing" leaves n / s vectors, and a
+        liar may spoil a bucket.
         """
         least = self.fewest
         for step in reversed(self.before):
@@ -107,7 +107,7 @@ class Robust(AggregationRule):
 
     @abstractmethod
     def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Outcome:
-        """Return how the outcome's entries follow from those of all vectors.
+        """Return the combination that makes the outcome's entries from those of all vectors.
 
         With `past` the last vector is the last round's outcome. The products are None if the rule
         needs none.

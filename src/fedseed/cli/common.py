@@ -126,7 +126,9 @@ class Reading:
 
     @property
     def changes(self) -> list[str]:
-        """Returns what replaces values of the recipe, "key=value" each, and what is taken out."""
+        """Return the values that replace those of the recipe ("key=value" each), and the keys to
+        take out.
+        """
         return [*(f"~{key}" for key in self.unset or []), *(self.set_ or [])]
 
     @property
@@ -172,7 +174,7 @@ class ReadingForDevice(Reading):
 
     @property
     def changes(self) -> list[str]:
-        """Returns what replaces values of the recipe, `--device` as the last."""
+        """Return the values that replace those of the recipe, `--device` as the last."""
         return [
             *super().changes,
             *([] if self.device is None else [f'model.device="{self.device}"']),
@@ -228,7 +230,7 @@ class Telling:
     ] = False
 
     def screen(self) -> Console:
-        """Returns where to say what people read: standard error with --json, nowhere with
+        """Return the console for people's messages: standard error with --json, nothing with
         --quiet.
         """
         return (

@@ -83,7 +83,7 @@ class Reaching:
     ca: CaOption = None
 
     def reach(self, recipe: Recipe, name: str) -> Access:
-        """Returns how to reach the server: the command line goes before the recipe.
+        """Return the settings for reaching the server: the command line overrides the recipe.
 
         Raises RecipeError.
         """
@@ -213,7 +213,7 @@ def serve(
 
 
 def read_site(file: Path) -> dict[str, Any]:
-    """Returns what a site's file says, as options of `join` by name.
+    """Return the settings in a site's file, as options of `join` by name.
 
     Paths in it begin in its folder.
 
@@ -560,7 +560,7 @@ def run_name(recipe: Recipe, source: str, given: str | None) -> str:
 
 
 async def ask(reach: Access, run: str) -> dict[str, Any]:
-    """Returns what a run's coordinator says, or, if there is none, what the server knows.
+    """Return the status from a run's coordinator or, if there is none, from the server.
 
     Raises:
         NetworkError: the server can't be reached, or knows no such run.
@@ -579,7 +579,7 @@ async def ask(reach: Access, run: str) -> dict[str, Any]:
 
 
 def by_client(summary: dict[str, Any]) -> list[str]:
-    """Returns what each client has measured on what it holds out, a line each."""
+    """Return each client's metrics on its held-out data, a line each."""
     lines = []
     for name, figures in summary.get("by_client", {}).items():
         first, last = figures["baseline"] or {}, figures["final"]

@@ -253,7 +253,7 @@ def _said(text: str) -> str:
 
 
 def _seen(text: str) -> str:
-    """Returns what a model has said; a terminal does not obey it."""
+    """Return a model's text without the codes that a terminal would obey."""
     return clean(text) if sys.stdout.isatty() else text
 
 

@@ -1,5 +1,5 @@
-"""Tells what a run will cost here: its memory by the shapes of its base, its time by one round with
-few local steps.
+"""Estimate a run's cost on this machine: its memory from the shapes of its base, its time from one
+round with few local steps.
 
 Memory is computed from the base's configuration; no weights are read. The sum is less than a run's
 peak: activations of the layers, messages, libraries and data come on top of it.
@@ -262,7 +262,7 @@ def _timed(act: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def fits(found: Reckoned, device: str) -> tuple[bool, str]:
-    """Returns whether this machine has so much memory free, and a line that says so.
+    """Return whether this machine has enough free memory, and a line for people about it.
 
     Args:
         found: a recipe's memory.

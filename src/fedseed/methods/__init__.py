@@ -62,7 +62,7 @@ REGISTRY: Registry[type[Method]] = Registry(
 
 
 def without_gradients(method: Method) -> str | None:
-    """Returns why a method can't be given rewards in place of losses; None: it can."""
+    """Return the reason why a method can't use rewards in place of losses; None if it can."""
     if not method.needs_gradients:
         return None
     others = ", ".join(

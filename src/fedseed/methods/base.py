@@ -34,7 +34,7 @@ from fedseed.weights.layout import BlockRule, Layout
 
 @dataclass(frozen=True)
 class CatchUp:
-    """Says which steps somebody who missed rounds needs to get the model.
+    """The steps that a client which missed rounds needs to get the model.
 
     Stores, logs and clients ask only this.
     """
@@ -100,7 +100,7 @@ class Answers(Sequence[Answer]):
         return [answer.weight for answer in self.answers]
 
     def combine(self, vectors: Part) -> NDArray[np.float64]:
-        """Returns what the rule makes of a vector of each client: with the mean, sum_i c_i v_i in
+        """Return the rule's result for one vector of each client: with the mean, sum_i c_i v_i in
         double precision.
 
         Shorter vectors are filled up with zeros. Of no vectors it makes one of no entries: nobody
@@ -118,7 +118,7 @@ class Answers(Sequence[Answer]):
         return self.rule.combine_parts(Parts(lambda: map(padded, parts)), self.weights, self.past)
 
     def tally(self, votes: Part) -> NDArray[np.float64]:
-        """Returns what the rule makes of clients' votes, entry by entry.
+        """Return the rule's result for clients' votes, entry by entry.
 
         With the mean, their sum without weights.
         """
@@ -192,8 +192,8 @@ class Method(BaseModel, ABC, metaclass=Hinting):
                 )
 
     def trained_numbers(self, layout: Layout) -> int | None:
-        """Return how many float32 numbers a client trains beside the weights, which stay as they
-        are.
+        """Return the number of float32 values that a client trains beside the weights, which stay
+        as they are.
 
         None: it trains the weights.
         """
@@ -207,7 +207,7 @@ class Method(BaseModel, ABC, metaclass=Hinting):
         return self.state_type(layout, seed)
 
     def plan(self, state: Any, round: Round) -> Payload:
-        """Returns what the coordinator asks of a client.
+        """Return the coordinator's request to a client.
 
         By default nothing but the round's number.
         """
@@ -215,7 +215,7 @@ class Method(BaseModel, ABC, metaclass=Hinting):
 
     @abstractmethod
     def train(self, state: Any, plan: Any, client: Client) -> Payload:
-        """Returns what a client answers. Raises NonFiniteError if it has nothing to send."""
+        """Return a client's answer. Raises NonFiniteError if it has nothing to send."""
 
     @abstractmethod
     def aggregate(self, state: Any, answers: Answers) -> Payload:
@@ -223,7 +223,7 @@ class Method(BaseModel, ABC, metaclass=Hinting):
 
     @abstractmethod
     def change(self, state: Any, step: Any) -> Change:
-        """Returns what becomes of the weights; `state` is the one before the step."""
+        """Return the change of the weights; `state` is the one before the step."""
 
     def advance(self, state: Any, step: Any) -> Any:
         """Returns the state after a step."""
@@ -258,14 +258,15 @@ class Method(BaseModel, ABC, metaclass=Hinting):
 
     @property
     def entrywise(self) -> bool:
-        """Returns whether messages, and what a client needs to make them, are in proportion to the
+        """Return whether messages, and the memory that a client needs to make them, grow with the
         model.
         """
         return self.catch_up.replaces
 
     @property
     def mistaken(self) -> str | None:
-        """Returns why no run begins with such settings, though orbits of some are read.
+        """Return the reason why no run may begin with these settings, though old orbits with them
+        can be read.
 
         None if nothing is wrong.
         """
@@ -273,7 +274,7 @@ class Method(BaseModel, ABC, metaclass=Hinting):
 
     @property
     def lasting_entries(self) -> bool:
-        """Returns whether an entry of clients' vectors means the same in every round.
+        """Return whether an entry of clients' vectors means the same in every round.
 
         Not so on new directions.
         """
@@ -281,7 +282,8 @@ class Method(BaseModel, ABC, metaclass=Hinting):
 
     @property
     def needs_each(self) -> str | None:
-        """Returns why a step takes each client's update, and not their vectors' sum alone.
+        """Return the reason why a step needs each client's update, and not just the sum of their
+        vectors.
 
         None if the sum will do.
         """
@@ -293,8 +295,8 @@ class Method(BaseModel, ABC, metaclass=Hinting):
         return self.incomparable
 
     def unit(self, state: Any) -> float:
-        """Returns what an estimate of 1, or a coefficient of 1, is among the numbers of a client's
-        update.
+        """Return the value that stands for an estimate or coefficient of 1 among the numbers of a
+        client's update.
         """
         return 1.0
 
@@ -315,14 +317,15 @@ class Method(BaseModel, ABC, metaclass=Hinting):
 
 
 def with_remedy(reason: str) -> str:
-    """Returns why clients' vectors can't be combined, and what to set where seeds are the
-    reason.
+    """Return the reason why clients' vectors can't be combined, and the setting to change if seeds
+    are the reason.
     """
     return reason + '; set method.seeds = "shared"' * reason.startswith("seeds")
 
 
 def misfit(method: Method, rule: AggregationRule) -> str | None:
-    """Returns why a rule can't combine a method's answers with its weights, or no run begins so.
+    """Return the reason why a rule can't combine a method's answers with its weights, or why no run
+    begins with these settings.
 
     None if it can.
     """

@@ -79,9 +79,7 @@ class WholeTensors(Payload):
 
     @classmethod
     def before(cls, about: About) -> bytes | None:
-        """Returns what is subtracted to make a vector of them: the coordinator's weights, where it
-        has them.
-        """
+        """Return the weights to subtract to make a vector: the coordinator's, where it has them."""
         weights = about.lookup("weights")
         return None if weights is None else weights.data
 
@@ -115,7 +113,7 @@ class Weights(WholeTensors):
     data: Annotated[bytes, Tensors()]  # the tensors; no bytes: unchanged (nobody answered)
 
     def size(self, about: About) -> float:
-        """Returns how far they have moved; 0 where nobody knows from where."""
+        """Return the distance that the weights have moved; 0 where the start is not known."""
         return (
             max(SMALLEST_MOVE, self.mean_square(about))
             if self.data and self.before(about) is not None
@@ -143,7 +141,7 @@ class DenseState(State):
         return state
 
     def combine(self, answers: Answers, of_moves: bool = False) -> Iterator[NDArray[np.float64]]:
-        """Yields what the rule makes of the clients' tensors, piece by piece.
+        """Yield the rule's result for the clients' tensors, piece by piece.
 
         With `of_moves` they are weights: rules that look at lengths see how far each client has
         moved from the weights before, where these are known.
@@ -220,8 +218,8 @@ class Dense(Served):
         return rounded(state.layout, after, self.rounding_of(state, answers))
 
     def rounding_of(self, state: Any, answers: Answers) -> Rounding | None:
-        """Returns how new weights are rounded to 16 bits: by numbers of (seed, round), or None: to
-        nearest.
+        """Return the rounding of new weights to 16 bits: by numbers of (seed, round), or None for
+        rounding to nearest.
         """
         if not self.keeps_small_steps:
             return None

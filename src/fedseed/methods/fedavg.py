@@ -76,8 +76,8 @@ class FedAvg(Averaged):
 
     @property
     def keeps_small_steps(self) -> bool:  # type: ignore[override]
-        """Returns whether clients round so: their average lies between two numbers, and the nearest
-        would be w.
+        """Return whether clients round so that small steps survive: their average lies between two
+        numbers, and the nearest would be w.
         """
         return self.training.small_steps != "nearest"
 

@@ -105,8 +105,8 @@ class Accumulated(Payload):
     uses: Annotated[Uses | None, Array("u4", "candidates", when="importance")] = None
 
     def size(self, about: About) -> float:
-        """Returns how large the addition is: the largest sum of projections, with the weights
-        multiplied in.
+        """Return the size of the addition: the largest sum of projections, multiplied by the
+        weights.
         """
         added = self.accumulator.astype(np.float64) - about.lookup("step").accumulator
         return max(1.0, float(np.abs(added).max())) if added.any() else 0.0

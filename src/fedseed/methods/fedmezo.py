@@ -323,7 +323,7 @@ class FedMeZO(Averaged, Population):
 
     @property
     def losses_travel(self) -> bool:
-        """Returns whether updates say the mean training loss."""
+        """Return whether updates carry the mean training loss."""
         return self.personal in ("loss", "loss-5")
 
     @property

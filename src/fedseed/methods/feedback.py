@@ -34,7 +34,7 @@ TOGETHER = 64  # chunks worked on at a time
 
 
 def chunks_of(size: int) -> int:
-    """Returns how many chunks a vector of `size` entries has."""
+    """Return the number of chunks of a vector with `size` entries."""
     return -(-size // CHUNK)
 
 

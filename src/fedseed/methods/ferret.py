@@ -376,7 +376,7 @@ class Ferret(BlockRates):
         return state.round_seed(0 if self.seeds == "fixed" else number)
 
     def summed(self, state: FerretState) -> list[int]:
-        """Returns how many coefficients of each block are summed: as allocated, or all if a change
+        """Return the number of coefficients summed in each block: as allocated, or all if a change
         decides.
         """
         if self.allocation in BY_CHANGE:
@@ -400,7 +400,7 @@ class Ferret(BlockRates):
 
     @property
     def shared(self) -> bool:
-        """Returns whether a round's clients share a seed."""
+        """Return whether a round's clients share a seed."""
         return self.seeds != "per-client"
 
     @property

@@ -71,7 +71,7 @@ class State:
     remembered: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns what is remembered and not empty (`Method.remember`), by name."""
+        """Return the remembered values that are not empty (`Method.remember`), by name."""
         return {name: array for name in self.remembered if len(array := getattr(self, name))}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
@@ -93,7 +93,7 @@ class About:
     round: int = 0  # the round, of updates
 
     def lookup(self, name: str) -> Any:
-        """Returns what the method or the state has under this name.
+        """Return the value that the method or the state has under this name.
 
         None if there is no such thing.
         """
@@ -101,7 +101,9 @@ class About:
 
     @property
     def unit(self) -> float:
-        """Returns what an estimate of 1, or a coefficient of 1, is among an update's numbers."""
+        """Return the value that stands for an estimate or coefficient of 1 among an update's
+        numbers.
+        """
         return float(self.method.unit(self.state))
 
 
@@ -139,7 +141,7 @@ class Payload:
         return b"".join(codec.write(value) for codec, value in values if value is not None)
 
     def content(self, size: int, data: bytes = b"") -> Content:
-        """Returns what it holds, counted by its fields.
+        """Return its content, counted by its fields.
 
         `data` are its bytes; whole tensors hold `size` numbers (d).
         """
@@ -173,14 +175,14 @@ class Payload:
         """Checks what the types do not say. Raises MessageError."""
 
     def size(self, about: About) -> float:
-        """Returns how large an update or a step is, beside others of its kind.
+        """Return the size of an update or a step, to compare with others of its kind.
 
         0: it says nothing.
         """
         return 0.0
 
     def numbers(self, about: About) -> NDArray[Any]:
-        """Returns what a client is free to say: signs (int8), or numbers of any size.
+        """Return the values that a client is free to choose: signs (int8), or numbers of any size.
 
         By default the vector.
         """
@@ -322,7 +324,7 @@ class Codec(ABC):
         """Returns the value that comes next. Raises MessageError."""
 
     def held(self, value: Any, size: int) -> Content:
-        """Returns what a value counts as, of a model with so many parameters."""
+        """Return the content that a value counts as, in a model with this number of parameters."""
         numbers = np.asarray(value)
         return (
             Content(scalars=numbers.size)
@@ -331,7 +333,7 @@ class Codec(ABC):
         )
 
     def absent(self, about: About) -> bool:
-        """Returns whether the field does not travel."""
+        """Return whether the field is left out of the message."""
         return self.only not in (None, about.kind) or (
             self.when is not None and not about.lookup(self.when)
         )
@@ -354,7 +356,7 @@ class Array(Codec):
         return self.decoded(reader.array(self.dtype, self.count(reader)))
 
     def count(self, reader: "Reader") -> int:
-        """Returns how many elements there are. Raises MessageError."""
+        """Return the number of elements. Raises MessageError."""
         about = reader.about
         if self.optional and about.kind == "step" and not reader.left:
             return 0
@@ -374,11 +376,11 @@ class Array(Codec):
         return about.lookup(self.length) if isinstance(self.length, str) else self.length
 
     def times(self, about: About) -> int:
-        """Returns how many elements there are for each one of the length."""
+        """Return the number of elements for each one of the length."""
         return 1 if self.each is None else int(about.lookup(self.each))
 
     def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns what the elements stand for."""
+        """Return the values that the elements stand for."""
         return values
 
 
@@ -649,7 +651,7 @@ def check_pack(method: Any, data: bytes, count: int) -> None:
 
 
 def votes_of(method: Any) -> int:
-    """Returns how many signs a step is that holds nothing else; 0 for other steps."""
+    """Return the number of signs in a step that holds nothing else; 0 for other steps."""
     (_, first), *others = codecs(method.step_type)
     return 0 if others or not isinstance(first, Bits) else int(getattr(method, str(first.length)))
 
@@ -673,7 +675,7 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Returns how many bytes are not read yet."""
+        """Return the number of bytes that are not read yet."""
         return len(self._data) - self._position
 
     def take(self, count: int) -> bytes:

@@ -100,7 +100,7 @@ class BlockRates(Served):
         return self.server_beta2 if self.block_rate == "rms" else None
 
     def squares_after(self, state: BlockState, parts: Parts) -> Squares:
-        """Returns what is known of |D_l|^2 / d_l after a step of these parts."""
+        """Return the known value of |D_l|^2 / d_l after a step of these parts."""
         if self.block_rate == "same" or not parts:
             return state.squares
         found = []

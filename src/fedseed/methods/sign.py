@@ -40,7 +40,7 @@ def chosen(turn: int, every: int, size: int) -> range:
 
 
 def entries_in(chunks: range, size: int) -> int:
-    """Returns how many entries some chunks have; only the vector's last one is short."""
+    """Return the number of entries in some chunks; only the vector's last chunk is short."""
     short = -size % CHUNK if len(chunks) and chunks[-1] == chunks_of(size) - 1 else 0
     return len(chunks) * CHUNK - short
 

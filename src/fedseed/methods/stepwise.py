@@ -121,12 +121,12 @@ class Stepwise(ZerothOrder):
 
     @property
     def per_step(self) -> int:
-        """Returns how many directions a step takes."""
+        """Return the number of directions in a step."""
         return 1
 
     @property
     def several(self) -> bool:
-        """Returns whether a step has more than one direction."""
+        """Return whether a step has more than one direction."""
         return self.per_step > 1
 
     def indices(self, number: int) -> range:

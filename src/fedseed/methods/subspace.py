@@ -85,12 +85,14 @@ class SubspaceState(State):
 
     @cached_property
     def entries(self) -> int:
-        """Return how many entries B has on all tensors."""
+        """Return the number of entries that B has on all tensors."""
         return sum(self.subspace(0).factor_sizes(self.layout))
 
     @cached_property
     def group_sizes(self) -> NDArray[np.int64]:
-        """Return how many entries share a magnitude, for each group: a tensor, or a row of B."""
+        """Return the number of entries that share a magnitude, for each group: a tensor, or a row
+        of B.
+        """
         subspace = self.subspace(0)
         sizes: list[int] = []
         for tensor, size in zip(
@@ -104,7 +106,7 @@ class SubspaceState(State):
 
     @property
     def groups(self) -> int:
-        """Return how many magnitudes there are."""
+        """Return the number of magnitudes."""
         return len(self.group_sizes)
 
     def squared_norm(self, values: Floats) -> float:
@@ -343,7 +345,7 @@ class Subspace(Method):
         return replace(state, rank=least)
 
     def update_bytes(self, state: SubspaceState) -> int:
-        """Return how many bytes an update takes."""
+        """Return the size of an update in bytes."""
         magnitudes = 0 if self.up_bits == 32 else MAGNITUDE_BYTES * state.groups
         return SEED_BYTES + magnitudes + -(-state.entries * self.up_bits // 8)
 

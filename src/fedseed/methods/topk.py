@@ -53,8 +53,8 @@ Places = NDArray[np.uint16]
 
 
 def indices(counts: NDArray[Any], places: Places) -> NDArray[np.int64]:
-    """Returns where entries are in the vector, by how many each chunk has and their places in
-    it.
+    """Return the positions of entries in the vector, from the number in each chunk and their places
+    in it.
     """
     return np.repeat(np.arange(len(counts), dtype=np.int64) * CHUNK, counts) + places
 

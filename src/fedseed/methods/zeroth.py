@@ -86,7 +86,7 @@ class Projection(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Returns whether it was measured: of a population some parts may not be."""
+        """Return whether it was measured: some parts of a population may not be."""
         return isfinite(self.loss)
 
 
@@ -148,11 +148,11 @@ class ZerothOrder(Method):
         return Basis(self.basis, seed, self.basis_size, self.basis_rank)
 
     def factor(self, number: int) -> float:
-        """Returns what the learning rate is multiplied by in a round."""
+        """Return the factor by which a round multiplies the learning rate."""
         return factor_of(self.schedule, number)
 
     def rounding(self, seed: int, step: int) -> tuple[int, int] | None:
-        """Returns how a step with these numbers of the shared stream is rounded
+        """Return the rounding of a step with these numbers of the shared stream
         (`fedseed.weights.change.Add`).
         """
         return (seed, step) if self.small_steps == "stochastic" else None
@@ -259,7 +259,8 @@ class ZerothOrder(Method):
         ]
 
     def problem(self, plus: float, minus: float) -> str | None:
-        """Returns why two losses are no measurement, or the loss guard says no.
+        """Return the reason why two losses can't be used as a measurement, or why the loss guard
+        refuses them.
 
         None if they are one.
         """

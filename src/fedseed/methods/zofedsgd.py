@@ -149,7 +149,7 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def own_seeds(self) -> bool:
-        """Returns whether each client takes a direction of its own."""
+        """Return whether each client takes a direction of its own."""
         return self.seeds == "own"
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Projections:

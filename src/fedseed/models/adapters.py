@@ -429,7 +429,7 @@ def base_digest(model: Any, kind: DigestKind = "blake2b") -> str:
 
 
 def virtual_tokens(settings: Adapter | None) -> int:
-    """Return how many of a model's positions an adapter takes."""
+    """Return the number of a model's positions that an adapter takes."""
     return 0 if settings is None or isinstance(settings, LoRA) else settings.virtual_tokens
 
 

@@ -1,5 +1,5 @@
-"""Says how models of each architecture are loaded, and which architecture a base's configuration
-names.
+"""The classes that load models of each architecture, and the architecture that a base's
+configuration names.
 """
 
 from collections.abc import Mapping
@@ -129,7 +129,7 @@ def sees_ahead_unless_told(config: Mapping[str, Any]) -> bool:
 
 
 def hears_besides(config: Mapping[str, Any]) -> bool:
-    """Return whether a base continues text and hears besides, such as Qwen2-Audio.
+    """Return whether a base continues text and also takes audio, such as Qwen2-Audio.
 
     transformers lists these classes among the encoder-decoders, which they are not.
     """
@@ -143,7 +143,8 @@ ENCODES = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
 
 
 def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Architecture:
-    """Return what a model's configuration says it is; "causal" where it says nothing known.
+    """Return the architecture that a model's configuration names; "causal" if it names no known
+    one.
 
     Args:
         config: the base's config.json.

@@ -50,12 +50,12 @@ class Checkpoint:
 
     @property
     def about(self) -> str:
-        """Return what the model is, for messages."""
+        """Return a description of the model for messages."""
         return ", ".join(self.classes) or f"of type {self.config.get('model_type')}"
 
 
 def find_checkpoint(base: str) -> Checkpoint:
-    """Return what a base's name stands for; nothing is run or loaded.
+    """Return the checkpoint that a base's name stands for; nothing is run or loaded.
 
     Args:
         base: "small", "words" or "digits" (the project's own), a local folder, or a hub name. A
@@ -147,7 +147,7 @@ def reach(base: str) -> str:
 
 @lru_cache
 def _ask(place: str) -> str:
-    """Return what the hub says; it is asked once for a name."""
+    """Return the hub's answer; each name is asked for once."""
     # what the hub's client is built on has changed before: its errors are told apart by what all of
     # them are
     from huggingface_hub import HfApi, try_to_load_from_cache

@@ -35,18 +35,16 @@ class Head:
 
     @property
     def is_regression(self) -> bool:
-        """Return whether a number is predicted: one class is none to tell apart."""
+        """Return whether the head predicts a number: it then has a single class."""
         return len(self.classes) == 1
 
     def is_known(self, config: Mapping[str, Any]) -> bool:
-        """Returns whether a base with this config.json tells just these classes apart
-        (`match_classes`).
-        """
+        """Return whether a base with this config.json has just these classes (`match_classes`)."""
         return match_classes(self.classes, output_names(config)) is not None
 
     def options(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what transformers' configuration is given, so that the model has an output for
-        each class.
+        """Return the options of transformers' configuration that give the model an output for each
+        class.
 
         A base that tells these classes apart keeps its names for them, if it has some.
         """
@@ -159,12 +157,12 @@ def output_names(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def has_placeholders(names: Sequence[str]) -> bool:
-    """Return whether a base's outputs have no names but transformers' own."""
+    """Return whether a base's outputs only have the names that transformers gives by default."""
     return tuple(names) == tuple(f"LABEL_{i}" for i in range(len(names)))
 
 
 def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ...] | None:
-    """Return which output of a base stands for each class of the data.
+    """Return the output of a base that stands for each class of the data.
 
     Args:
         classes: the data's labels, each once.

@@ -174,7 +174,7 @@ def _check_kind(checkpoint: Checkpoint, wanted: Architecture, has_head: bool) ->
 
 
 def _configured(checkpoint: Checkpoint, wanted: Architecture, head: Head | None) -> dict[str, Any]:
-    """Return what a base's configuration is given besides what its file says."""
+    """Return the settings that a base's configuration gets besides those in its file."""
     options = {} if head is None else head.options(checkpoint.config)
     if wanted == "causal" and sees_ahead_unless_told(checkpoint.config):
         options["is_decoder"] = True
@@ -307,7 +307,7 @@ def read_processor(checkpoint: Checkpoint, loader: Loader, trusted: bool) -> Any
 
 
 def _tokenizer_remedy(place: str, error: Exception) -> str:
-    """Return what to do about a tokenizer that can't be loaded."""
+    """Return advice for a tokenizer that can't be loaded."""
     said = str(error).lower()
     if "does not exist or is not currently imported" in said:
         return (
@@ -375,7 +375,7 @@ def outline(
 
 
 def embedding_rows(model: Any) -> int | None:
-    """Return how many tokens a model has an embedding for; None: it has no table of them."""
+    """Return the number of tokens in a model's embedding; None if it has no such table."""
     try:
         embeddings = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):  # CANINE makes embeddings by hashing

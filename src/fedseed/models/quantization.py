@@ -70,7 +70,7 @@ def settings_problem(
     device: str,
     method: str,
 ) -> str | None:
-    """Return why a recipe's settings can't work with a quantised base; None if they can.
+    """Return the reason why a recipe's settings can't work with a quantised base; None if they can.
 
     Args:
         quantization: `model.quantization`.
@@ -180,7 +180,7 @@ def describe_quantized(model: "torch.nn.Module") -> str:
 
 
 def _count_weights(layer: Any) -> int:
-    """Return how many weights a quantised layer stands for."""
+    """Return the number of weights that a quantised layer stands for."""
     if hasattr(layer, "in_features"):
         return int(layer.in_features * layer.out_features)
     return int(layer.nx * layer.nf)  # GPT-2's layers call their sides so
@@ -274,7 +274,8 @@ def write_quantization(folder: Path, quantization: str) -> None:
 
 
 def read_quantization(folder: Path) -> Quantization | None:
-    """Return how the base of an adapter's folder is quantised; None: it is not, by this project.
+    """Return the quantisation of the base of an adapter's folder; None if this project did not
+    quantise it.
 
     Raises:
         FedseedError: the file that says so is not valid.
@@ -293,7 +294,7 @@ def read_quantization(folder: Path) -> Quantization | None:
 def recorded_quantization(
     adapter: Path | None, quantization: Quantization | None
 ) -> Quantization | None:
-    """Return how a base is to be quantised, as its user or the folder of its adapter says.
+    """Return the quantisation of a base that its user, or the folder of its adapter, asks for.
 
     Args:
         adapter: the folder of an adapter that lies on top of the base; None: there is none.

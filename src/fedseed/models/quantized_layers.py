@@ -182,7 +182,7 @@ def dequantize(
 
 
 def group_size(columns: int) -> int:
-    """Return how many weights of a row share a scale: an even number."""
+    """Return the number of weights of a row that share a scale: an even number."""
     return min(GROUP, columns + columns % 2)
 
 

@@ -25,7 +25,7 @@ LOADED_AS_THEY_ARE = ("bitsandbytes", "torchao")
 
 
 def method_of(config: Mapping[str, Any]) -> str | None:
-    """Return how a base's weights are quantised, as its config.json says it; None: they are not."""
+    """Return the quantisation method that a base's config.json names; None if it names none."""
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping):
         return None
@@ -40,7 +40,7 @@ def loading_options(
     dtype: torch.dtype,
     where: torch.device | None,
 ) -> dict[str, Any]:
-    """Return what `from_pretrained` is told of a base's quantisation.
+    """Return the options for `from_pretrained` that concern a base's quantisation.
 
     Args:
         checkpoint: the base.
@@ -90,7 +90,7 @@ def _is_known(method: str) -> bool:
 def _options_for_files(
     checkpoint: Checkpoint, method: str, where: torch.device | None
 ) -> dict[str, Any]:
-    """Return what `from_pretrained` is told of files whose weights are quantised."""
+    """Return the options for `from_pretrained` where the files' weights are quantised."""
     if method in TO_FLOATS:
         try:
             made = getattr(transformers, TO_FLOATS[method])(dequantize=True)
@@ -127,7 +127,7 @@ def _options_for_files(
 
 
 def _library_config(quantization: Quantization, dtype: torch.dtype) -> Any:
-    """Return what transformers is told of a library's quantiser."""
+    """Return the configuration of a library's quantiser for transformers."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of every cast
     spared = list(HEADS)
     if quantization == "torchao-int8":

@@ -53,7 +53,7 @@ class Traits:
 
 
 def traits_of(model: Any) -> Traits:
-    """Return what is known of a model, with an adapter or without; a model that is new has none."""
+    """Return the known traits of a model, with or without an adapter; a new model has none."""
     found = getattr(model, TRAITS, None)
     if isinstance(found, Traits):
         return found
@@ -174,8 +174,8 @@ def unreached(model: torch.nn.Module, run: Callable[[], Any]) -> list[str]:
 
 
 def _is_one_of_several(model: torch.nn.Module, name: str, met: set[str]) -> bool:
-    """Return whether a parameter lies in a member of a list, of which another member of the same
-    class was reached: an expert, say.
+    """Return whether a parameter lies in one of several members of a list that have the same class,
+    such as an expert, and another of them was reached.
     """
     parts = name.split(".")
     for depth in range(1, len(parts)):
@@ -315,7 +315,7 @@ class _Probe:
         return [logits[: len(row)] for logits, row in zip(found, rows, strict=True)]
 
     def differ(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Return whether logits are further apart than rounding brings them."""
+        """Return whether logits differ by more than rounding explains."""
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         scale = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 1.0
         tolerance = COARSE if self.splits_outliers else TOLERANCE.get(dtype, COARSE)

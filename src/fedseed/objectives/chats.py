@@ -91,7 +91,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_system(self) -> bool:
-        """Returns whether the template writes a system message."""
+        """Return whether the template writes a system message."""
         system = {"role": "system", "content": PROBE}
         try:
             return PROBE in self.write([system, {"role": "user", "content": "a"}], asking=True)
@@ -303,7 +303,7 @@ def _marked_places(
 
 
 def _past_empty_thinking(text: str, begin: int, end: int) -> int:
-    """Return where an answer begins once an empty block of reasoning is passed over.
+    """Return the position where an answer begins, after an empty block of reasoning.
 
     Some templates write such a block where the data has no reasoning. To learn it would teach the
     model not to think.

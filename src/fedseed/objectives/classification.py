@@ -76,7 +76,7 @@ class OfTexts(TextObjective):
         return tuple(made["input_ids"]), tuple(made.get("token_type_ids") or ())
 
     def head_outputs(self, model: Any, items: Sequence[HeadText]) -> torch.Tensor:
-        """Return what the head says of texts: float32, shape (items, outputs), differentiable."""
+        """Return the head's outputs for texts: float32, shape (items, outputs), differentiable."""
         segments = None
         if any(item.segments for item in items):
             segments = [item.segments or (0,) * len(item.ids) for item in items]
@@ -167,7 +167,7 @@ class Images(Scoring):
         return [example]  # pixel values are made when they are used
 
     def pixel_values(self, items: Sequence[Picture]) -> torch.Tensor:
-        """Returns what the model is given: float32, shape (items, channels, height, width)."""
+        """Return the model's input: float32, shape (items, channels, height, width)."""
         new = [item for item in dict.fromkeys(items) if item not in self._made]
         pixels = [item.pixels for item in new]
         if self._channels is not None:

@@ -231,9 +231,7 @@ class Writer:
             self._how["logits_processor"] = [_refuse_nan]
 
     def after(self, prompt: str) -> Written:
-        """Return what follows a prompt, which the model sees as training has shown it prompts: as
-        it stands.
-        """
+        """Return the continuation of a prompt, which the model reads unchanged, as in training."""
         return self.write(self.prompt_ids(prompt))
 
     def answer(
@@ -365,7 +363,7 @@ class Writer:
         return list(ids)
 
     def _room(self, ids: Sequence[int]) -> int:
-        """Return how many tokens may be written after a prompt."""
+        """Return the number of tokens that may be written after a prompt."""
         limit = None if self._encodes else longest_input(self.model)
         room = self.max_tokens if limit is None else min(self.max_tokens, limit - len(ids))
         if room < 1:
@@ -381,7 +379,7 @@ class Writer:
         is_cancelled: Callable[[], bool] = lambda: False,
         markers: Sequence[str] = (),
     ) -> Written:
-        """Return what the model writes after a prompt.
+        """Return the model's continuation of a prompt.
 
         Args:
             ids: the prompt's tokens (`prompt_ids`, `chat_ids`).
@@ -493,7 +491,7 @@ class _TextFollower:
             self._sent = len(text)
 
     def _settled(self, text: str) -> int:
-        """Return how many characters of a text no later token can change or cut off."""
+        """Return the number of characters of a text that no later token can change or cut off."""
         # the beginning of a character whose other bytes are still to come
         end = len(text.rstrip("\ufffd"))
         if self._cleans_up:
@@ -509,7 +507,7 @@ class _TextFollower:
 
 
 def _first_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Return where the first of some texts begins in a text; None: it has none."""
+    """Return the position of the first stop text in a text; None if it has none."""
     places = [text.find(stop) for stop in stops]
     return min((place for place in places if place >= 0), default=None)
 

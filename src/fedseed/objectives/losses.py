@@ -38,13 +38,13 @@ class Objective(ABC):
 
     @abstractmethod
     def items(self, example: Any) -> list[Any]:
-        """Returns what an example becomes, mostly one item; none: unusable.
+        """Return the items made from an example: mostly one, or none if it is unusable.
 
         Raises ValueError if no tokens say it.
         """
 
     def each(self, examples: Sequence[Any]) -> list[list[Any]]:
-        """Returns what each example becomes; nothing where it can't be used."""
+        """Return the items made from each example; an unusable example gets no items."""
         return [self.items(example) for example in examples]
 
     def prepare(self, examples: Sequence[Any]) -> list[Any]:
@@ -52,7 +52,7 @@ class Objective(ABC):
         return [item for items in self.each(examples) for item in items]
 
     def weight(self, item: Any) -> int:
-        """Returns how many terms the item's loss is a sum of (response tokens, or 1)."""
+        """Return the number of terms that the item's loss sums (response tokens, or 1)."""
         return 1
 
     @abstractmethod
@@ -173,8 +173,8 @@ def by_length(
     compute: Callable[[Sequence[Any]], torch.Tensor],
     length: Callable[[Any], Any] = len,
 ) -> torch.Tensor:
-    """Returns what a model computes of rows: of all together, or of those of one length, where its
-    padding would count (`fedseed.models.traits`).
+    """Return a model's outputs for rows: for all together, or for those of one length at a time
+    where padding would change them (`fedseed.models.traits`).
 
     Args:
         model: the model.
@@ -336,7 +336,7 @@ class CausalLM(TextObjective):
         return Tokens(tuple(ids), max(1, begin), remarks=remarks)
 
     def _template_of(self, style: ChatStyle) -> ChatTemplate | None:
-        """Returns what writes chats of a style; None: they are written plainly."""
+        """Return the template that writes chats of a style; None if they are written plainly."""
         if style.writing == "plain" or (
             style.writing == "auto" and not self.tokenizer.chat_template
         ):

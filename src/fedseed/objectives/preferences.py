@@ -38,12 +38,12 @@ class Pair:
 
     @property
     def cut(self) -> int:
-        """Return how many tokens were cut away."""
+        """Return the number of tokens that were cut away."""
         return sum(sequence.cut for sequence in self.sequences)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return what else was done to it (`fedseed.objectives.prepared.REMARKS`)."""
+        """Return the other changes made to the pair (`fedseed.objectives.prepared.REMARKS`)."""
         return tuple(remark for sequence in self.sequences for remark in sequence.remarks)
 
 

@@ -46,7 +46,7 @@ class Prepared:
 
     @property
     def cut(self) -> int:
-        """Returns how many of the examples were cut."""
+        """Return the number of examples that were cut."""
         return sum(any(getattr(item, "cut", 0) for item in items) for items in self.made)
 
 
@@ -164,8 +164,8 @@ def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
 
 
 def sequences_of(item: Any) -> Sequence[Any]:
-    """Returns what goes through the model for an example: itself, the options of a choice that are
-    scored, or both answers of a preference.
+    """Return the sequences that go through the model for an example: itself, the options of a
+    choice that are scored, or both answers of a preference.
     """
     if isinstance(item, Pair):
         return item.sequences
@@ -210,7 +210,7 @@ def micro_batches(
 
 
 def _sides(sequence: Any) -> tuple[int, int]:
-    """Returns how many tokens of a sequence an encoder reads, and a decoder.
+    """Return the numbers of tokens of a sequence that an encoder and a decoder read.
 
     A model without these reads all as one.
     """

@@ -64,7 +64,7 @@ class Rewarded(Objective):
     def answers(
         self, model: Any, items: Sequence[Asked], around: EnterRows | None = None
     ) -> list[str]:
-        """Returns what the model says, greedily; `around` as in `responses_to`."""
+        """Return the model's greedy answers; `around` as in `responses_to`."""
         examples = [item.example for item in items]
         return responses_to(model, self.language, examples, items, self.max_new_tokens, around)
 

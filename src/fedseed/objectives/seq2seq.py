@@ -47,7 +47,7 @@ class Seq2SeqLM(TextObjective):
         return Tokens((*source, *target), len(source), encoded=True)
 
     def fits(self, *pairs: Tokens) -> bool:
-        """Returns whether no prompt and no response is longer than `max_length`."""
+        """Return whether no prompt and no response is longer than `max_length`."""
         return max(max(pair.response_start, pair.terms) for pair in pairs) <= self.max_length
 
     def items(self, example: Example) -> list[Tokens]:
@@ -76,12 +76,12 @@ class Seq2SeqLM(TextObjective):
 
 
 def _sides(item: Tokens) -> tuple[int, int]:
-    """Return how many tokens an encoder reads of an item, and how many a decoder answers."""
+    """Return the numbers of tokens of an item that an encoder reads and a decoder answers."""
     return item.response_start, item.terms
 
 
 def shifted_right(model: Any, labels: torch.Tensor, pad: int) -> torch.Tensor:
-    """Return what a decoder is given so that it predicts some labels.
+    """Return the decoder's input from which it predicts some labels.
 
     Args:
         model: an encoder-decoder, with an adapter or without.

@@ -49,7 +49,7 @@ class Tokens:
 
     @property
     def terms(self) -> int:
-        """Returns how many tokens carry loss."""
+        """Return the number of tokens that carry loss."""
         return sum(end - begin for begin, end in self.learnt)
 
 
@@ -156,7 +156,7 @@ class TextTokens:
 
 
 def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]:
-    """Returns what is left of an example that may have `limit` tokens.
+    """Return the part of an example that fits into `limit` tokens.
 
     "left" cuts at the beginning, but never into the last response; "right" cuts at the end, and
     leaves out what has no token with loss then. "split" makes several examples of a text that has
@@ -213,7 +213,7 @@ def _moved(spans: tuple[Span, ...], by: int, first: int, end: int) -> tuple[Span
 
 
 def longest_input(model: Any) -> int | None:
-    """Returns how many tokens a model has positions for; None: it does not say.
+    """Return the number of tokens for which a model has positions; None if it is not stated.
 
     RoBERTa's kind counts positions from its padding index on, and so has fewer than its
     configuration says.

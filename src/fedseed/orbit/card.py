@@ -41,7 +41,7 @@ ABOUT: dict[Form, str] = {
 
 @dataclass(frozen=True)
 class Facts:
-    """Says what came of a run, for a model card."""
+    """The facts about a run that a model card states."""
 
     steps: int  # how many rounds (of a step-by-step method: optimiser steps) the weights have seen
     digest: str  # hex digest of the trained weights

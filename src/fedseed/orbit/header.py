@@ -211,7 +211,7 @@ class Header:
 
     @property
     def about_base(self) -> dict[str, str]:
-        """Return what the base is, and how it is hashed."""
+        """Return a description of the base and of its digest."""
         return {
             name: getattr(self, name) for name in ("base", "dtype", "base_digest", "digest_kind")
         }
@@ -221,8 +221,8 @@ class Header:
         return self.digest_kind == other.digest_kind
 
     def versions_apart(self, other: "Header") -> str:
-        """Return what to add to a message where two bases' tensors have other names or shapes by
-        the version of transformers; "" where they have not.
+        """Return a note for messages where the version of transformers explains other tensor names
+        or shapes in two bases; "" where it does not.
         """
         mine, yours = ({t.name: t.shape for t in one.layout.tensors} for one in (self, other))
         if mine == yours or self.libraries == other.libraries:
@@ -308,7 +308,9 @@ def _most_text(packed: bytes) -> int:
 
 
 def _too_much(packed: bytes, text: bytes) -> str | None:
-    """Return what a header has too much of, before anything is made of it; None: nothing."""
+    """Return the part of a header that is too large, before anything is made of it; None if there
+    is none.
+    """
     if len(text) > _most_text(packed):
         return f"{len(text):,} bytes of text in {len(packed):,} compressed ones"
     if len(text) > _MOST_WIDE and (b"\\u" in text or not text.isascii()):

@@ -84,7 +84,7 @@ def space_of(header: Header, model: torch.nn.Module) -> ParameterSpace:
 
 
 def other_tensors(header: Header, model: torch.nn.Module) -> str:
-    """Return what differs between the tensors that an orbit tunes and a model's, for a person."""
+    """Describe the differences between the tensors that an orbit tunes and a model's."""
     theirs = {tensor.name: tensor.shape for tensor in header.layout.tensors}
     ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     said = "the base's trainable tensors or blocks are not those of the orbit"
@@ -154,7 +154,9 @@ def check_base(
 
 
 def _other_version(header: Header, model: torch.nn.Module) -> str:
-    """Return why tensors may have other names than the orbit's, though the files are the same."""
+    """Return the reason why tensors may have other names than the orbit's, though the files are the
+    same.
+    """
     import transformers
 
     theirs = [tensor.name for tensor in header.layout.tensors]

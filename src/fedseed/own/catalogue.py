@@ -42,12 +42,12 @@ class Catalogue:
 
 
 def is_there(source: Source) -> bool:
-    """Return whether an orbit's file is there."""
+    """Return whether an orbit's file exists."""
     return source.orbit is not None and source.orbit.is_file()
 
 
 def stamp_of(source: Source) -> tuple[FileStamp | None, FileStamp | None]:
-    """Return what changes when an orbit, or its run's chat template, is written anew."""
+    """Return a stamp that changes when an orbit, or its run's chat template, is written anew."""
     template = None if source.folder is None else source.folder / CHAT_TEMPLATE
     return _stamp(source.orbit), _stamp(template)
 
@@ -90,7 +90,7 @@ def is_folder_of_orbits(place: str) -> bool:
 
 
 def named(orbits: Sequence[str]) -> dict[str, Source]:
-    """Return where orbits are, by the names that requests call them by.
+    """Return the places of orbits, by the names that requests use.
 
     Args:
         orbits: runs' folders and orbits' files; one goes by the name of its folder or file, or by

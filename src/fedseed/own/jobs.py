@@ -37,7 +37,7 @@ class Job:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits for what is done; may be called in any thread."""
+        """Return whether nobody waits for the result any more; may be called in any thread."""
         return self._was_cancelled.is_set()
 
     def cancel(self) -> None:
@@ -90,7 +90,7 @@ class JobQueue:
 
     @property
     def working_seconds(self) -> float:
-        """Return how long the current job has been worked on; 0: there is none."""
+        """Return the seconds since the current job began; 0 if there is none."""
         started = self._started
         return 0.0 if started is None else time.monotonic() - started
 

@@ -47,7 +47,7 @@ def refusal(error: RefusedError) -> Response:
 
 
 def error_body(error: RefusedError) -> dict[str, Any]:
-    """Return what a refusal says."""
+    """Return the body of an error reply."""
     kind = "invalid_request_error" if error.status < 429 else "server_error"
     return {"message": error.message, "type": kind, "param": error.param, "code": error.code}
 

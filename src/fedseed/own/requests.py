@@ -277,7 +277,7 @@ async def _read_body(request: Request) -> bytes:
 
 
 async def read_request(request: Request, kind: type[AskedKind]) -> AskedKind:
-    """Return what a request asks for.
+    """Return the content of a request, checked.
 
     Null is the default, and so is what would change nothing (logprobs: false).
 

@@ -115,7 +115,7 @@ class Service:
         return list(self._catalogue.sources())
 
     def app(self) -> Starlette:
-        """Return what answers requests."""
+        """Return the application that answers requests."""
         handlers: dict[Any, Any] = {
             RefusedError: lambda _, error: refusal(error),
             HTTPException: lambda _, error: refusal(RefusedError(error.status_code, error.detail)),
@@ -192,7 +192,7 @@ class Service:
         return await self._answer(request, asked, prepare, ChatReply(asked))
 
     def _find(self, name: str) -> Source:
-        """Return where an orbit is. Raises RefusedError if there is none of this name now."""
+        """Return the place of an orbit. Raises RefusedError if no orbit has this name now."""
         sources = self._catalogue.sources()
         if name not in sources:
             guess = did_you_mean(name, sources, "") or "/v1/models lists them"

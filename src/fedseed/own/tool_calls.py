@@ -69,7 +69,7 @@ class ToolFormat:
 
 
 def find_tool_format(template: str) -> ToolFormat | None:
-    """Return how a chat template writes tool calls; None: in no way that is known here."""
+    """Return the format in which a chat template writes tool calls; None if it is unknown."""
     return next((one for one in FORMATS if any(sign in template for sign in one.signs)), None)
 
 
@@ -110,7 +110,7 @@ class ToolCallReader:
         return found
 
     def finish(self) -> list[str | ToolCall]:
-        """Return what is left at the end of an answer."""
+        """Return the text that is left at the end of an answer."""
         found: list[str | ToolCall] = []
         if self._format is not None and self._is_open:
             self._close(self._format, self._unread, found)
@@ -138,8 +138,8 @@ class ToolCallReader:
         return self._is_open
 
     def _next_opening(self, tool_format: ToolFormat) -> tuple[int, bool]:
-        """Return where in the unread text a call begins, or may begin once more of the answer is
-        there, and whether it does.
+        """Return the position in the unread text where a call begins, or may begin once more of the
+        answer is there, and whether it does.
         """
         text = self._unread
         if tool_format.only_at_start:

@@ -176,8 +176,8 @@ class _TrainersPart(Loading):
 
 
 def _apart(act: Callable[[], str]) -> str:
-    """Returns what is done, in a thread of its own where this one runs an event loop, as a
-    notebook's does.
+    """Return a function's result; it runs in a thread of its own if this thread runs an event loop,
+    as in a notebook.
     """
     try:
         asyncio.get_running_loop()

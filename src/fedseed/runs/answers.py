@@ -104,7 +104,7 @@ def read_answers(path: Path) -> Answers:
 
 
 def unverifiable(method: Method, secure_sums: bool) -> str | None:
-    """Returns why a party can't verify what it has sent; None: it can."""
+    """Return the reason why a party can't verify the answers it sent; None if it can."""
     if secure_sums:
         return (
             "secure_sums: the coordinator never has a single client's answer, so there is none "

@@ -162,8 +162,8 @@ def _learning(
     held_out: Mapping[str, Iterable[Any]],
     beta: float,
 ) -> tuple[Objective, list[ClientData], Evaluation, dict[str, Any]]:
-    """Returns how a model of one's own learns from rows, the clients, what measures it, and
-    settings of `RunSpec`.
+    """Return the objective for a model of one's own, the clients, the evaluation, and settings of
+    `RunSpec`.
     """
     from fedseed.models.architectures import architecture_of
     from fedseed.models.traits import settle
@@ -218,7 +218,7 @@ def _learning(
 
 
 def _score_field(sets: Iterable[Iterable[Any]]) -> str:
-    """Return which field of rows has the number that a model with one output predicts."""
+    """Return the field of rows with the number that a model with one output predicts."""
     for rows in sets:
         first = next(iter(rows), None)
         if isinstance(first, Mapping):
@@ -227,7 +227,7 @@ def _score_field(sets: Iterable[Iterable[Any]]) -> str:
 
 
 def _class_labels(named: Sequence[str], sets: Iterable[Iterable[Any]]) -> tuple[str, ...]:
-    """Return how rows call a classifier's classes, in the order of its outputs.
+    """Return the labels that rows use for a classifier's classes, in the order of its outputs.
 
     Rows name classes as the model does, or number them. A data set that declares its classes may
     write their names in other letters; else its numbers count.
@@ -403,8 +403,8 @@ def _nothing(model: Any) -> dict[str, float]:
 
 
 def _load_for_worker(text: str) -> Hosted:
-    """Returns what a worker process of a simulation loads by `Recipe.to_toml`: the model, all
-    clients' examples.
+    """Return the model and all clients' examples, which a worker process of a simulation loads from
+    `Recipe.to_toml`.
     """
     from fedseed.models.loading import quiet
 

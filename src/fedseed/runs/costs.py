@@ -146,7 +146,9 @@ class Downloads:
         self.changed = 0  # number of the newest step that is not empty
 
     def of(self, client: int) -> Content:
-        """Returns what brings a client up to date, which it is then."""
+        """Return the content of the steps that bring a client up to date, and count it as up to
+        date.
+        """
         has, last = self._has[client], len(self._totals["bytes"]) - 1
         self._has[client] = last
         steps = self._method.catch_up.needs(has, last, self.changed)

@@ -69,7 +69,7 @@ def can_be_made_again(path: Path, header: Header) -> bool:
 
 
 def read_ending(folder: Path | None) -> Ending | None:
-    """Return what a run's folder says of its newest round; None: nothing.
+    """Return the newest round on record in a run's folder; None if there is none.
 
     Read it before the orbit: a run that goes on adds to the orbit first.
 

@@ -123,8 +123,8 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
 def kind_for(
     recipe: Recipe, data: TaskData, config: Mapping[str, Any] | None = None
 ) -> "tuple[ExampleKind, Head | None]":
-    """Returns how a recipe's model learns from its task's examples, and a classifier's head (None:
-    it is none).
+    """Return the kind of examples that a recipe's model learns from, and a classifier's head (None
+    if it is no classifier).
 
     Args:
         recipe: the recipe.
@@ -162,7 +162,7 @@ def kind_for(
 
 
 def room_left(recipe: Recipe, model: Any) -> int | None:
-    """Returns how many tokens a base takes besides those of the recipe's adapter.
+    """Return the number of tokens that a base takes besides those of the recipe's adapter.
 
     None: any number.
     """
@@ -262,7 +262,7 @@ def examine_base(model: Any, objective: Objective) -> None:
 
 
 def fingerprint_of(processor: Any) -> Fingerprint | None:
-    """Return what a base's tokenizer and chat template make of texts.
+    """Return the fingerprint of a base's tokenizer and chat template.
 
     Args:
         processor: the tokenizer, with the template that chats are written by.
@@ -296,8 +296,8 @@ def evaluation_of(
     parts: Sequence[TaskData] | None = None,
     base: Callable[[], Any] | None = None,
 ) -> tuple[Evaluation, list[str]]:
-    """Returns what measures the model on a task's evaluation sets, and lines about what was left
-    out of them.
+    """Return the function that measures the model on a task's evaluation sets, and lines about the
+    examples left out of them.
 
     Args:
         recipe: the recipe.
@@ -352,7 +352,9 @@ def evaluation_of(
 def _referring(
     equipment: Equipment, base: Callable[[], Any] | None
 ) -> Callable[[Prepared], Prepared]:
-    """Return what adds to examples what their loss needs of the base (`evaluation_of`)."""
+    """Return the function that adds the base's values to examples, for losses that need them
+    (`evaluation_of`).
+    """
     if not isinstance(equipment.objective, Preferences):
         return lambda prepared: prepared
     model = equipment.model if base is None else base()
@@ -529,7 +531,9 @@ def hosted_of(
 
 
 def libraries_of(base: str, model: Any) -> str:
-    """Returns what named a model's tensors; "" for the project's own bases and other modules."""
+    """Return the libraries that named a model's tensors; "" for the project's own bases and other
+    modules.
+    """
     if base in PACKAGED or not hasattr(model, "config"):
         return ""
     import transformers

@@ -172,12 +172,12 @@ class RunFolder:
 
     @property
     def has_rounds(self) -> bool:
-        """Returns whether earlier sessions have written metrics beyond round 0."""
+        """Return whether earlier sessions have written metrics beyond round 0."""
         metrics = self.path / "metrics.jsonl"
         return metrics.exists() and metrics.read_bytes().count(b"\n") > 1
 
     def take_up(self, done: int, fill: bool = False) -> tuple[list[RoundLine], list[RoundLine]]:
-        """Returns what earlier sessions have written about rounds that count.
+        """Return the lines that earlier sessions wrote about rounds that count.
 
         Anything later is cut off.
 

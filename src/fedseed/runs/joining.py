@@ -261,7 +261,7 @@ class Loading:
         return record
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
-        """Returns what measures the model; it loads the evaluation data when it is first called."""
+        """Return the function that measures the model; its first call loads the evaluation data."""
 
         @cache
         def made() -> Evaluation:

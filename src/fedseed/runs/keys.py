@@ -189,7 +189,8 @@ def among(annotation: Any, marks: Sequence[Any]) -> list[type[BaseModel]]:
 
 
 def documented(model: type[BaseModel]) -> dict[str, str]:
-    """Returns what a class' and its parents' docstrings say of fields under "Args", by name.
+    """Return the descriptions of fields under "Args" in the docstrings of a class and its parents,
+    by name.
 
     Children go first.
     """
@@ -317,7 +318,7 @@ def _owners(whole: type[BaseModel], data: Mapping[str, Any], path: Sequence[str]
 
 
 def _named(data: Mapping[str, Any], path: Sequence[str]) -> str:
-    """Return what a table calls itself."""
+    """Return the name that a table gives as its kind."""
     table: Any = data
     for part in path[:-1]:
         table = table[int(part)] if isinstance(table, list) else table.get(part, {})

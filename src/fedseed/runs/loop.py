@@ -68,7 +68,7 @@ class Run(ABC):
         self._began = ""
 
     def logged(self) -> LoggedSteps | None:
-        """Returns what a log of the run holds; None: there is no log."""
+        """Return the content of the run's log; None if there is no log."""
         return None
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Run(ABC):
         return None
 
     def about(self) -> dict[str, Any]:
-        """Returns what the summary says about the process."""
+        """Return the summary's entries about the process."""
         return {}
 
     def run(
@@ -185,7 +185,7 @@ class Run(ABC):
             self.progress.close()
 
     def _finished(self, path: Path) -> costs.RunResult:
-        """Return what a finished run has left in its folder."""
+        """Return the results that a finished run has left in its folder."""
         self.progress.note(f"the run in {path} is finished: nothing is changed")
         return costs.RunResult(read_summary(path), read_metrics(path), path)
 
@@ -344,7 +344,7 @@ class Run(ABC):
         return f"{advice}; or look at who sends what (its metrics say what was refused)"
 
     def _excess_bytes(self) -> str:
-        """Say that a budget of bytes is larger than the weights themselves; "": it is not."""
+        """Return a warning if a budget of bytes exceeds the weights themselves; "" if not."""
         budget = getattr(self.spec.method, "bytes", None)
         whole = self.header.layout.dense_bytes
         if budget is None or budget <= whole:

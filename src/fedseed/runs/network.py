@@ -211,7 +211,7 @@ class NetworkRun(Run):
         return self._talk
 
     def logged(self) -> Logged:
-        """Returns what the log holds.
+        """Return the content of the log.
 
         Orbit file and log may each be behind the other after a crash.
         """
@@ -278,7 +278,7 @@ class NetworkRun(Run):
         return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}
 
     def _status(self) -> dict[str, Any] | None:
-        """Returns what the coordinator says of itself, for another thread.
+        """Return the coordinator's status, for another thread.
 
         None while it computes or is gone.
         """

@@ -88,8 +88,8 @@ def _step_size(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _equip(recipe: Recipe, data: TaskData) -> Equipment:
-    """Returns what makes tokens of the examples, within the positions of the model, which has no
-    weights here.
+    """Return the parts that make tokens of the examples, within the positions of the model, which
+    has no weights here.
     """
     settings = recipe.model
     kind, head = kind_for(recipe, data)

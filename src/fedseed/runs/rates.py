@@ -302,8 +302,8 @@ def find_rate(
 
 
 def _whole_runs(centre: float, most: int, measure: Callable[[float], float]) -> dict[float, float]:
-    """Returns what so many whole runs come to: at three times more, or less, on while it helps,
-    then between.
+    """Return the loss of each whole run that is tried, by rate: at three times more, or less, while
+    that helps, then between.
     """
     losses = {centre: measure(centre)}
     for edge, step in ((max, STEP), (min, 1 / STEP)):

@@ -357,7 +357,7 @@ class FederationSettings(Table):
     def access(
         self, name: str, nats: str | None = None, key: Path | None = None, ca: Path | None = None
     ) -> Access:
-        """Returns how somebody reaches the server; what is given goes before what the recipe says.
+        """Return the settings for reaching the server; arguments override the recipe.
 
         Args:
             name: who: a client, or "coordinator".
@@ -403,7 +403,7 @@ class FederationSettings(Table):
         return None
 
     def count(self, clients: int) -> int:
-        """Returns how many clients take part in a round."""
+        """Return the number of clients that take part in a round."""
         if self.per_round is not None:
             return self.per_round
         # rounded down, as the papers' code does: 5% of 738 are 36; the little bit is for 0.29 *
@@ -412,7 +412,7 @@ class FederationSettings(Table):
 
     @property
     def names_parties(self) -> bool:
-        """Returns whether it says who takes part, or lets them enrol."""
+        """Return whether the recipe names the parties, or lets them enrol."""
         return self.clients is not None or self.enrolment == "open"
 
 
@@ -571,14 +571,15 @@ class Recipe(Table):
 
     @property
     def of_parties(self) -> bool:
-        """Returns whether each client names its own data, so that only the coordinator knows who
-        else takes part.
+        """Return whether each client names its own data, so that only the coordinator knows all
+        parties.
         """
         return self.federation.names_parties or self.task.each_its_own
 
     @property
     def evaluates(self) -> bool:
-        """Returns whether anything is evaluated: of a private run only what the recipe discloses.
+        """Return whether anything is evaluated; in a private run, only the metrics that the recipe
+        discloses.
 
         With secure sums examples that are nobody's are evaluated on; those that clients hold out
         are told apart.
@@ -648,9 +649,7 @@ def read_recipe(
 
 
 def _instead(path: Path) -> str:
-    """Returns what to give in place of a recipe that is not there: a file beside it, or a packaged
-    one.
-    """
+    """Return a suggestion in place of a missing recipe: a file beside it, or a packaged recipe."""
     try:
         beside = {file.name: str(path.parent / file.name) for file in path.parent.glob("*.toml")}
     except OSError:

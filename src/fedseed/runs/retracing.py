@@ -128,7 +128,7 @@ def _follows(
 def is_within_rounding(
     method: Method, state: Any, answers: WeightedAnswers, recorded: Payload, made: bytes
 ) -> bool:
-    """Return whether a step is what another processor may have made of a round's answers.
+    """Return whether a step may be another processor's result from a round's answers.
 
     Args:
         method: the run's.

@@ -190,7 +190,7 @@ class _AtHand(Session):
             self.rounds.take(self.hosted.names[client], message)
 
     def _answers(self, plans: dict[int, bytes]) -> list[Answer]:
-        """Returns what the clients answer, wherever that is computed."""
+        """Return the clients' answers, wherever they are computed."""
         worker, known, items = self.hosted.worker, {}, list(self.hosted.items.values())
         if self.team is not None:
             self._deal(plans)

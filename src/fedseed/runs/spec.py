@@ -147,21 +147,21 @@ class RunSpec:
 
     @property
     def private(self) -> bool:
-        """Returns whether all that is told and depends on clients' data is what the method makes
-        private.
+        """Return whether the method makes private everything published that depends on clients'
+        data.
         """
         return self.secure_sums is not None or mechanism_of(self.method) is not None
 
     def evaluates(self, number: int) -> bool:
-        """Returns whether there is an evaluation after a round."""
+        """Return whether there is an evaluation after a round."""
         return number % self.evaluate_every == 0 or number == self.rounds
 
     def logs(self, number: int) -> bool:
-        """Returns whether a round gets a line of metrics of its own."""
+        """Return whether a round gets a line of metrics of its own."""
         return self.evaluates(number) or not self.method.stepwise
 
     def digests(self, number: int) -> bool:
-        """Returns whether the weights are hashed after a round: always where it is evaluated, as
-        the last one is.
+        """Return whether the weights are hashed after a round: always after an evaluation, as in
+        the last round.
         """
         return self.evaluates(number) or (number % self.digest_every == 0 and self.logs(number))

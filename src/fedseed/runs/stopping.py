@@ -34,9 +34,7 @@ def best(metrics: Lines) -> tuple[int, float]:
 
 
 def over(metrics: Lines, patience: int | None) -> bool:
-    """Returns whether the last `patience` evaluations, or more, brought no better validation
-    loss.
-    """
+    """Return whether the last `patience` evaluations or more did not lower the validation loss."""
     if patience is None:
         return False
     number, _ = best(metrics)

@@ -207,7 +207,7 @@ class StepStore(ABC):
         """Close the file as it is."""
 
     def _elsewhere(self, logged: Logged) -> FedseedError:
-        """Return what to say of a folder that has nothing of a run that the log has."""
+        """Return the error for a folder that has nothing of the run in the log."""
         return FedseedError(
             f"the server holds a run {logged.run} of {logged.last} steps, {self.folder} does not: "
             "go on in its folder (--out), choose another name (--run), or delete it from the "

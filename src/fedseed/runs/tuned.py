@@ -69,7 +69,7 @@ class Tuned(NamedTuple):
 
 
 def find_source(name: str) -> Source:
-    """Returns what a name given on the command line means.
+    """Return the source that a name on the command line stands for.
 
     Args:
         name: a run's folder, an orbit file, a run's `model.safetensors`, a folder with a model, a
@@ -245,7 +245,7 @@ def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
 
 
 def _measured(source: Source, number: int) -> dict[str, Any]:
-    """Returns what a run's files say of a round: for `Facts`."""
+    """Return the values in a run's files for a round, for `Facts`."""
     if (path := source.file("metrics.jsonl")) is None:
         return {}
     lines = {line.round: line.metrics for line in read_lines(path.parent)}

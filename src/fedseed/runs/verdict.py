@@ -50,7 +50,7 @@ class Divergence:
 
 
 def find_divergence(metrics: Sequence[RoundLine], guess: float | None) -> Divergence | None:
-    """Return why the run counts as diverged at its newest line; None: it does not.
+    """Return the reason why the run counts as diverged at its newest line; None if it does not.
 
     A run that has recovered is none. A run whose base has no finite loss is not judged.
 
@@ -76,7 +76,7 @@ def _since(found: Divergence, number: int) -> Divergence:
 
 
 def _judge_line(base: RoundLine, line: RoundLine, guess: float | None) -> tuple[str, float] | None:
-    """Return what is wrong after a round and what the rate should be multiplied with."""
+    """Return the problem after a round, and the factor for the learning rate."""
     return _judge_answers(line) or _judge_losses(base, line, guess)
 
 

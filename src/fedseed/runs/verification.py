@@ -75,7 +75,7 @@ class Verified:
 
     @property
     def forged(self) -> bool:
-        """Returns whether anything is not as it should be."""
+        """Return whether anything is not as it should be."""
         return bool(self.unlike) or any(one.verdict == "forged" for one in self.checked)
 
     @property
@@ -188,7 +188,7 @@ def _silent_rounds(orbit: Orbit, answers: Answers, name: str) -> list[int]:
 
 
 def _coarse(worker: Worker) -> str | None:
-    """Returns why float noise hides what is to be compared; None: it does not."""
+    """Return the reason why float noise hides the values to compare; None if it does not."""
     dtypes = {entry.dtype for entry in worker.space.layout.tensors} - {"float32"}
     method, training = worker.method, getattr(worker.method, "training", None)
     if dtypes or getattr(method, "autocast", None) or getattr(training, "autocast", None):

@@ -146,7 +146,7 @@ class Workers:
             del self.seats[most:]
 
     def expect(self, start: bytes, newest: bool, memory: Path | None = None) -> None:
-        """Says what the run is, before it starts.
+        """Set the run that workers are to expect, before it starts.
 
         Args:
             start: what its orbit begins with: a worker that has loaded something else is no use.
@@ -265,7 +265,7 @@ def _heard(seat: Seat, order: Order | None = None) -> Done:
 
 
 def _how(code: int) -> str:
-    """Says how a process ended."""
+    """Return a description of how a process ended."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -55,7 +55,7 @@ class ArrowColumns:
         return values
 
     def _converter(self, kind: Any) -> Convert | None:
-        """Return what converts values of an Arrow type; None: they stay as they are."""
+        """Return the function that converts values of an Arrow type; None if they stay the same."""
         from pyarrow import types
 
         if getattr(kind, "extension_name", "") == "arrow.json":

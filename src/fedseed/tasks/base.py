@@ -40,7 +40,7 @@ class Task(BaseModel, ABC, metaclass=Hinting):
         return None
 
     def load_part(self, names: Collection[str], evaluate: bool) -> TaskData:
-        """Returns what a process that hosts some clients needs of `load`'s data.
+        """Return the part of `load`'s data that a process hosting some clients needs.
 
         That of others is not kept.
 
@@ -60,7 +60,7 @@ class Task(BaseModel, ABC, metaclass=Hinting):
 
     @property
     def each_its_own(self) -> bool:
-        """Returns whether the settings leave it to each client where its data lies."""
+        """Return whether the settings let each client choose where its data lies."""
         return False
 
     def names_here(self) -> list[str] | None:
@@ -72,7 +72,7 @@ class Task(BaseModel, ABC, metaclass=Hinting):
 
     @property
     def shares_evaluation(self) -> bool:
-        """Returns whether all are evaluated on the same examples.
+        """Return whether all clients are evaluated on the same examples.
 
         Else each client is on what it holds out.
         """

@@ -162,7 +162,7 @@ def marked_chat(
 
 
 def _is_learnt(message: Record) -> bool | None:
-    """Return whether a message is marked to be learnt; None: nothing says so.
+    """Return whether a message is marked to be learnt; None if it has no mark.
 
     Raises:
         RecipeError: a mark is neither true or false nor 1 or 0, or marks parts of the message.

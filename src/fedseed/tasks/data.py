@@ -253,7 +253,7 @@ def span(values: Sequence[int], one: str, many: str | None = None) -> str:
 
 
 def who_holds(sizes: Sequence[int], one: str = "example") -> str:
-    """Says how much clients hold, for a task's notes: "3 clients hold 1 to 7 examples", "1 client
-    holds 2 examples".
+    """Describe how much clients hold, for a task's notes: "3 clients hold 1 to 7 examples", "1
+    client holds 2 examples".
     """
     return f"{plural(len(sizes), 'client')} hold{'s' if len(sizes) == 1 else ''} {span(sizes, one)}"

@@ -49,7 +49,7 @@ class DealtTask(Task):
 
     @abstractmethod
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
-        """Returns what is dealt to clients, and all else (test sets as `evaluation`).
+        """Return the examples to deal to clients, and all other data (test sets as `evaluation`).
 
         Raises as `load`.
         """
@@ -66,7 +66,7 @@ class DealtTask(Task):
         return self.seed
 
     def dealt_by(self, field: str) -> bool:
-        """Returns whether the partition goes by a field of the data."""
+        """Return whether the partition goes by a field of the data."""
         return isinstance(self.partition, ByField) and self.partition.field == field
 
     def client_names(self) -> list[str] | None:
@@ -105,7 +105,7 @@ def picked(rows: Sequence[Row], numbers: Iterable[int]) -> list[Row]:
 
 
 def share_of(share: float, count: int) -> int:
-    """Returns how many of `count` a share is: one at least, unless the share is 0."""
+    """Return the size of a share of `count` examples: at least one, unless the share is 0."""
     return max(1, round(share * count)) if share else 0
 
 

@@ -163,7 +163,7 @@ def read_json(path: Path, hint: str = "") -> Record:
 
 
 def parse_json(text: str, problem: str, hint: str = "") -> Any:
-    """Returns what a JSON text says.
+    """Return the value of a JSON text.
 
     Raises RecipeError, from `problem` to `hint`, if it can't be read or used.
     """
@@ -341,12 +341,12 @@ def _parquet(path: Path) -> list[Record | RecipeError]:
 
 
 def is_saved(place: Path) -> bool:
-    """Returns whether a folder is a data set that `save_to_disk` has written."""
+    """Return whether a folder is a data set that `save_to_disk` has written."""
     return any((place / name).is_file() for name in SAVED)
 
 
 def is_hub_name(path: str) -> bool:
-    """Returns whether a text has the form of a data set's name on the hub, "owner/name"."""
+    """Return whether a text has the form of a data set's name on the hub, "owner/name"."""
     owner, slash, rest = path.partition("/")
     return (
         bool(slash)

@@ -51,7 +51,7 @@ class Form:
     may_be_null: tuple[str, ...] = ()
 
     def fits(self, row: Record, keys: int | None = None) -> bool:
-        """Returns whether a row has the form's fields, or the first `keys` of them."""
+        """Return whether a row has the form's fields, or the first `keys` of them."""
         return all(any(self._has(row, name) for name in key.split("|")) for key in self.keys[:keys])
 
     def _has(self, row: Record, name: str) -> bool:

@@ -74,12 +74,12 @@ def _pairs(fields: Mapping[str, str]) -> str:
 
 
 def likely_prompt(values: Mapping[str, Any]) -> str | None:
-    """Return which field of a row may hold what was asked; None: none seems to."""
+    """Return the field of a row that may hold the prompt; None if none seems to."""
     return _first_of(ASKED, [name for name, value in values.items() if isinstance(value, str)])
 
 
 def likely_score(values: Mapping[str, Any]) -> str | None:
-    """Return which field of a row may hold a number with a fraction to predict; None: none."""
+    """Return the field of a row that may hold a fraction to predict; None if there is none."""
     numbers = [name for name in values if is_fraction(values[name])]
     return _first_of(LABELS, numbers)
 
@@ -92,7 +92,9 @@ def is_fraction(value: Any) -> bool:
 
 
 def _names_of_texts(values: Mapping[str, Any], score: str) -> dict[str, str]:
-    """Return what a row with a score calls its text, or both of its texts, if it is otherwise."""
+    """Return a scored row's names for its text, or both of its texts, where they differ from the
+    usual ones.
+    """
     texts = [
         name
         for name, value in values.items()
@@ -111,7 +113,7 @@ def are_preferences(values: Mapping[str, Any]) -> bool:
 
 
 def likely_fields(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return which fields of a row may be those of a form, by the form's names."""
+    """Return the fields of a row that may be those of a form, by the form's names."""
     usable = [name for name, value in values.items() if not _identifies(name, value)]
     chats = [name for name in usable if _is_chat(values[name])]
     if chats:

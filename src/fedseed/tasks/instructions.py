@@ -107,7 +107,7 @@ class InstructionsTask(Task):
         ]
 
     def _families(self) -> list[Family]:
-        """Returns what is dealt.
+        """Return the families of examples to deal.
 
         Raises RecipeError: a name is not that of a family, or stands there twice.
         """

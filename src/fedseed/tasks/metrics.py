@@ -70,7 +70,7 @@ class RougeTokens:
 
 
 def keeps_accents(answers: Sequence[str]) -> bool:
-    """Return whether Rouge-L counts words with their accents: if the answers have enough of them.
+    """Return whether Rouge-L counts words with their accents: enough of the answers have some.
 
     A few names in an English text do not change its scores.
     """
@@ -78,7 +78,7 @@ def keeps_accents(answers: Sequence[str]) -> bool:
 
 
 def share_of_accents(texts: Sequence[str]) -> float:
-    """Return which share of the texts' words in Latin letters has a letter beyond a-z."""
+    """Return the share of the texts' words in Latin letters that have a letter beyond a-z."""
     if all(map(str.isascii, texts)):
         return 0.0
     import regex
@@ -105,7 +105,7 @@ def f1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
 
 
 def exact_match(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """Returns how many texts are the same as one of their answers, both `normalised`, in percent.
+    """Return the percentage of texts equal to one of their answers, both `normalised`.
 
     Args:
         predictions: generated texts.
@@ -179,7 +179,7 @@ def mean_ranks(values: Sequence[float]) -> list[float]:
 
 
 def final_number(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """Returns how many texts end with the right number, in percent: GSM8K's exact match (Cobbe et
+    """Return the percentage of texts that end with the right number: GSM8K's exact match (Cobbe et
     al., 2021).
 
     Arguments and errors are `exact_match`'s; an answer without a number (`last_number`) is an

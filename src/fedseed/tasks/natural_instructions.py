@@ -107,8 +107,8 @@ class NaturalInstructionsTask(Task):
     def _split(
         self, folder: Path, split: str, fewest: int, fraction: float, at_least: int
     ) -> tuple[list[tuple[str, list[Example]]], str]:
-        """Returns what is drawn of each task with `fewest` short instances, and a line about what
-        was left out.
+        """Return the instances drawn of each task with `fewest` short instances, and a line about
+        those left out.
         """
         path = folder / "splits" / "default" / f"{split}_tasks.txt"
         names = Counter(read_text(path, HINT).split())

@@ -242,7 +242,7 @@ class FilesTask(Task):
         )
 
     def _place(self) -> Path:
-        """Returns where the data lies."""
+        """Return the place of the data."""
         wanted, place = f'task.path = "{self.path}"', Path(self.path).expanduser()
         problem = ""
         if self.evaluate_on == "validation" and not self.validation:
@@ -263,8 +263,8 @@ class FilesTask(Task):
         return place
 
     def _parties(self) -> tuple[list[Party], list[str]]:
-        """Returns whose data lies where (one without a name: it is dealt), and what in the folder
-        is nobody's.
+        """Return the place of each party's data (one without a name is dealt), and the entries of
+        the folder that belong to nobody.
         """
         place = self._place()
         if not place.is_dir() or is_saved(place):
@@ -468,7 +468,7 @@ def _clients_in(
 
 
 def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) -> str:
-    """Return where a party's own data lies: in a folder of several, what is called like it.
+    """Return the place of a party's own data: the file or folder with its name in a shared folder.
 
     Args:
         path: a file, a data set or a folder.
@@ -508,7 +508,7 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
 
 
 def _near_names(name: str, names: Sequence[str]) -> str:
-    """Return what a message says of the names that are there in place of one that is missing."""
+    """Return a message's list of the names that are there in place of a missing one."""
     for other in names:
         if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name):
             return (
@@ -521,7 +521,7 @@ def _near_names(name: str, names: Sequence[str]) -> str:
 
 
 def _unicode_form(name: str) -> str:
-    """Return which of Unicode's normal forms a name has."""
+    """Return the Unicode normal form that a name has."""
     if unicodedata.is_normalized("NFC", name):
         return "NFC"
     return "NFD" if unicodedata.is_normalized("NFD", name) else "neither form"

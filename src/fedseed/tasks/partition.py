@@ -95,7 +95,9 @@ class Dirichlet(_Partitioner):
         )
 
     def _urn(self, count: int, clients: int, stream: int) -> list[int]:
-        """Returns who gets each of `count` examples of one label, in the order of the examples."""
+        """Return the client that gets each of `count` examples of one label, in the examples'
+        order.
+        """
         # a client begins with p balls and gets q with each example
         p, q = Fraction(str(self.alpha)).as_integer_ratio()
         owners: list[int] = []

@@ -81,7 +81,7 @@ def record_from_json(said: Any) -> DataRecord:
 
 
 def describe_changes(before: DataRecord, now: DataRecord) -> list[str]:
-    """Return what differs between two records, a text for each part.
+    """Return the differences between two records, a text for each part.
 
     Parts that can't be hashed are compared by their number of examples.
     """

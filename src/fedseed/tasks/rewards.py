@@ -53,7 +53,7 @@ class RewardSettings(BaseModel):
     max_new_tokens: PositiveInt = 32
 
     def problem(self) -> str | None:
-        """Returns what is wrong with the table, with key and value; None if nothing is."""
+        """Return the error in the table, with key and value; None if it has none."""
         if (self.name is None) == (self.function is None):
             return "reward: give name or function, one of them"
         if self.name is not None and metrics.REGISTRY.find(self.name) is None:

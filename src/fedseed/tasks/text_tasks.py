@@ -80,7 +80,7 @@ class DrawnTask(DealtTask):
 
     @abstractmethod
     def example_of(self, row: Record) -> Labelled | None:
-        """Returns what a row becomes, with what partitions go by; None: it can't be used.
+        """Return the example made from a row, with its partition labels; None if it can't be used.
 
         Raises as `load`.
         """

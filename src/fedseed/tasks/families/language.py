@@ -27,7 +27,7 @@ Values = dict[str, Any]
 
 
 def read_data(name: str) -> dict[str, Any]:
-    """Returns what one of the data files here holds."""
+    """Return the content of one of the data files in this folder."""
     return tomllib.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
