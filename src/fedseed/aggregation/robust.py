@@ -5,7 +5,7 @@ All of them count every client the same, since a client itself says how many exa
 
     G = X X^T                    where the clients' vectors are the rows of X; lengths and distances
     follow from it
-    M                            the matrix of what is done before the rule (`before`), which sees M
+    M                            the matrix of the steps before the rule (`before`), which sees M
     X and M G M^T
     outcome = f(M X)             entry by entry ("entrywise" rules), or
     outcome = a^T M X            with coefficients a that follow from M G M^T

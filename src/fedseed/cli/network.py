@@ -218,8 +218,8 @@ def read_site(file: Path) -> dict[str, Any]:
     Paths in it begin in its folder.
 
     Raises:
-        RecipeError: it can't be read, or has a key that is none of these options, or no path where
-            one is expected.
+        RecipeError: it can't be read, has a key that is not one of these options, or lacks a path
+            where one is expected.
     """
     said, known = read_toml(file, "--local "), (*SITE_PATHS, *SITE_WORDS)
     for key, value in said.items():

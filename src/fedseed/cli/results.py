@@ -383,9 +383,7 @@ def report(
 
 
 def _run_folders(given: list[Path]) -> list[Path]:
-    """Returns the runs' folders: those given, or in place of one that is no run the finished runs
-    in it.
-    """
+    """Return the runs' folders; a folder of runs is replaced by its finished runs."""
     found: list[Path] = []
     for folder in given:
         if (folder / "recipe.toml").exists() or (folder / "metrics.jsonl").exists():

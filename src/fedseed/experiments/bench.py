@@ -196,8 +196,8 @@ def shortened(method: Method) -> tuple[Method, float]:
 
 
 def measure(recipe: Recipe) -> Measured:
-    """Runs one round of a recipe, shortened, twice (the first warms up), and returns what the whole
-    run will cost.
+    """Run one shortened round of a recipe twice (the first warms up), and return the cost of the whole
+    run.
 
     Args:
         recipe: the recipe; it is not changed, and no files are written.

@@ -505,7 +505,7 @@ class Sweeping:
                 self._check(scenario, run, point, choosing)
 
     def run(self) -> list[SweepLine]:
-        """Runs what is missing and returns the tables' lines.
+        """Run the missing parts and return the tables' lines.
 
         A run that fails is reported and left out.
 

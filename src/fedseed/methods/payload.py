@@ -195,7 +195,7 @@ class Payload:
     def vector(self, about: About) -> NDArray[np.floating[Any]]:
         """Returns an update as a vector, as long for all clients of a round.
 
-        Raises ValueError: it is none.
+        Raises ValueError if the update is not a vector.
         """
         raise ValueError(f"updates of {about.method.name} are no vectors of one space")
 
@@ -296,7 +296,7 @@ def largest(scalars: NDArray[Any]) -> float:
 
 
 def moved(layout: Layout, square: float) -> float:
-    """Returns the size of what moves the weights by a vector with this sum of squares: its root of
+    """Return the size of a step along a vector with this sum of squares: its root of
     the mean square.
     """
     return max(SMALLEST_MOVE, sqrt(square / layout.size))
@@ -723,7 +723,7 @@ def unpack_numbers(reader: Reader, width: int, count: int) -> NDArray[Any]:
 
 
 def take_packed(reader: Reader, width: int, count: int) -> NDArray[np.uint8]:
-    """Takes the bytes of so many numbers.
+    """Take the bytes of `count` numbers.
 
     Raises MessageError: too few bytes, or a padding bit is set.
     """

@@ -314,7 +314,7 @@ class Subspace(Method):
         self.start(layout, 0)
 
     def _within_budget(self, state: SubspaceState, budget: int) -> SubspaceState:
-        """Return the state with the largest rank whose update takes at most so many bytes.
+        """Return the state with the largest rank whose update takes at most `budget` bytes.
 
         Raises ValueError: the smallest rank takes more, or the largest less.
         """

@@ -140,7 +140,7 @@ class Combined(Payload):
 
     @classmethod
     def of(cls, where: NDArray[np.int64], values: Floats, chunks: int) -> "Combined":
-        """Returns values at ascending indices into a vector of so many chunks."""
+        """Return values at ascending indices into a vector of `chunks` chunks."""
         counts = np.bincount(where // CHUNK, minlength=chunks).astype(np.uint16)
         return cls(counts, Small((where % CHUNK).astype(np.uint16), PLACE_BITS), values)
 

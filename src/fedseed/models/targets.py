@@ -37,7 +37,7 @@ def chosen_targets(method: Any, model: torch.nn.Module) -> list[str] | None:
 def freeze_others(model: torch.nn.Module, patterns: Sequence[str]) -> None:
     """Let only the parameters train whose name matches a pattern, among those that train now.
 
-    Raises ValueError if there is none.
+    Raises ValueError if no parameter matches.
     """
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     chosen = {

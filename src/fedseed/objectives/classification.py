@@ -23,7 +23,7 @@ class HeadText:
     """A tokenised text, or a pair of texts, with the tokenizer's special tokens."""
 
     ids: tuple[int, ...]
-    # of each token of a pair, which text it is of, where the tokenizer says so
+    # for each token of a pair, the text that holds it, where the tokenizer says so
     segments: tuple[int, ...] = field(default=(), kw_only=True)
 
 

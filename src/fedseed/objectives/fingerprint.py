@@ -12,7 +12,7 @@ from fedseed.objectives.tokens import TextTokens
 DIGEST_BYTES = 16
 LIBRARIES = ("fedseed", "transformers", "tokenizers")
 # texts on which versions of tokenizers have differed: blanks, ends of lines, digits, letters that
-# normalisers change, other scripts, what is no text; beside these the tokenizer's special tokens
+# normalisers change, other scripts, non-text; beside these the tokenizer's special tokens
 TEXTS = (
     "a",
     " a",

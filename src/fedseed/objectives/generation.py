@@ -193,7 +193,7 @@ class Writer:
         max_tokens: the most new tokens of a text.
         temperature: 0: always the likeliest token; above: drawn, the more evenly the higher.
         top_p: draw from the likeliest tokens that together have this probability.
-        seed: of what is drawn: the same text for the same seed on one machine.
+        seed: seed of the draws: the same seed gives the same text on one machine.
         stops: texts that end what is written; it is cut before the first one.
 
     Raises:

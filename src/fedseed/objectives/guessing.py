@@ -12,7 +12,7 @@ def guess_loss(objective: Objective, model: Any, item: Any) -> float | None:
     Args:
         objective: makes losses of items.
         model: the model that is tuned; it is not run.
-        item: a prepared example; None: there is none.
+        item: a prepared example, or None.
 
     Returns:
         The natural logarithm of the number of words, or of the item's options; None: it is not

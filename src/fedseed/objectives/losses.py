@@ -104,7 +104,7 @@ class TextObjective(Objective):
         return self.text_tokens.ids(text)
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Returns the tokens of what stands before the response."""
+        """Return the tokens before the response."""
         return self.text_tokens.from_start(self.ids_of(prompt))
 
     def references_of(self, example: Example) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class TextObjective(Objective):
         Args:
             model: the model.
             rows: tokens.
-            segments: of each token, which of two texts it is of (0 or 1), for models that are told
+            segments: for each token, the text that holds it (0 or 1), for models that are told
                 (`token_type_ids`); None: they are not told.
             options: the forward pass'.
 
@@ -233,7 +233,7 @@ class Scoring(Objective):
         return cross_entropy(scores, gold, reduction="none")
 
     def losses(self, model: Any, items: Sequence[Any]) -> torch.Tensor:
-        """Returns -log p of what is right, shape (items,)."""
+        """Return -log p of the right answers, shape (items,)."""
         return self.losses_of(self.scores(model, items), items)
 
 

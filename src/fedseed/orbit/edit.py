@@ -48,7 +48,7 @@ def compact(path: Path, out: Path) -> Orbit:
 def differences(a: Orbit, b: Orbit) -> list[str]:
     """Return a line for each difference between two orbits.
 
-    There is none if base, settings and steps are the same.
+    The list is empty if base, settings and steps are the same.
     """
     lines = a.header.differences(b.header)
     first = max(a.header.first, b.header.first)

@@ -24,10 +24,10 @@ MAGIC = b"fedorbit"
 FORMAT = 3
 READABLE = (2, 3)  # format 2 had every setting, and called a learning rate `rate`
 START = struct.Struct("<8sHHI")
-# So much a header may hold besides what every one may: each of its compressed bytes becomes so many
-# of JSON, with so many values. Of real models there are at most 30 and 3 (47,000 tensors, a block
-# each). What is made of a header in memory is bounded by its length, and nothing is made of one
-# that is above these.
+# The most bytes of JSON, and the most values, that a header may have for each of its compressed
+# bytes, beyond a fixed allowance. Headers of real models have at most 30 and 3 (47,000 tensors, a
+# block each). The memory for a header is thus bounded by its length; a header above these bounds is
+# refused before anything is built from it.
 _INFLATION, _FREE_TEXT, _MOST_TEXT = 64, 1 << 16, 1 << 25
 _VALUES, _FREE_VALUES, _MOST_VALUES = 4, 1 << 12, 1 << 21
 # bytes of text with characters beyond ASCII: one of them makes a string four times as large

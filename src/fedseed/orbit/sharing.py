@@ -54,7 +54,7 @@ def push_orbit(path: Path, place: str, private: bool = False, force: bool = Fals
 
     Raises:
         OrbitError: the file is no orbit, is damaged, or its run goes on.
-        RecipeError: the place is none.
+        RecipeError: the place is not valid.
         FedseedError: another orbit is there, or the hub refuses.
     """
     orbit = Orbit.open(path)
@@ -109,9 +109,9 @@ def pull_orbit(place: str, out: Path) -> Orbit:
         out: the file to write; it must not exist.
 
     Raises:
-        RecipeError: the place is none.
-        OrbitError: what is there is no orbit, or damaged.
-        FedseedError: there is none, or `out` exists already.
+        RecipeError: the place is not valid.
+        OrbitError: the file there is not an orbit, or is damaged.
+        FedseedError: the place has no orbit, or `out` exists already.
     """
     if out.exists():
         raise FedseedError(f"{out}: there already; choose another name with --out")

@@ -58,7 +58,7 @@ def private_key(path: Path) -> ed25519.Ed25519PrivateKey:
 
 
 def sign(path: Path, key_file: Path) -> Path:
-    """Signs an orbit, which is checked first, and returns the signature's file, PATH.sig.
+    """Check and sign an orbit, and return the signature's file, PATH.sig.
 
     Raises OrbitError: the orbit is damaged, or the file holds no private Ed25519 key.
     """

@@ -12,7 +12,7 @@ from fedseed.orbit.record import NO_DIGEST, Record, ending, link, packed
 class OrbitWriter:
     """Appends records to an orbit file.
 
-    Each is on disk before `append` returns, and none is kept in memory.
+    Each is on disk before `append` returns. Records are not kept in memory.
 
     Args:
         path: the file.

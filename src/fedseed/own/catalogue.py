@@ -84,7 +84,7 @@ def _source_of(path: Path) -> Source:
 
 
 def is_folder_of_orbits(place: str) -> bool:
-    """Return whether a place is a folder with runs or orbits in it, and no run itself."""
+    """Return whether a place is a folder that holds runs or orbits, but is not a run itself."""
     folder = Path(place)
     return folder.is_dir() and not (folder / ORBIT).is_file() and bool(orbits_in(folder))
 

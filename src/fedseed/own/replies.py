@@ -181,7 +181,7 @@ class ChatReply(Reply):
         yield self._chunk(0, {"delta": delta}, self._ending(finished.written))
 
     def _said(self, parts: Sequence[str | ToolCall]) -> Iterator[str]:
-        """Give the events of what an answer says."""
+        """Yield the events for an answer's text."""
         for part in parts:
             if isinstance(part, str):
                 delta: dict[str, Any] = {"content": part}

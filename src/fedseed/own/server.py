@@ -74,7 +74,7 @@ class Service:
         sources: what `named` returns.
         base: where the base is; None: where the first orbit's run had it.
         device: where it lies.
-        keep: weights of so many models, those used last, stay in memory (`Swapper`).
+        keep: the number of models whose weights stay in memory, those used last (`Swapper`).
         most: new tokens of an answer at most.
         folders: folders of runs and orbits: each one in them, now or later, is served.
 

@@ -45,8 +45,8 @@ class Swapper:
     Args:
         base: its name or folder, or a model that is loaded, at its base.
         orbits: files by name; others can be added later.
-        keep: weights of so many orbits, those used last, stay in memory, to be copied in place of
-            made anew.
+        keep: the number of orbits whose weights stay in memory, those used last, to be copied and
+            not made anew.
         dtype: what a base is loaded in.
         quantization: how it is quantised as it is loaded (`model.quantization`); None: not at all.
         device: where it is to lie.
@@ -168,7 +168,7 @@ class Swapper:
                 self._kept.popitem(last=False)
 
     def _space_for(self, header: Header) -> ParameterSpace:
-        """Returns the space of what an orbit tunes, with a copy of the base.
+        """Return the space of the tensors that an orbit tunes, with a copy of the base.
 
         Orbits that tune the same share one.
         """

@@ -1,10 +1,10 @@
-"""What each client has answered, kept in a run's folder so that parties can verify it
-(`verification`). Free of torch.
+"""The answers of each client, kept in a run's folder so that parties can verify them
+(`verification`). This module does not need torch.
 
-A run's log has its steps, and a step is mostly a sum over clients: nobody can tell from it what one
-of them has sent. With `federation.answers` the folder has answers.jsonl besides: the clients' names
-in the order of their numbers, then a line a round with who was asked, the payload of each answer
-that counted, and of whom none did.
+A run's log has its steps, and a step is mostly a sum over clients, which hides what each of them
+sent. With `federation.answers` the folder also has answers.jsonl: the clients' names in the order
+of their numbers, then a line for each round with the clients that were asked, the payload of each
+answer that counted, and the clients whose answers did not count.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ class Answers(NamedTuple):
 
 
 def read_answers(path: Path) -> Answers:
-    """Returns a run's answers. Raises FedseedError: there are none, or it is no such file."""
+    """Returns a run's answers. Raises FedseedError if the file is missing or malformed."""
     if is_irregular(path):
         raise FedseedError(f"{path}: no regular file (a pipe or a device): reading it may not end")
     try:

@@ -180,8 +180,9 @@ def equipped(
     positions: int | None,
     trainable: Sequence[str] | None = None,
 ) -> Equipment:
-    """Returns a model that is loaded, with what makes losses and metrics of examples within so many
-    positions.
+    """Return a loaded model with the parts that compute losses and metrics of examples.
+
+    Examples have at most `positions` tokens.
 
     The processor is given the chat template that the data is written by, so that the exported model
     has it. The model is examined (`fedseed.models.traits`).
@@ -279,8 +280,9 @@ def fingerprint_of(processor: Any) -> Fingerprint | None:
 
 
 def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
-    """Returns settings for a model with so many positions (None: any number), and what makes an
-    example too long.
+    """Return settings for a model with this number of positions, and the limit of an example.
+
+    None stands for any number of positions. The limit is described for messages.
     """
     if positions is not None and positions < settings.max_length:
         return settings.model_copy(

@@ -335,7 +335,7 @@ def identities(
 
 
 def orbit_place(folder: Path) -> Path:
-    """Makes a folder, and returns where the orbit is written before the model is there.
+    """Make a folder, and return the file for the orbit while the model is not there.
 
     Raises:
         FedseedError: the folder holds a model or an orbit already, or can't be made.

@@ -96,7 +96,7 @@ def keys_of(whole: type[BaseModel]) -> list[Key]:
 
     One that several tables share is there once.
     """
-    # a key but for who has it, and those who have it, in order
+    # each key without its owners, and its owners in order
     found: dict[Key, dict[str, None]] = {}
     for key in _keys(whole, "", ()):
         found.setdefault(replace(key, of=()), {}).update(dict.fromkeys(key.of))

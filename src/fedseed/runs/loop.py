@@ -287,7 +287,7 @@ class Run(ABC):
         return costs.RunResult(summary, [line.to_json() for line in metrics], where, tuned)
 
     def _warn(self, metrics: list[RoundLine]) -> None:
-        """Warn of what the newest line shows: noisy steps, a loss that diverges or stands still."""
+        """Warn of noisy steps, and of a loss that diverges or stands still, in the newest line."""
         line, at = metrics[-1], f"round {metrics[-1].round}"
         ratio = line.metrics.get("step_over_weights")
         if ratio is not None and ratio > NOISE_WARNING and not self._warned:
@@ -403,7 +403,7 @@ class Run(ABC):
         return found
 
     def _round(self, number: int, log: bool) -> RoundLine:
-        """Runs one round and returns its line of metrics. `log`: it will be a line of its own."""
+        """Run one round and return its line of metrics. `log`: it will be a line of its own."""
         gathered = self.gather(number)
         seconds = dict(gathered.spent.seconds)
         fetched = [self._downloads.of(client) for client in gathered.clients]

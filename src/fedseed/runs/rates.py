@@ -16,8 +16,8 @@ of short runs.
    "Non-stochastic Best Arm Identification", 2016). Where a round is one step along a drawn
    direction, two runs as long as there is room for: a few steps show chance alone.
 
-All of it takes about a tenth of the run's passes. Where more may be spent (`share`), so many whole
-runs follow: at that rate, at three times more or less, on as long as it gets better, and between.
+All of it takes about a tenth of the run's passes. With a `share` of 1 or more, as many whole runs
+follow: at that rate, at three times more or less, on as long as it gets better, and between.
 Seeds and batches are those of the run, so that two rates are compared along the same directions.
 """
 
@@ -136,7 +136,7 @@ class _Trials:
         self._judged_items: list[Any] = []
 
     def run(self, method: Method, rounds: int, clients: int, other: int = 0) -> Simulation:
-        """Runs some rounds from the base, and returns where they have led to.
+        """Run some rounds from the base, and return the finished simulation.
 
         `other`: another seed than the run's.
         """
@@ -209,8 +209,8 @@ def find_rate(
         recipe: the recipe; its own rate is where the search starts if nothing else can be said.
         data: its task's, if it is loaded.
         say: told of each trial.
-        share: how much the trials may take, in passes of the run; from 1 on so many whole runs
-            follow them.
+        share: how much the trials may take, in passes of the run; from 1 on, that number of
+            whole runs follows them.
 
     Raises:
         RecipeError: the method has no rate; or the run is private, and trials would not count in
@@ -241,8 +241,9 @@ def find_rate(
         units *= steps / cut
 
     def shape(count: float) -> tuple[int, int]:
-        """Rounds and clients of a trial of so many rounds of one client: all clients, if that is
-        possible.
+        """Return rounds and clients of a trial that costs `count` rounds of one client.
+
+        It has all clients of a round, if that is possible.
         """
         clients = max(1, min(trials.per_round, round(count)))
         return max(1, min(recipe.rounds, round(count / clients))), clients

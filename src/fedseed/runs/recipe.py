@@ -378,7 +378,7 @@ class FederationSettings(Table):
         )
 
     def check(self, clients: int) -> None:
-        """Checks that so many clients can run this.
+        """Check that the recipe can run with this number of clients.
 
         Raises RecipeError, which names the key, if they can't.
         """

@@ -222,9 +222,9 @@ class _AtHand(Session):
 
 
 def _at_once(work: Coroutine[Any, Any, Gathered]) -> Gathered:
-    """Returns the result of what never waits for anything outside of this process.
+    """Return the result of a coroutine that only waits for this process itself.
 
-    So it needs no event loop.
+    It needs no event loop.
     """
     try:
         work.send(None)

@@ -37,10 +37,9 @@ class RunSpec:
     # rounds between evaluations; there is one of the base and one at the end, too
     evaluate_every: int = 1
     digest_every: int = 1  # rounds between digests of the weights, besides those after evaluations
-    # whether evaluations measure anything; of a private run only if the recipe discloses it
+    # whether evaluations measure anything; in a private run, only if the recipe discloses it
     measures: bool = True
-    # stop after so many evaluations in a row without a better "validation_loss" in them; None:
-    # never
+    # stop after this number of evaluations in a row without a better "validation_loss"; None: never
     patience: int | None = None
     aggregation: AggregationRule | None = None  # how the clients' answers become one
     bounds: Bounds | None = None  # how far from the others a client, or a step, may be

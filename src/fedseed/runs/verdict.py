@@ -52,7 +52,7 @@ class Divergence:
 def find_divergence(metrics: Sequence[RoundLine], guess: float | None) -> Divergence | None:
     """Return the reason why the run counts as diverged at its newest line; None if it does not.
 
-    A run that has recovered is none. A run whose base has no finite loss is not judged.
+    A run that has recovered does not count. A run whose base has no finite loss is not judged.
 
     Args:
         metrics: the run's lines, round 0 first.
@@ -124,8 +124,8 @@ def _judge_held_out(
 ) -> tuple[str, float] | None:
     """Say whether the held-out loss is worse than before training, or that of a guess."""
     local, grown = line.train_loss, _size(growth(base, line))
-    # where clients learn what they have, and held-out examples suffer, they learn it by heart, or
-    # each another thing: that is no matter of numbers that run away, unless the weights do
+    # if the training loss falls while the held-out loss rises, clients overfit or their data
+    # differs: the numbers do not diverge, unless the weights do
     if local is not None and local < LEARNS * min(first, guess or first) and grown < DOUBLED:
         return None
     is_worse = loss > WORSE * first and loss > first + LEAST_RISE

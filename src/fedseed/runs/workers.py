@@ -58,7 +58,7 @@ class Order(NamedTuple):
     """Apply the steps that you lack, then do the work."""
 
     records: Sequence[Record]
-    # the folder of what clients keep from round to round; None: they keep nothing
+    # the folder of clients' memory from round to round; None: they keep nothing
     memory: Path | None
     work: Work
 
@@ -198,9 +198,9 @@ class Workers:
             process.join()
 
     def _give(self, work: Work | None) -> Any:
-        """Lets a free worker do a piece of work, and returns the result.
+        """Let a free worker do a piece of work, and return the result.
 
-        None: the worker is started, and no more.
+        Without work (None) the worker is only started.
         """
         seat = self._free.get()
         try:
@@ -246,9 +246,9 @@ class Workers:
 
 
 def _heard(seat: Seat, order: Order | None = None) -> Done:
-    """Gives a worker an order, if there is one, and returns what it says next.
+    """Give a worker an order, if there is one, and return its next message.
 
-    Raises what it has, or _DiedError.
+    Raises the worker's own error, or _DiedError.
     """
     try:
         if order is not None:

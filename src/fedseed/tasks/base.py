@@ -29,7 +29,7 @@ class Task(BaseModel, ABC, metaclass=Hinting):
     def load(self) -> TaskData:
         """Returns clients' examples and evaluation sets, the same on every call.
 
-        Raises RecipeError: there are none.
+        Raises RecipeError if the data can't be had.
         """
 
     def client_names(self) -> list[str] | None:

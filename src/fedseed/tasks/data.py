@@ -106,7 +106,7 @@ class Score:
 
     text: str
     value: float
-    pair: str = ""  # the second text; "": there is none
+    pair: str = ""  # the second text; "" without one
 
 
 @dataclass(frozen=True)

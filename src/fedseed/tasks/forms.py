@@ -294,7 +294,7 @@ class Reader:
         return lines
 
     def _count_remarkable(self, form: Form, made: Made, row: Record) -> None:
-        """Count what is no fault of a row, but may not be meant so."""
+        """Count the oddities of a row that are no errors, but may be mistakes."""
         if isinstance(made, Example):
             self.unwanted += row.values.get("label") is False
             self.scored_texts += form is TEXT and isinstance(row.values.get("score"), float)

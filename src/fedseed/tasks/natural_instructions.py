@@ -30,7 +30,7 @@ HINT = (
     "v2.8), which holds splits/default and tasks"
 )
 FEWEST = 20  # instances of a train task, of those short enough; tasks with fewer are left out
-# of a test task: so much is evaluated on, and so many at least
+# the share of a test task that is evaluated on, and the least number of its instances
 TEST_FRACTION, TEST_INSTANCES = 0.02, 20
 WHICH_TASKS = (1 << 32) - 1  # separates the draw of clients from those of instances
 

@@ -28,8 +28,9 @@ from fedseed.tasks.files import data_folder, read_text
 SIDE = 32  # pixels of CIFAR's
 SHARE_SEED = 8  # of the images' order; fixed, so that the base's images are the same for everybody
 SIZE = 1797
-TEST = 400  # the first so many images of the order
-# the last so many images of the order were for pre-training the base "digits": nobody else has them
+# the first images of the order are the test set
+TEST = 400
+# the last images of the order were for pre-training the base "digits": nobody else has them
 BASE = 500
 
 

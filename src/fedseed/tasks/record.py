@@ -140,7 +140,7 @@ def _as_array(value: Any) -> Any:
     """Return a torch tensor as an array, without importing torch here.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value is not a tensor.
     """
     if not hasattr(value, "detach"):
         raise TypeError(f"a {type(value).__name__} can't be hashed")

@@ -102,7 +102,7 @@ class _TookTooLongError(Exception):
 
 
 class Judge:
-    """A reward function, with checks of what it returns.
+    """A reward function, with checks of its results.
 
     Args:
         function: the reward.

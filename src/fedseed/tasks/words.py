@@ -80,7 +80,7 @@ def _quality(rng: random.Random, wanted: bool) -> tuple[str, int]:
 
 
 def reviews(seed: int | str, count: int) -> list[Review]:
-    """Returns so many reviews with different texts.
+    """Return `count` reviews with different texts.
 
     A longer list of the same seed begins with a shorter one.
     """
@@ -190,9 +190,7 @@ class WordsTask(DealtTask):
     def _scrambled(
         self, rows: Sequence[tuple[FamilyName, NextWord]]
     ) -> list[tuple[FamilyName, NextWord]]:
-        """Returns the same reviews and the same answers, but whose is whose is drawn within each
-        family.
-        """
+        """Return the same reviews with the same answers, which are shuffled within each family."""
         changed = list(rows)
         for number, family in enumerate(self.families):
             places = [place for place, (name, _) in enumerate(rows) if name == family]

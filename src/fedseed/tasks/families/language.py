@@ -63,7 +63,7 @@ WORLD = _read_world()
 
 
 def _after(value: Any, steps: int) -> Any:
-    """Returns the number, day or month so many steps after another.
+    """Return the number, day or month that lies `steps` steps after another.
 
     January comes after December.
     """
