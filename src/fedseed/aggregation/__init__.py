@@ -1,4 +1,4 @@
-"""How a round's answers become one: the mean, and rules that a few liars can't pull far.
+"""Rules that combine a round's answers: the mean, and rules that a few liars can't pull far.
 
 NumPy only.
 

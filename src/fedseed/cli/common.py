@@ -104,7 +104,7 @@ ThreadsOption = Annotated[
 
 @dataclass(frozen=True)
 class Reading:
-    """How a recipe is read: what is set in it, and code of others that is loaded first."""
+    """Options for reading a recipe: values set in it, and code of others that is loaded first."""
 
     set_: SetOption = None
     unset: Annotated[
@@ -183,7 +183,7 @@ class ReadingForDevice(Reading):
 
 @dataclass(frozen=True)
 class Placing:
-    """Of which base a model is made, and where it lies."""
+    """Options for the base of a model, and its device."""
 
     base: Annotated[
         str | None,
@@ -199,7 +199,7 @@ class Placing:
 
 @dataclass(frozen=True)
 class Running:
-    """How a run is computed."""
+    """Options for computing a run."""
 
     workers: Annotated[
         int | None,
@@ -222,7 +222,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Telling:
-    """What a command says, and where."""
+    """Options for a command's output."""
 
     as_json: JsonOption = False
     quiet: Annotated[

@@ -68,7 +68,7 @@ JOIN_LINES = 10  # in which a client's process says how far it is, where it has 
 
 @dataclass(frozen=True)
 class Reaching:
-    """How the server is reached, and the run's name there; a recipe says the same."""
+    """Options for reaching the server, and the run's name there; a recipe has the same."""
 
     nats: Annotated[
         str | None,
@@ -92,7 +92,7 @@ class Reaching:
 
 @dataclass(frozen=True)
 class Figures:
-    """Where Prometheus is served."""
+    """Options for serving metrics to Prometheus."""
 
     metrics_port: Annotated[
         int | None,
@@ -245,7 +245,7 @@ def _take_site(context: typer.Context, file: Path | None) -> Path | None:
 
 @dataclass(frozen=True)
 class Site:
-    """What is a site's own."""
+    """The options that belong to a site."""
 
     client: Annotated[
         list[str] | None,

@@ -49,7 +49,7 @@ SourceArgument = Annotated[
 
 @dataclass(frozen=True)
 class Opening(Placing):
-    """Which round's model is opened, of which base, and where it lies."""
+    """Options for the round of the model to open, its base, and its device."""
 
     best: Annotated[
         str | None,
@@ -169,7 +169,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Wording:
-    """How new text is chosen."""
+    """Options for choosing new text."""
 
     max_tokens: Annotated[int, typer.Option(min=1, help="The most new tokens.")] = 128
     temperature: Annotated[

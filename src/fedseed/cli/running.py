@@ -113,7 +113,7 @@ def tune_rate(
 
 @dataclass(frozen=True)
 class Swept:
-    """What `compare` takes beside recipes: seeds, grids, ablations, runs at a time."""
+    """Options of `compare` beside recipes: seeds, grids, ablations, runs at a time."""
 
     seeds: Annotated[
         str | None, typer.Option(help="Seeds, such as 1,2,3: means and deviations.")

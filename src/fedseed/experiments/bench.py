@@ -161,7 +161,7 @@ def _outline(recipe: Recipe) -> Any:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured in one round."""
+    """The measurements of one round."""
 
     parameters: int  # d
     dtype: str  # the weights' dtype
@@ -196,8 +196,7 @@ def shortened(method: Method) -> tuple[Method, float]:
 
 
 def measure(recipe: Recipe) -> Measured:
-    """Run one shortened round of a recipe twice (the first warms up), and return the cost of the whole
-    run.
+    """Run one shortened round of a recipe twice (the first warms up), and return the run's cost.
 
     Args:
         recipe: the recipe; it is not changed, and no files are written.

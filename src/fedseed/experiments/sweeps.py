@@ -348,7 +348,7 @@ def made_sweep(
 
 @dataclass(frozen=True)
 class How:
-    """How a sweep's runs are run."""
+    """The options for a sweep's runs."""
 
     jobs: int = 1  # runs at a time; the machine's cores are shared out among them
     plugins: Sequence[str] = ()  # files and modules to load first, here and in the runs' processes

@@ -123,9 +123,7 @@ class Weights(WholeTensors):
 
 @dataclass(frozen=True)
 class DenseState(State):
-    """What the coordinator keeps: a copy of the weights, and the averages of the server's
-    optimiser.
-    """
+    """The coordinator's state: a copy of the weights and the server optimiser's averages."""
 
     remembered: ClassVar[tuple[str, ...]] = ("first", "second")
 

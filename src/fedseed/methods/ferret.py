@@ -137,8 +137,9 @@ class BitCoefficients(Coefficients):
 
 @dataclass(frozen=True)
 class CoefficientStep(Payload):
-    """What a round adds: with shared seeds one sum, otherwise one part per client, weights c_i
-    multiplied in.
+    """The sum that a round adds: with shared seeds one part, otherwise one for each client.
+
+    Weights c_i are multiplied in.
     """
 
     parts: Annotated[tuple[Coefficients, ...], Many(Coefficients)]

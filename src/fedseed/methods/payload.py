@@ -51,7 +51,7 @@ SMALLEST_MOVE = 1e-6  # smaller moves of the weights count as this one
 
 @dataclass(frozen=True)
 class State:
-    """What a run's next round depends on besides the weights."""
+    """The values that a run's next round depends on besides the weights."""
 
     layout: Layout  # the parameter space
     seed: int  # the run's seed
@@ -85,7 +85,7 @@ class State:
 
 @dataclass(frozen=True)
 class About:
-    """What a payload is read against."""
+    """The context in which a payload is read."""
 
     method: Any  # the `Method`; its settings give lengths by name
     state: State  # the state before the round
@@ -108,8 +108,9 @@ class About:
 
 
 class Content(NamedTuple):
-    """How much travels: bytes, and the numbers that papers count (Ferret, Appendix C.2), whatever
-    bytes each takes.
+    """The amount that travels: bytes, and the numbers that papers count (Ferret, Appendix C.2).
+
+    A number counts as one, whatever bytes it takes.
     """
 
     bytes: int = 0  # of the payload
@@ -308,7 +309,7 @@ def moved(layout: Layout, square: float) -> float:
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """How one field travels."""
+    """The encoding of one field."""
 
     # the field is there only if the method's setting of this name is true; otherwise it is None
     when: str | None = field(default=None, kw_only=True)
@@ -538,7 +539,7 @@ class Packed(Array):
 
 
 class Counts(Array):
-    """How many entries each chunk has: numbers that only say how to read others."""
+    """The number of entries of each chunk, which only serves to read other numbers."""
 
     def held(self, value: Any, size: int) -> Content:
         return Content()

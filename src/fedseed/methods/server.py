@@ -1,5 +1,4 @@
-"""What a coordinator makes of D, the change that a round's answers ask for: server optimisers, and
-rates of blocks.
+"""Server optimisers and rates of blocks, applied to D, the change that a round's answers ask for.
 
     server       average    w <- w - eta_g D
                  momentum   m <- beta1 m + D;                   w <- w - eta_g m    FedAvgM
@@ -69,7 +68,7 @@ class Served(Method):
 
 @dataclass(frozen=True)
 class BlockState(State):
-    """What is known of the squares of blocks' changes."""
+    """The known squares of blocks' changes."""
 
     squares: Squares = field(default_factory=Squares)
 

@@ -43,7 +43,7 @@ MOST_STEPS = 4096  # most steps that are remembered: each is made again at every
 
 @dataclass(frozen=True)
 class StepState(State):
-    """How many steps are done, which names the next directions, and what is remembered of them."""
+    """The number of steps so far, which names the next directions, and the memory of them."""
 
     done: int = 0
     # for divide_by = "scalar": the average of the squared sum

@@ -72,7 +72,7 @@ _STEP = 0xFFFFFFFF  # in place of a client's number, in the words that a step is
 
 @dataclass(frozen=True)
 class SubspaceState(State):
-    """What the settings come to on the weights that train, and how many steps there were."""
+    """The state: the values of the settings for the weights that train, and the steps so far."""
 
     rank: int = 1  # r, `FULL_RANK` for no projection
     count: int = 1  # K

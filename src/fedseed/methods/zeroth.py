@@ -1,5 +1,5 @@
-"""What the zeroth-order methods share: settings of the estimate, the estimate itself, and the loop
-of local steps.
+"""The common part of zeroth-order methods: the settings of the estimate, the estimate itself, and
+the loop of local steps.
 
 two-point   rho = [l(w + eps z; x) - l(w - eps z; x)] / (2 eps)      SPSA; MeZO, FedKSeed Eq. 3,
 FeedSign Eq. 2
@@ -79,7 +79,7 @@ def normalised(
 
 
 class Projection(NamedTuple):
-    """What two losses say about a direction."""
+    """The measurement of a direction by two losses."""
 
     rho: float  # the estimate, rounded to single precision as it will be sent
     loss: float  # the mean of the two losses

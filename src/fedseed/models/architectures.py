@@ -23,7 +23,7 @@ Architecture = Literal["causal", "masked", "seq2seq", "classification", "image"]
 
 @dataclass(frozen=True)
 class Loader:
-    """How models of one architecture are loaded."""
+    """The classes and options that load models of one architecture."""
 
     about: str  # what such a model is, for messages
     auto: Any  # the transformers class that loads them

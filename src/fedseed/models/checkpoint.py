@@ -36,7 +36,7 @@ MOST_LAYERS = 4096  # of a configuration: a model of more would be made until th
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a base's name stands for."""
+    """The checkpoint that a base's name stands for."""
 
     name: str  # as the recipe gives it
     place: str  # a folder, or a hub name, that holds the weights and config.json

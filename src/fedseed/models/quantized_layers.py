@@ -21,7 +21,7 @@ GROUP = 64  # weights that share a scale
 
 
 class QuantizedLayer(torch.nn.Module):
-    """What a quantised layer has in place of its weight matrix.
+    """The part of a quantised layer that stands in for its weight matrix.
 
     `weight` is made of codes and scales whenever it is asked for, so that code which looks for it
     finds what the layer computes with. Writing to it changes nothing.

@@ -1,4 +1,4 @@
-"""What transformers is told, so that it loads a base quantised, or a quantised base at all.
+"""Options that let transformers quantise a base, or load a base that is quantised already.
 
 Files that hold quantised weights become the same model on every machine. transformers keeps FP8 and
 MXFP4 weights where it finds a GPU that can multiply them, and makes ordinary weights of them

@@ -1,4 +1,4 @@
-"""What a loaded base is beyond its weights: the one place that decides it.
+"""The traits of a loaded base beside its weights; only this module determines them.
 
     settings      what config.json asks for that neither a loss nor an answer may depend on is
                   switched off (`settle`)
@@ -40,7 +40,7 @@ SHOWN = 3  # names in a message
 
 @dataclass
 class Traits:
-    """What is known of a loaded model."""
+    """The known traits of a loaded model."""
 
     base: str  # as the recipe names it
     notes: list[str] = field(default_factory=list)  # lines for a person

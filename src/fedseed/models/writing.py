@@ -1,4 +1,4 @@
-"""How a model's own `generate` is called: what it may inherit from generation_config.json.
+"""Options for a model's own `generate`, and those it may inherit from generation_config.json.
 
 An answer that is scored is greedy, and depends on its prompt alone. So it inherits which tokens
 begin, end and fill up a text, and nothing of a base's taste: no minimum length, penalty, stop

@@ -1,1 +1,1 @@
-"""What models are trained and judged by: losses and measurements for each kind of example."""
+"""Losses and measurements for training and evaluation, for each kind of example."""

@@ -1,5 +1,5 @@
-"""What a model's head says: classes of texts (BERT, RoBERTa, LLaMA) or of pictures (ViT, ResNet),
-or a number for each text.
+"""Objectives for a model's head: classes of texts (BERT, RoBERTa, LLaMA) or of pictures (ViT,
+ResNet), or a number for each text.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class ScoredText(HeadText):
 
 
 class OfTexts(TextObjective):
-    """What objectives share that a classification head computes of texts.
+    """The common part of objectives that use a classification head on texts.
 
     `TextObjective` has the arguments.
 
@@ -84,7 +84,7 @@ class OfTexts(TextObjective):
 
 
 class TextClasses(Scoring, OfTexts):
-    """Which class a text is of: cross-entropy of the logits of a classification head.
+    """Text classification: cross-entropy of the logits of a classification head.
 
     The text is a `Choice`'s own (or both of its texts), or its prompt if it has none; of a `Cloze`
     the text with the tokenizer's mask token in its blank, or nothing there where the tokenizer has
@@ -138,7 +138,7 @@ class TextScores(OfTexts):
 
 
 class Images(Scoring):
-    """Which class a picture shows.
+    """Picture classification.
 
     Resizing, cropping and normalising are the model's own image processor's, with its settings;
     nothing is random. Grey pictures are repeated for a processor with three channels.

@@ -1,4 +1,4 @@
-"""What goes together: a kind of example, the models that learn from it, and an objective.
+"""Kinds of examples, each with the models that learn from it and an objective.
 
 A task hands over examples of one kind; everything else follows from that. A new kind is an entry of
 `KINDS`.
@@ -35,7 +35,7 @@ from fedseed.tasks.rewards import Judge, RewardSettings
 
 @dataclass(frozen=True)
 class ExampleKind:
-    """How examples of one type are learnt from."""
+    """The models and the objective for examples of one type."""
 
     example: type
     architecture: Architecture  # which models can

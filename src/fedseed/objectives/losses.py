@@ -29,7 +29,7 @@ from fedseed.tasks.data import Chat, ChatStyle, Choice, Example
 
 
 class Objective(ABC):
-    """What training and evaluation ask of an objective, and what most objectives share."""
+    """The interface of objectives for training and evaluation, with its common parts."""
 
     # how many tokens the model has an embedding for; None: not known, or none at all
     rows: int | None = None
@@ -202,8 +202,9 @@ def by_length(
 
 
 class Scoring(Objective):
-    """What objectives share that score an item's options, words or classes, of which number
-    `item.gold` is right.
+    """The common part of objectives that score an item's options, words or classes.
+
+    The right one is number `item.gold`.
 
     The loss is the cross-entropy of the scores, the prediction the highest.
     """
@@ -384,7 +385,7 @@ class Options:
 
 
 class Choices(Scoring, TextObjective):
-    """Which of an example's options follows its prompt (MeZO's classification and multiple choice).
+    """Choice of the option that follows a prompt (MeZO's classification and multiple choice).
 
     An option's score is its mean token log-probability after the prompt; the loss is the
     cross-entropy of the scores, the prediction the highest. Nothing stands after an option, no EOS

@@ -31,7 +31,7 @@ class Prompted(Blank):
 
 
 class MaskedLM(Scoring, TextObjective):
-    """Which of an example's words fills its blank (prompt-based tuning of masked language models).
+    """Choice of the word that fills a blank (prompt-based tuning of masked language models).
 
     Gao, Fisch, Chen, "Making Pre-trained Language Models Better Few-shot Learners", 2021, Section
     4: the words' logits at the mask are the scores, the loss is their cross-entropy, the prediction
@@ -95,7 +95,7 @@ class MaskedLM(Scoring, TextObjective):
 
 
 class NextWords(MaskedLM):
-    """Which of an example's words follows its prompt: `Choices` for options of one token.
+    """Choice of the word that follows a prompt: `Choices` for options of one token.
 
     The blank is after the prompt, so the logits are those of the prompt's last token. They differ
     from log-probabilities by a term that all options share, which changes neither the loss nor the

@@ -119,7 +119,7 @@ def shifted_right(model: Any, labels: torch.Tensor, pad: int) -> torch.Tensor:
 
 
 class Seq2SeqChoices(Choices):
-    """Which of an example's options the decoder would rather answer.
+    """Choice among an example's options by the decoder's likelihoods.
 
     `Choices` has the scores and the loss.
 

@@ -54,7 +54,7 @@ _READ: dict[str, Callable[[Any], Any]] = {  # what becomes of a header's values,
 
 @dataclass(frozen=True)
 class AdapterStart:
-    """What an adapter's run starts from besides the base."""
+    """The start of an adapter's run, besides the base."""
 
     settings: Adapter  # the adapter; with the run's seed they give its first weights
     digest: str  # hex digest of the trainable tensors before the first step
@@ -62,7 +62,7 @@ class AdapterStart:
 
 @dataclass(frozen=True)
 class Header:
-    """What replay needs besides the steps.
+    """The values that replay needs besides the steps.
 
     Args:
         base: the base's name or folder, as the recipe gave it.

@@ -1,4 +1,4 @@
-"""Which orbits are served, by the names that requests call them by: as the files are now."""
+"""The orbits that are served, by the names that requests use, as the files are now."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ ORBIT = "model.orbit"
 
 
 class FileStamp(NamedTuple):
-    """What changes when a file is written anew."""
+    """A stamp that changes when a file is written anew."""
 
     inode: int
     size: int

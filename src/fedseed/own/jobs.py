@@ -21,7 +21,7 @@ class JobCancelledError(Exception):
 
 
 class Job:
-    """What is done for one client: it tells events, and ends early once it is cancelled.
+    """The work for one client: it reports events, and ends early once it is cancelled.
 
     It is made by `JobQueue.submit` within an event loop.
     """

@@ -1,4 +1,4 @@
-"""How answers look in OpenAI's interface: whole, or as a stream of server-sent events."""
+"""Answers in the form of OpenAI's interface: whole, or as a stream of server-sent events."""
 
 import json
 import secrets
@@ -127,7 +127,7 @@ class Reply(ABC):
 
 
 class CompletionReply(Reply):
-    """What follows each of some prompts."""
+    """The continuations of some prompts."""
 
     prefix = "cmpl-"
     whole_kind = chunk_kind = "text_completion"

@@ -1,4 +1,4 @@
-"""What clients ask a server, as OpenAI's interface has it, and why it is refused."""
+"""Clients' requests in the form of OpenAI's interface, and the reasons for refusals."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ class RefusedError(Exception):
 
 
 class StreamOptions(BaseModel):
-    """What a stream has besides the answer."""
+    """The parts of a stream besides the answer."""
 
     include_usage: bool = False
     include_obfuscation: bool = False

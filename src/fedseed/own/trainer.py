@@ -43,8 +43,7 @@ class _Row:
 
 
 class TrainerLoss(Objective):
-    """What a Trainer computes of its rows: its collator makes batches, its `compute_loss` their
-    mean loss.
+    """A Trainer's loss on its rows: its collator makes batches, its `compute_loss` their mean loss.
 
     A causal language model's own loss is taken row by row from the logits of the whole batch. Any
     other, such as a `compute_loss` of one's own, is asked for one row after the other: a batch's
@@ -109,7 +108,7 @@ class TrainerLoss(Objective):
 
 
 class _TrainersPart(Loading):
-    """What a Trainer has for a run: its model, its loss, its rows."""
+    """A Trainer's parts for a run: its model, its loss, its rows."""
 
     def __init__(
         self, trainer: Any, recipe: Recipe, client: str, identity: Path | None, progress: Progress

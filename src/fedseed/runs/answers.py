@@ -69,7 +69,7 @@ def written(number: int, coordinator: Coordinator, names: Sequence[str]) -> list
 
 
 class Answers(NamedTuple):
-    """What the file holds: the clients' names, a line by round, and a hash of all its bytes."""
+    """The file's content: the clients' names, a line by round, and a hash of all its bytes."""
 
     names: list[str]
     lines: dict[int, Line]

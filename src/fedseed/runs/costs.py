@@ -1,5 +1,4 @@
-"""What a run has cost and found: lines of metrics that become one, what a round costs a client, the
-run's result.
+"""A run's costs and result: the merging of lines of metrics, and a round's cost to a client.
 
 Seconds in lines of metrics are sums over a round's clients; of those, local work and projection are
 a client's own, so they are divided by the clients. The coordinator combines the answers once a
@@ -181,7 +180,7 @@ class Downloads:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run returns.
+    """The result of a run.
 
     Args:
         summary: what summary.json holds.

@@ -1,5 +1,4 @@
-"""What a run's folder says that the run ended with, beside which its orbit, or its weights, must
-stand.
+"""The newest round on record in a run's folder, which its orbit or weights must agree with.
 
 An orbit whose last records were cut off between two of them is a whole file of fewer steps. Nothing
 in it says what is missing, but the run's other files do. Free of torch.
@@ -15,7 +14,7 @@ from fedseed.reports.results import read_lines, read_summary
 
 
 class Ending(NamedTuple):
-    """What one of a run's files says of its newest round."""
+    """The newest round that one of a run's files has on record."""
 
     file: Path  # the file that says so
     round: int  # the newest round

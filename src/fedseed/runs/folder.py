@@ -1,6 +1,6 @@
-"""What a run writes into its folder: recipe, metrics, orbit or weights, summary, report.
+"""The files in a run's folder: recipe, metrics, orbit or weights, summary, report.
 
-And taking it up again.
+An interrupted run is taken up again from them.
 
 A round's files are written in an order that lets a run stop at any moment:
 

@@ -81,7 +81,7 @@ def state_folder() -> Path:
 
 
 class SiteAccount(NamedTuple):
-    """What a site says of its clients' privacy accounts.
+    """A site's settings for its clients' privacy accounts.
 
     Args:
         file: an account's file, used alone; "{name}" in it stands for the client. None: in the

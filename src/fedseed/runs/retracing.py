@@ -45,7 +45,7 @@ TRIES = 64
 
 
 class Retraced(NamedTuple):
-    """What came of making a run's steps again."""
+    """The outcome of making a run's steps again."""
 
     plans: dict[int, dict[bytes, list[int]]]  # of the wanted rounds, each with its clients
     unlike: list[int]  # the rounds whose steps do not follow from the answers on record

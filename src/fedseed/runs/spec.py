@@ -1,4 +1,4 @@
-"""What a run is: one value, made by reading a recipe or by a call in Python. Free of torch."""
+"""The specification of a run, made from a recipe or by a call in Python. Free of torch."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,9 +25,9 @@ from fedseed.weights.layout import DigestKind
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a run is, besides its model and its clients' examples.
+    """The specification of a run, besides its model and its clients' examples.
 
-    Whoever takes part in making it has all of it.
+    Every process that takes part in the run has all of it.
     """
 
     method: Method  # the method and its settings

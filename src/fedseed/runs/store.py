@@ -1,4 +1,4 @@
-"""Where a run's steps become durable, and where an interrupted run takes them up again.
+"""Stores that make a run's steps durable and let an interrupted run take them up again.
 
 Free of torch.
 
@@ -36,7 +36,7 @@ SAFETENSORS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16":
 
 @dataclass(frozen=True)
 class Weights:
-    """What `model.safetensors` in a run's folder holds."""
+    """The content of `model.safetensors` in a run's folder."""
 
     header: Header  # what the run is
     round: int  # the last round that counts
@@ -112,7 +112,7 @@ def _check(table: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Restored:
-    """Where an interrupted run was."""
+    """The point that an interrupted run had reached."""
 
     round: int  # the last round that counts
     contents: list[Content]  # what each step to there holds

@@ -34,7 +34,7 @@ OnStep = Callable[[int, int], None]  # a step is applied: its number, and how ma
 
 
 class Source(NamedTuple):
-    """Where a tuned model comes from."""
+    """The source of a tuned model."""
 
     name: str  # as it was given
     orbit: Path | None = None  # the orbit's file, if it is replayed

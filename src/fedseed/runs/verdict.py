@@ -32,7 +32,7 @@ NOT_FINITE = re.compile(
 
 @dataclass(frozen=True)
 class Divergence:
-    """Why a run counts as diverged.
+    """The reason why a run counts as diverged.
 
     Args:
         round: the round since when it has.

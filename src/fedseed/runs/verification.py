@@ -1,5 +1,4 @@
-"""What a party can check of a run that somebody else has coordinated, from the run's folder and its
-own data.
+"""A party's checks of a run that somebody else coordinated, from the run's folder and its own data.
 
     steps     every round's step is made again from the answers on record, as the coordinator made
               it (`retracing`)
@@ -61,7 +60,7 @@ class Checked:
 
 @dataclass
 class Verified:
-    """What was found."""
+    """The result of the checks."""
 
     steps: int  # of the log
     unlike: list[int]  # the rounds whose steps do not follow from the answers on record
@@ -200,7 +199,7 @@ def _coarse(worker: Worker) -> str | None:
 
 
 class _Result(NamedTuple):
-    """What `Checked` has of one answer, besides round and client."""
+    """The part of `Checked` about one answer, besides round and client."""
 
     logged: float
     computed: float

@@ -1,4 +1,4 @@
-"""What a task is: settings that say where data comes from and how it is dealt to clients."""
+"""The interface of tasks: settings for the source of data and for dealing it to clients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection

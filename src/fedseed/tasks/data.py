@@ -1,4 +1,4 @@
-"""What a task hands to a federation."""
+"""The data that a task hands to a federation."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ class Example:
 
 @dataclass(frozen=True)
 class ChatStyle:
-    """How chats become tokens."""
+    """The style in which chats become tokens."""
 
     # by the tokenizer's chat template, or plainly where it has none; by the tokenizer's; by
     # `template`; plainly, as "User: ...", "Assistant: ..."
@@ -211,7 +211,7 @@ class ClientData:
 
 @dataclass(frozen=True)
 class OwnData:
-    """Where a client's own data lies, as it says itself."""
+    """The place of a client's own data, as the client names it."""
 
     path: Path | None = None  # a file, or a folder; None: where the recipe says
     evaluation_file: Path | None = None  # what it evaluates on; None: what it holds out
