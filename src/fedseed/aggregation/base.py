@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from fedseed.hinting import Hinting
 
 Vector = NDArray[np.float64]
-Weighting = Literal["equal", "examples"]  # what a client's weight c_i is in proportion to
+# what a client's weight c_i is in proportion to
+Weighting = Literal["equal", "examples"]
 Part = Sequence[NDArray[np.floating[Any]]]  # the same entries of each client's vector
 
 
@@ -22,7 +23,8 @@ Part = Sequence[NDArray[np.floating[Any]]]  # the same entries of each client's 
 class Parts(Iterable[Part]):
     """Hands out long vectors of clients a part at a time, as often as they are gone through."""
 
-    make: Callable[[], Iterator[Part]]  # returns an iterator over the parts, from the first on
+    # returns an iterator over the parts, from the first on
+    make: Callable[[], Iterator[Part]]
 
     def __iter__(self) -> Iterator[Part]:
         return self.make()
@@ -54,7 +56,8 @@ class Noise:
 class Past:
     """Facts about a round that a rule may use besides its vectors."""
 
-    seed: int = 0  # the run's seed, which with the round's number decides what a rule draws
+    # the run's seed, which with the round's number decides what a rule draws
+    seed: int = 0
     round: int = 0
     # the outcome of the last round that had one, part by part, if the rule remembers it; else None
     outcome: Sequence[NDArray[np.floating[Any]]] | None = None
@@ -77,7 +80,8 @@ class AggregationRule(BaseModel, ABC, metaclass=Hinting):
     compares: ClassVar[bool] = True
     # whether it is sum_i c_i v_i, so that this sum alone is enough for it
     linear: ClassVar[bool] = False
-    remembers: ClassVar[bool] = False  # whether it goes on from the last round's outcome (`Past`)
+    # whether it goes on from the last round's outcome (`Past`)
+    remembers: ClassVar[bool] = False
 
     @property
     def least(self) -> int:

@@ -36,7 +36,8 @@ ROUNDING = 1e-12
 # product: sums of 2^24 terms that are added up in another order and are off by 2^-53 each are off
 # by the root of their number times that
 PRODUCT_ROUNDING = 2.0**-41
-EXACT = 2.0**53  # whole numbers below it add up without rounding
+# whole numbers below it add up without rounding
+EXACT = 2.0**53
 
 
 def columns(part: Part) -> Iterator[Matrix]:

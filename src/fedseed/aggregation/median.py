@@ -12,8 +12,10 @@ from fedseed.aggregation.base import AggregationRule, Part, Past, Vector, check_
 from fedseed.aggregation.geometry import Matrix, distances_to
 from fedseed.aggregation.robust import Entrywise, Geometric
 
-IN_CACHE = 1 << 14  # entries that are added up for all clients before the next ones
-_STILL = 1e-12  # the iteration ends when no coefficient changes by more
+# entries that are added up for all clients before the next ones
+IN_CACHE = 1 << 14
+# the iteration ends when no coefficient changes by more
+_STILL = 1e-12
 
 
 class Mean(AggregationRule):

@@ -129,7 +129,8 @@ class Robust(AggregationRule):
         if problem := self.shortage(n):
             raise ValueError(problem)
         with_past = parts
-        if known is not None:  # beside the vectors, the shorter ones filled up with zeros
+        # beside the vectors, the shorter ones filled up with zeros
+        if known is not None:
             with_past = Parts(
                 lambda: (padded((*part, last)) for part, last in zip(parts, known, strict=True))
             )

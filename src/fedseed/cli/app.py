@@ -26,7 +26,8 @@ from fedseed.threads import let_waiting_threads_sleep
 let_waiting_threads_sleep()  # before anything can import torch
 
 TRAINING_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "llvmlite", "rouge_score")
-LISTING = "fedseed.listing"  # in a context's `meta` while the help of all commands is written
+# in a context's `meta` while the help of all commands is written
+LISTING = "fedseed.listing"
 
 
 class Command(NamedTuple):
@@ -286,7 +287,8 @@ def main() -> None:
     """Runs the command line; errors become one line and an exit code."""
     os.environ[COMMAND] = "1"
     try:
-        app(prog_name="fedseed")  # however it was started: completion goes by the name
+        # however it was started: completion goes by the name
+        app(prog_name="fedseed")
     except (FedseedError, OSError) as error:
         _fail(error, 2 if isinstance(error, RecipeError) else 1)
     except ModuleNotFoundError as error:

@@ -317,7 +317,8 @@ def say(text: str, screen: Console | None = None) -> None:
     (screen or console).print(text, highlight=False, soft_wrap=True)
 
 
-DIVERGED = 3  # exit code: the run is over and its files are there, but it has diverged
+# exit code: the run is over and its files are there, but it has diverged
+DIVERGED = 3
 
 
 def end_if_diverged(summaries: Mapping[str, Mapping[str, Any]]) -> None:

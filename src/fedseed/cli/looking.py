@@ -35,7 +35,8 @@ from fedseed.registry import Registry
 if TYPE_CHECKING:
     from fedseed.runs.keys import Key
 
-WIDEST = 60  # a column of a list in a file; a longer cell moves what comes after it
+# a column of a list in a file; a longer cell moves what comes after it
+WIDEST = 60
 TAGS = ("name", "kind")  # keys that say what a table is
 LISTED = Literal[
     "methods",
@@ -307,7 +308,8 @@ def partition(
 
         out.parent.mkdir(parents=True, exist_ok=True)
         title, dealt = str(task.name), getattr(task, "partition", None)
-        if dealt is not None:  # "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"
+        # for example "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"
+        if dealt is not None:
             chosen = [
                 f"{key} = {value}"
                 for key, value in dealt.model_dump(exclude={"kind"}).items()

@@ -63,7 +63,8 @@ CaOption = Annotated[Path | None, typer.Option("--ca", help="File with the certi
 # keys of a site's file (`join --local`)
 SITE_PATHS = ("out", "data", "evaluation_file", "identity", "account", "key", "ca")
 SITE_WORDS = ("client", "evaluation", "budget", "device", "nats", "run")
-JOIN_LINES = 10  # in which a client's process says how far it is, where it has no terminal
+# in which a client's process says how far it is, where it has no terminal
+JOIN_LINES = 10
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from fedseed.text import shown
 app = typer.Typer(
     help="Look at, check, replay, cut, compare and sign orbits.", no_args_is_help=True
 )
-MOST_SHOWN = 2000  # characters of one of a header's texts; --json has all of it
+# characters of one of a header's texts; --json has all of it
+MOST_SHOWN = 2000
 
 PathArgument = Annotated[Path, typer.Argument(help="The orbit file.")]
 NewFile = Annotated[Path, typer.Option("--out", help="The new orbit file; must not exist.")]

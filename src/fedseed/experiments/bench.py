@@ -49,7 +49,8 @@ class Reckoned:
     parameters: int  # how many the model has
     trained: int  # how many of them train
     dtype: str  # the weights' dtype
-    parts: Sequence[tuple[str, int]]  # (name, bytes); what takes nothing is left out
+    # (name, bytes); what takes nothing is left out
+    parts: Sequence[tuple[str, int]]
     libraries: int = field(default=0, compare=False)  # what Python takes with them
 
     @property

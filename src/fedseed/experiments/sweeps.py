@@ -209,7 +209,8 @@ class SweepLine:
     scenario: str  # the block's name
     label: str  # the line's label
     point: Point  # the chosen settings
-    tried: Mapping[Point, float]  # validation metric of each point, if there were several
+    # validation metric of each point, if there were several
+    tried: Mapping[Point, float]
     # a grid's key whose chosen value is the first or last of its values: the best one may lie
     # beyond
     edge: str | None
@@ -332,7 +333,8 @@ def made_sweep(
     lines = [line for run in sweep.runs for line in run.lines(each)]
     runs = [line.model_copy(update={"grid": {**line.grid, **grid}}) for line in lines]
     blocks = []
-    for block in sweep.scenarios:  # what was typed goes before a block's own values
+    # what was typed goes before a block's own values
+    for block in sweep.scenarios:
         left = {
             run: {k: v for k, v in own.items() if k not in grid} for run, own in block.grids.items()
         }
@@ -350,8 +352,10 @@ def made_sweep(
 class How:
     """The options for a sweep's runs."""
 
-    jobs: int = 1  # runs at a time; the machine's cores are shared out among them
-    plugins: Sequence[str] = ()  # files and modules to load first, here and in the runs' processes
+    # runs at a time; the machine's cores are shared out among them
+    jobs: int = 1
+    # files and modules to load first, here and in the runs' processes
+    plugins: Sequence[str] = ()
     trust_plugins: bool = False  # load what recipes name as plug-ins, too
     # local processes that each run deals its clients to; None: a run is one process
     workers: int | None = None
@@ -453,7 +457,8 @@ def _run(heard: object, say: object, job: Job) -> RecipeError | str:
         from fedseed.reports.progress import Screen, Shown
         from fedseed.runs.assembly import build
 
-        checked = job.read()  # plug-ins are loaded here, in the process that runs them
+        # plug-ins are loaded here, in the process that runs them
+        checked = job.read()
         shown = Shown(Screen(width=120, force_terminal=False))
         build(checked, job.folder, shown, job.how.workers, job.how.threads).run(resume=True)
     except (FedseedError, OSError) as error:

@@ -39,7 +39,8 @@ class CatchUp:
     Stores, logs and clients ask only this.
     """
 
-    replaces: bool = False  # a step replaces all before it, as whole weights do
+    # a step replaces all before it, as whole weights do
+    replaces: bool = False
     # an orbit replays without its earlier steps, as the next plan carries the model
     may_drop: bool = False
 
@@ -55,7 +56,8 @@ class CatchUp:
 
 EVERY_STEP, NEWEST_STEP, NEXT_PLAN = CatchUp(), CatchUp(replaces=True), CatchUp(may_drop=True)
 
-ALL = 0xFFFFFFFF  # in place of a client's number: one answer that stands for all
+# in place of a client's number: one answer that stands for all
+ALL = 0xFFFFFFFF
 
 
 class Round(NamedTuple):

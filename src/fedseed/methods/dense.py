@@ -32,8 +32,10 @@ from fedseed.randomness import Domain, derive, kernels
 from fedseed.weights.change import NOTHING, Change, Floats, Replace, Rounding
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
-COORDINATOR = 0xFFFFFFFF  # no client's number: whose numbers an average is rounded by
-PIECE = 1 << 20  # entries that are worked on at a time, however large a tensor is
+# no client's number: whose numbers an average is rounded by
+COORDINATOR = 0xFFFFFFFF
+# entries that are worked on at a time, however large a tensor is
+PIECE = 1 << 20
 
 
 class Piece(NamedTuple):
@@ -110,7 +112,8 @@ class Weights(WholeTensors):
     loss: Annotated[float | None, Scalar("f4", when="losses_travel", only="update")] = field(
         default=None, kw_only=True
     )
-    data: Annotated[bytes, Tensors()]  # the tensors; no bytes: unchanged (nobody answered)
+    # the tensors; no bytes: unchanged (nobody answered)
+    data: Annotated[bytes, Tensors()]
 
     def size(self, about: About) -> float:
         """Return the distance that the weights have moved; 0 where the start is not known."""
@@ -127,7 +130,8 @@ class DenseState(State):
 
     remembered: ClassVar[tuple[str, ...]] = ("first", "second")
 
-    weights: Weights | None = None  # None before the first step, when only the clients know them
+    # None before the first step, when only the clients know them
+    weights: Weights | None = None
     # the average change, length d, and for Adam that of its square; empty before there is one
     first: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     second: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))

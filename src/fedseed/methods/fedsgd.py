@@ -35,7 +35,8 @@ class Gradient(WholeTensors):
     weight_terms: ClassVar[str | None] = "terms"
 
     terms: Annotated[int, Scalar("u4")]  # how many terms the loss is a mean of
-    data: Annotated[bytes, Tensors()]  # the gradient, tensor by tensor, in the weights' dtypes
+    # the gradient, tensor by tensor, in the weights' dtypes
+    data: Annotated[bytes, Tensors()]
 
     @classmethod
     def before(cls, about: About) -> None:

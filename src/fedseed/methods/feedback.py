@@ -29,7 +29,8 @@ from fedseed.training.protocol import Client
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Patch
 
-CHUNK = 4096  # entries of a vector that are compressed together; its last chunk may be shorter
+# entries of a vector that are compressed together; its last chunk may be shorter
+CHUNK = 4096
 TOGETHER = 64  # chunks worked on at a time
 
 

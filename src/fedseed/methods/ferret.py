@@ -45,8 +45,10 @@ from fedseed.weights.layout import BlockRule, Layout
 Counts = NDArray[np.int64]
 Gammas = Sequence[NDArray[np.float32]]  # of each block
 Allocation = Literal["norm", "sqrt", "uniform", "size", "previous"]
-BY_CHANGE = ("norm", "sqrt")  # allocations for which a client's change decides
-EXACT_LIMIT = 512  # K_l^2 inner products of length d_l and K_l^2 numbers of memory are needed
+# allocations for which a client's change decides
+BY_CHANGE = ("norm", "sqrt")
+# K_l^2 inner products of length d_l and K_l^2 numbers of memory are needed
+EXACT_LIMIT = 512
 GRAM_PIECE = 1 << 17  # elements of each direction held at a time
 
 
@@ -170,7 +172,8 @@ class BitStep(CoefficientStep):
     parts: Annotated[tuple[BitCoefficients, ...], Many(BitCoefficients)]
 
 
-OVERHEAD = 16  # bytes of an update besides its coefficients: of one block
+# bytes of an update besides its coefficients: of one block
+OVERHEAD = 16
 
 
 def to_bytes(value: Any) -> Any:

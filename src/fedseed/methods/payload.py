@@ -45,8 +45,10 @@ from fedseed.weights.layout import ITEM_BYTES, Layout
 Floats = NDArray[np.float32]
 Vector = NDArray[np.float64]
 _SIGNS = np.array([-1, 1], dtype=np.int8)  # of a bit
-LARGEST = 1e6  # no honest projection, gradient or move of the weights is larger
-SMALLEST_MOVE = 1e-6  # smaller moves of the weights count as this one
+# no honest projection, gradient or move of the weights is larger
+LARGEST = 1e6
+# smaller moves of the weights count as this one
+SMALLEST_MOVE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,11 @@ class State:
 class About:
     """The context in which a payload is read."""
 
-    method: Any  # the `Method`; its settings give lengths by name
+    # the `Method`; its settings give lengths by name
+    method: Any
     state: State  # the state before the round
-    kind: Literal["plan", "update", "step"]  # what is read. A step may be empty: nobody answered
+    # what is read. A step may be empty: nobody answered
+    kind: Literal["plan", "update", "step"]
     round: int = 0  # the round, of updates
 
     def lookup(self, name: str) -> Any:
@@ -114,7 +118,8 @@ class Content(NamedTuple):
     """
 
     bytes: int = 0  # of the payload
-    scalars: int = 0  # coefficients, projections, losses, weights, whatever their precision
+    # coefficients, projections, losses, weights, whatever their precision
+    scalars: int = 0
     # seeds, indices, and what is counted. Lengths, which only say how to read the rest, are not
     integers: int = 0
     bits: int = 0  # votes
@@ -346,7 +351,8 @@ class Array(Codec):
 
     dtype: str  # of its elements, as they travel
     length: int | str | Callable[["Reader"], int]  # how many there are, as this module says
-    optional: bool = False  # in a step no elements at all are possible, too: nobody answered
+    # in a step no elements at all are possible, too: nobody answered
+    optional: bool = False
     # the name of how many elements there are for each one of the length; None: one
     each: str | None = None
 
@@ -362,7 +368,8 @@ class Array(Codec):
         if self.optional and about.kind == "step" and not reader.left:
             return 0
         count = self.length(reader) if callable(self.length) else self.named(about)
-        if count is None:  # shared with the fields of the same length that follow
+        # shared with the fields of the same length that follow
+        if count is None:
             alike = (c for c in reader.rest if isinstance(c, Array) and c.length == self.length)
             share = sum(
                 np.dtype(c.dtype).itemsize * c.times(about) for c in alike if not c.absent(about)
@@ -436,7 +443,8 @@ class Ragged(Codec):
     elements.
     """
 
-    most: str  # the name of the largest length that is possible
+    # the name of the largest length that is possible
+    most: str
 
     def held(self, value: Any, size: int) -> Content:
         return Content(scalars=sum(map(len, value)))

@@ -67,7 +67,8 @@ class Signed(Payload):
     """
 
     weight: Annotated[float | None, Scalar("f4", only="step")] = field(default=None, kw_only=True)
-    turn: Annotated[int, Scalar("u4")]  # which chunks: those whose number is this modulo `every`
+    # which chunks: those whose number is this modulo `every`
+    turn: Annotated[int, Scalar("u4")]
     scales: Annotated[Floats, Scales(lambda reader: len(_sent(reader)))]  # s of each chunk
     signs: Annotated[
         NDArray[np.int8],

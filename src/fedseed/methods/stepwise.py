@@ -38,7 +38,8 @@ from fedseed.methods.zeroth import ZerothOrder
 from fedseed.optimizers.rules import Rule, Squares, deviation, total
 from fedseed.weights.change import NOTHING, Add, Change, Floats, Optimize, Rebuild, Term
 
-MOST_STEPS = 4096  # most steps that are remembered: each is made again at every step
+# most steps that are remembered: each is made again at every step
+MOST_STEPS = 4096
 
 
 @dataclass(frozen=True)

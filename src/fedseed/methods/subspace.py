@@ -64,10 +64,12 @@ from fedseed.weights.layout import Layout
 from fedseed.weights.subspace import RandomSubspace, matrices_of
 
 MAX_RANK = 1 << 16
-FULL_RANK = 1 << 40  # no matrix has a side so long: every tensor is trained as it is
+# no matrix has a side so long: every tensor is trained as it is
+FULL_RANK = 1 << 40
 SEED_BYTES = 8
 MAGNITUDE_BYTES = 2
-_STEP = 0xFFFFFFFF  # in place of a client's number, in the words that a step is rounded by
+# in place of a client's number, in the words that a step is rounded by
+_STEP = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ def normalised(
 class Projection(NamedTuple):
     """The measurement of a direction by two losses."""
 
-    rho: float  # the estimate, rounded to single precision as it will be sent
+    # the estimate, rounded to single precision as it will be sent
+    rho: float
     loss: float  # the mean of the two losses
 
     @property

@@ -154,7 +154,8 @@ class ZOFedSGD(Population, Stepwise):
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Projections:
         along, n = self.indices(client.round), self.population
-        if self.own_seeds:  # aligned: those of two clients are the same, or have none in common
+        # aligned: those of two clients are the same, or have none in common
+        if self.own_seeds:
             k = state.client_seed(client.round, client.number) % ((1 << 32) // n) * n
             along = range(k, k + n)
         found = client.estimates(

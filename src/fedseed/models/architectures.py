@@ -27,7 +27,8 @@ class Loader:
 
     about: str  # what such a model is, for messages
     auto: Any  # the transformers class that loads them
-    mapping: str  # what transformers calls the table of such classes
+    # what transformers calls the table of such classes
+    mapping: str
 
     def auto_for(self, config: Mapping[str, Any]) -> Any:
         """Return the transformers class that loads a base with this config.json."""

@@ -31,7 +31,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 # for the hub's one answer: its client would try for most of a minute, and so would the look-up of
 # its name, which heeds no limit
 PATIENCE_SECONDS = 10.0
-MOST_LAYERS = 4096  # of a configuration: a model of more would be made until the memory is full
+# of a configuration: a model of more would be made until the memory is full
+MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,11 @@ class Checkpoint:
     """The checkpoint that a base's name stands for."""
 
     name: str  # as the recipe gives it
-    place: str  # a folder, or a hub name, that holds the weights and config.json
+    # a folder, or a hub name, that holds the weights and config.json
+    place: str
     config: Mapping[str, Any]  # what config.json says
-    adapter: Path | None = None  # the folder of a LoRA that lies on top of the weights
+    # the folder of a LoRA that lies on top of the weights
+    adapter: Path | None = None
 
     @property
     def classes(self) -> list[str]:

@@ -111,7 +111,8 @@ def check_files(base: str, place: str) -> None:
                     entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()
                 )
         except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
-            continue  # an older form, or damaged: loading it will say so
+            # an older form, or damaged: loading it will raise an error
+            continue
         if packed:
             raise RecipeError(
                 f'model.base = "{base}": {path.name} is compressed, which torch never does; save '

@@ -21,8 +21,10 @@ from fedseed.text import listed
 
 SHOWN = 6  # classes that a line names
 REGRESSION = "regression"  # as transformers calls it in a configuration
-SCORE = "score"  # what the output of a new head is called that predicts a number
-SPREAD = 0.02  # of a new head's weights where the model's configuration has no initializer_range
+# what the output of a new head is called that predicts a number
+SCORE = "score"
+# of a new head's weights where the model's configuration has no initializer_range
+SPREAD = 0.02
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,8 @@ def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ..
         names ("4" is "4 stars"); as numbers of all outputs (0 and 1 of NEGATIVE and POSITIVE); and
         where the outputs have no names, in their order.
     """
-    if len(classes) == 1:  # a number is predicted, whatever its output is called
+    # one class means a number, whatever name its output has
+    if len(classes) == 1:
         return (0,) if len(names) == 1 else None
     found = _find(classes, names, str)
     if None in found:

@@ -34,7 +34,8 @@ SETTINGS = {
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 # texts of different length, such as every tokenizer takes
 PROBES = ("One, two", "Three, four, five, six, seven")
-COARSE = 0.1  # in 16 bit, where sums round otherwise in a batch; and in LLM.int8()
+# in 16 bit, where sums round otherwise in a batch; and in LLM.int8()
+COARSE = 0.1
 SHOWN = 3  # names in a message
 
 
@@ -46,8 +47,10 @@ class Traits:
     notes: list[str] = field(default_factory=list)  # lines for a person
     # parameters that are not tuned, by their identity; peft gives them other names
     at_rest: list[torch.nn.Parameter] = field(default_factory=list)
-    equal_lengths: bool = False  # texts that share a forward pass must be of one length
-    equal_prompts: bool = False  # prompts that are continued together must be of one length
+    # texts that share a forward pass must be of one length
+    equal_lengths: bool = False
+    # prompts that are continued together must be of one length
+    equal_prompts: bool = False
     settled: bool = False
     examined: bool = False
 

@@ -32,8 +32,10 @@ EMPTY_THINKING = re.compile(
     r"\s*(?:<(think|thinking|thought|reasoning)>\s*</\1>|\[THINK\]\s*\[/THINK\])\s*"
 )
 PROBE = "probe of the system"
-MOST_TIMES = 1000  # the largest number that a template may multiply by
-Written = tuple[str, Sequence[Span]]  # a chat as text, and where its answers are, in characters
+# the largest number that a template may multiply by
+MOST_TIMES = 1000
+# a chat as text, and where its answers are, in characters
+Written = tuple[str, Sequence[Span]]
 
 
 class ChatTemplate:
@@ -100,7 +102,8 @@ class ChatTemplate:
 
     def _template(self, tools: Sequence[Message]) -> str:
         text = self.tokenizer.get_chat_template(self._given or None, list(tools) or None)
-        if "*" in text:  # 'a' * 4000000000 is done where it is compiled
+        # the compiler itself would compute 'a' * 4000000000
+        if "*" in text:
             _check_products(text)
         return f"{TODAY}{text}" if "strftime_now" in text else str(text)
 

@@ -21,7 +21,8 @@ from fedseed.objectives.tokens import TextTokens, longest_input, padded
 from fedseed.tasks.data import Example
 from fedseed.weights.row_losses import EnterRows
 
-Turns = Sequence[Mapping[str, Any]]  # {"role": ..., "content": ..., "tool_calls": ...} each
+# {"role": ..., "content": ..., "tool_calls": ...} each
+Turns = Sequence[Mapping[str, Any]]
 OnText = Callable[[str], None]
 # Below this temperature a draw is the likeliest token, and logits divided by it may overflow.
 GREEDY_TEMPERATURE = 1e-5
@@ -111,7 +112,8 @@ def generate(
         max_new_tokens if limit is None else min(max_new_tokens, limit - count) for count in taken
     ]
     stops = [tokenizer.eos_token_id, *ends]
-    if stop:  # generation may end early where the stop is one token; the text is cut in any case
+    # generation may end early if the stop is one token; the text is cut in any case
+    if stop:
         last = objective.ids_of(stop)[-1]
         stops += [last] if tokenizer.decode([last]) == stop else []
     # an encoder-decoder's configuration says it
@@ -181,7 +183,8 @@ class Written(NamedTuple):
     text: str  # without special tokens, up to what stops it
     asked: int  # tokens that the model was given
     new: int  # tokens that it has written
-    ended: bool  # it came to its end; otherwise there was no more room
+    # it came to its end; otherwise there was no more room
+    ended: bool
 
 
 class Writer:
@@ -314,7 +317,8 @@ class Writer:
         A function's name may stand in the conversation by chance, so that the template is asked
         with names that do not.
         """
-        names: dict[str, tuple[str, str]] = {}  # kind and name of a function, by what stands for it
+        # kind and name of a function, by what stands for it
+        names: dict[str, tuple[str, str]] = {}
 
         def renamed(kind: str, one: Mapping[str, Any]) -> dict[str, Any]:
             function = one.get("function", one)

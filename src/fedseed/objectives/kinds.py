@@ -39,7 +39,8 @@ class ExampleKind:
 
     example: type
     architecture: Architecture  # which models can
-    objective: Callable[..., Any]  # makes the objective of (tokenizer or image processor, settings)
+    # makes the objective of (tokenizer or image processor, settings)
+    objective: Callable[..., Any]
     # of other architectures, that are made such a model, with a new head
     bases: tuple[Architecture, ...] = ()
 

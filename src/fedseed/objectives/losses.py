@@ -92,7 +92,8 @@ class TextObjective(Objective):
         if needed is None:
             raise ValueError(f"its tokenizer has no {self.needed[1]} ({self.needed[0]})")
         self.pad = needed if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        self._made: dict[Any, Any] = {}  # what is made once: a chat template, words' tokens
+        # what is made once: a chat template, words' tokens
+        self._made: dict[Any, Any] = {}
 
     @property
     def start(self) -> tuple[int, ...]:
@@ -209,7 +210,8 @@ class Scoring(Objective):
     The loss is the cross-entropy of the scores, the prediction the highest.
     """
 
-    batch: ClassVar[int] = 32  # sequences (options, texts, pictures) that are evaluated at a time
+    # sequences (options, texts, pictures) that are evaluated at a time
+    batch: ClassVar[int] = 32
     are_classes: ClassVar[bool] = False  # whether the options are the same for all
     # which of a classifier's outputs stands for each class, the others after them; None: in order
     outputs: tuple[int, ...] | None = None

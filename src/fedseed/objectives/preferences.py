@@ -31,7 +31,8 @@ class Pair:
     An answer has several sequences where a chat template writes earlier messages anew.
     """
 
-    sequences: tuple[Tokens, ...]  # those of the chosen answer, then those of the rejected one
+    # those of the chosen answer, then those of the rejected one
+    sequences: tuple[Tokens, ...]
     chosen: int  # how many are the chosen answer's
     # log p_base(c) - log p_base(r); None: not computed yet
     reference: float | None = None

@@ -10,10 +10,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedseed.models import adapters
 
-Span = tuple[int, int]  # the number of its first token, and of the first one after it
+# the number of its first token, and of the first one after it
+Span = tuple[int, int]
 Truncate = Literal["drop", "left", "right", "split"]
 PROBE = "a"  # any text
-BLANKS = ("▁", "Ġ")  # how vocabularies write a blank at a token's beginning
+# how vocabularies write a blank at a token's beginning
+BLANKS = ("▁", "Ġ")
 # texts after which a token ends for certain in one tokenizer or another
 GUARDS = (":", ".", "\n", "0", "a")
 IGNORE = -100  # label of a token without loss
@@ -174,7 +176,8 @@ def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]
     over = len(tokens.ids) - limit
     if over <= 0:
         return [tokens]
-    whole = max(1, kept)  # where a text without a prompt begins to be learnt
+    # where a text without a prompt begins to be learnt
+    whole = max(1, kept)
     if how == "left":
         if tokens.response_start > whole and tokens.response_start - over < kept:
             return []

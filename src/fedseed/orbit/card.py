@@ -43,12 +43,17 @@ ABOUT: dict[Form, str] = {
 class Facts:
     """The facts about a run that a model card states."""
 
-    steps: int  # how many rounds (of a step-by-step method: optimiser steps) the weights have seen
+    # how many rounds (of a step-by-step method: optimiser steps) the weights have seen
+    steps: int
     digest: str  # hex digest of the trained weights
-    of: int | None = None  # how many steps the run has; None: as many as `steps`
-    orbit_name: str = ""  # the orbit's file name; "" if the run has no orbit
-    orbit_bytes: int | None = None  # the orbit's size; None if the run has no orbit
-    clients: int | None = None  # how many data holders there are; None if that is not known
+    # how many steps the run has; None: as many as `steps`
+    of: int | None = None
+    # the orbit's file name; "" if the run has no orbit
+    orbit_name: str = ""
+    # the orbit's size; None if the run has no orbit
+    orbit_bytes: int | None = None
+    # how many data holders there are; None if that is not known
+    clients: int | None = None
     # the base's metrics, by name; empty if they are not known
     baseline: Mapping[str, float] = field(default_factory=dict)
     final: Mapping[str, float] = field(default_factory=dict)  # the tuned model's metrics, by name

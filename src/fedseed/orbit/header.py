@@ -22,7 +22,8 @@ from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
 MAGIC = b"fedorbit"
 FORMAT = 3
-READABLE = (2, 3)  # format 2 had every setting, and called a learning rate `rate`
+# format 2 had every setting, and called a learning rate `rate`
+READABLE = (2, 3)
 START = struct.Struct("<8sHHI")
 # The most bytes of JSON, and the most values, that a header may have for each of its compressed
 # bytes, beyond a fixed allowance. Headers of real models have at most 30 and 3 (47,000 tensors, a
@@ -35,10 +36,12 @@ _MOST_WIDE = 1 << 21
 _LARGEST = 1 << 63  # numbers in a layout are below
 _MOST_SIDES = 64
 _SHOWN = 1000  # characters of what is wrong with one
-_MOST_SETTINGS = 1 << 16  # characters of a method's settings, and of an adapter's
+# characters of a method's settings, and of an adapter's
+_MOST_SETTINGS = 1 << 16
 
 
-_READ: dict[str, Callable[[Any], Any]] = {  # what becomes of a header's values, but for tables
+# what becomes of a header's values, but for tables
+_READ: dict[str, Callable[[Any], Any]] = {
     "base": str,
     "base_digest": str,
     "dtype": str,
@@ -56,8 +59,10 @@ _READ: dict[str, Callable[[Any], Any]] = {  # what becomes of a header's values,
 class AdapterStart:
     """The start of an adapter's run, besides the base."""
 
-    settings: Adapter  # the adapter; with the run's seed they give its first weights
-    digest: str  # hex digest of the trainable tensors before the first step
+    # the adapter; with the run's seed they give its first weights
+    settings: Adapter
+    # hex digest of the trainable tensors before the first step
+    digest: str
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ DIGEST_BYTES = 16
 NO_DIGEST = "00" * 16
 HEAD = struct.Struct("<IIII")
 FRAME = HEAD.size + DIGEST_BYTES + LINK_BYTES  # a record's bytes besides its payload
-MOST_PACKED = 1 << 16  # steps in a record, and bytes of their payloads before packing
+# steps in a record, and bytes of their payloads before packing
+MOST_PACKED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,12 @@ class Record:
     """
 
     round: int  # the number of its (first) step, from 1
-    payload: bytes  # the method's step, encoded; or `pack` of many
+    # the method's step, encoded; or `pack` of many
+    payload: bytes
     # hex digest of the trainable weights after the (last) step; zeros: not recorded
     digest: str = NO_DIGEST
-    steps: int = 1  # how many; none in the record that ends a file
+    # how many; none in the record that ends a file
+    steps: int = 1
 
     @property
     def last(self) -> int:

@@ -20,10 +20,14 @@ from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
 
 SHOWN = 3  # names in a message
-USUAL = 4096  # ranks and virtual tokens of an adapter up to this cost no more than a base does
-LARGE = 1 << 30  # bytes of an adapter besides those of its base
-MOST = 1 << 22  # coefficients and table entries that are held back at most: 16 MiB
-STEPS = 1 << 12  # adds that are held back at most, however small they are
+# ranks and virtual tokens of an adapter up to this cost no more than a base does
+USUAL = 4096
+# bytes of an adapter besides those of its base
+LARGE = 1 << 30
+# coefficients and table entries that are held back at most: 16 MiB
+MOST = 1 << 22
+# adds that are held back at most, however small they are
+STEPS = 1 << 12
 # steps times parameters that are held back at most: about a second of work, so that progress shows
 WORK = 1 << 34
 

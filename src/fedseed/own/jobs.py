@@ -9,7 +9,8 @@ from typing import Any
 
 from fedseed.federation.hosted import WorkThread
 
-LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
+# seconds that a client is asked to wait at most
+LONGEST_RETRY = 60
 
 
 class QueueFullError(Exception):
@@ -52,7 +53,8 @@ class Job:
         task.add_done_callback(self._finish)
 
     def _finish(self, task: "asyncio.Task[None]") -> None:
-        if task.cancelled():  # by the server's end, say, while the thread still works
+        # for example by the server's end, while the thread still works
+        if task.cancelled():
             self._was_cancelled.set()
         self._events.put_nowait(task)
 
@@ -82,7 +84,8 @@ class JobQueue:
     def __init__(self) -> None:
         self._thread = WorkThread()
         self._jobs = set[Job]()
-        self._seconds = 1.0  # what a job takes, an average in which newer ones count more
+        # what a job takes, an average in which newer ones count more
+        self._seconds = 1.0
         self._started: float | None = None  # when the current job was begun
 
     def __len__(self) -> int:

@@ -20,7 +20,8 @@ MOST_PROMPTS = 64  # of a request
 READ_SECONDS = 60  # in which a request's body must have come
 # OpenAI itself takes up to 2; what is drawn at 100 is as good as evenly drawn
 HIGHEST_TEMPERATURE = 100
-SHOWN = 200  # characters of a request's own words that an error repeats
+# characters of a request's own words that an error repeats
+SHOWN = 200
 OTHER_ROLES = {"developer": "system", "function": "tool"}  # as in training
 Text = Annotated[str, Field(min_length=1)]
 

@@ -53,7 +53,8 @@ from fedseed.runs.tuned import Source, base_of
 __all__ = ["ChatCompletion", "Completion", "Service", "Turn", "named"]
 
 MOST_WAITING = 64  # requests at a time
-ENDING_SECONDS = 5  # in which answers may still be finished once the server is to end
+# in which answers may still be finished once the server is to end
+ENDING_SECONDS = 5
 # nobody sees it: the client has left
 CLIENT_LEFT = 499
 ENDING = "the server ends: ask again once it is back"

@@ -71,10 +71,12 @@ class Swapper:
             base, self.tokenizer = load_model(base, dtype, device=device, quantization=quantization)
         self.model: Any = base
         self.keep = keep
-        self.active: str | None = None  # the orbit that the model is of; None: it is the base
+        # the orbit that the model is of; None: it is the base
+        self.active: str | None = None
         self._space: ParameterSpace | None = None  # of the active orbit, or of the one before
         self._spaces: dict[Any, ParameterSpace] = {}
-        self._bases = set[str]()  # digests of the base, of each kind that an orbit has
+        # digests of the base, of each kind that an orbit has
+        self._bases = set[str]()
         self._orbits: dict[str, Orbit] = {}
         self._seen: set[str] = set()  # orbits whose weights had the recorded digest
         self._kept: OrderedDict[str, list[torch.Tensor]] = OrderedDict()

@@ -90,8 +90,10 @@ class ToolCallReader:
         self._most = most
         self._calls = 0
         self._unread = ""  # what may be a call, or the beginning of one
-        self._blanks = ""  # blanks after the text so far, which are left out before a call
-        self._is_open = False  # whether the unread text begins with an opening
+        # blanks after the text so far, which are left out before a call
+        self._blanks = ""
+        # whether the unread text begins with an opening
+        self._is_open = False
         self._has_text = False
 
     @property

@@ -39,7 +39,8 @@ class _Row:
 
     number: int  # where it stands
     features: Any  # what the collator takes
-    terms: int  # how many of its labels carry loss; 1 where it has no row of labels
+    # how many of its labels carry loss; 1 where it has no row of labels
+    terms: int
 
 
 class TrainerLoss(Objective):
@@ -159,7 +160,8 @@ class _TrainersPart(Loading):
         held = [] if there is None else objective.prepare([there[i] for i in range(len(there))])
 
         def evaluate(model: Any) -> dict[str, Any]:
-            if not recipe.evaluates:  # nothing of a private run, whatever a coordinator asks
+            # nothing of a private run, whatever a coordinator asks
+            if not recipe.evaluates:
                 return {}
             found = {"loss": mean_loss(model, objective, held)} if held else {}
             return {"by_client": {client: {HELD_OUT: len(held), **found}}, **found}

@@ -408,7 +408,8 @@ def _load_for_worker(text: str) -> Hosted:
     """
     from fedseed.models.loading import quiet
 
-    quiet()  # the run's own process has shown how the base loads
+    # the run's own process has shown how the base loads
+    quiet()
     recipe = stored_recipe(text)
     data = load_data(recipe)
     return host(

@@ -122,7 +122,8 @@ def by_client(lines: Sequence[RoundLine]) -> dict[str, Any]:
     for number, figures in evaluated:
         for name, final in figures.items():
             found[name] = {"baseline": evaluated[0][1].get(name), "final": final}
-            if number < evaluated[-1][0]:  # it was away at the end: what it found last, and when
+            # the client was away at the end: take its last result, and the round of it
+            if number < evaluated[-1][0]:
                 found[name]["round"] = number
     return {"by_client": found}
 

@@ -18,7 +18,8 @@ class Ending(NamedTuple):
 
     file: Path  # the file that says so
     round: int  # the newest round
-    digest: str | None  # of the weights after it; None: the file does not say
+    # of the weights after it; None: the file does not say
+    digest: str | None
     over: bool  # whether the run has ended there
 
     def check(self, path: Path, header: Header, last: int, digest: str | None) -> None:

@@ -58,12 +58,15 @@ class Equipment:
 
     model: Any  # the base
     processor: Any  # its tokenizer or image processor
-    trainable: Sequence[str] | None  # name patterns of the parameters that train; None: all
+    # name patterns of the parameters that train; None: all
+    trainable: Sequence[str] | None
     objective: Objective  # makes losses of examples
     measured: EvaluationSettings  # the recipe's, within what the model can take
     limit: str  # what makes an example too long, for a person
-    room: int | None  # how many tokens the base takes; None: any number
-    classes: tuple[str, ...] = ()  # what a classifier tells apart, in the order of its outputs
+    # how many tokens the base takes; None: any number
+    room: int | None
+    # what a classifier tells apart, in the order of its outputs
+    classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what a person should know about the base
 
 

@@ -45,9 +45,11 @@ from fedseed.tasks.record import (
 from fedseed.text import flat
 
 MOST_DIFFERENCES = 8  # keys that are named where two recipes differ
-MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
+# what clients keep from round to round, of methods with error feedback
+MEMORY = "memory"
 CHAT_TEMPLATE = "chat_template.jinja"
-DATA = "data.json"  # digests of the data, and what the tokenizer makes of texts
+# digests of the data, and what the tokenizer makes of texts
+DATA = "data.json"
 FILES = (
     "recipe.toml",
     CHAT_TEMPLATE,
@@ -103,7 +105,8 @@ class RunFolder:
         self._begun = False
         # progress is brought to the disk by `sync` only: a network's stream has the steps
         self.lazy = False
-        self._lines = 0, 0  # of metrics and of progress, which their sums name
+        # of metrics and of progress, which their sums name
+        self._lines = 0, 0
         there = [name for name in FILES if (path / name).exists()]
         self.finished = "summary.json" in there
         for name in (*there, "log.txt"):
@@ -140,7 +143,8 @@ class RunFolder:
         try:
             # gone when the process is
             lock_file(self._progress.handle)
-            if not self._progress.is_in_place():  # one that was released has deleted it meanwhile
+            # a folder that was released has no such file any more
+            if not self._progress.is_in_place():
                 raise OSError
         except OSError as error:
             self._progress.close()
@@ -231,7 +235,8 @@ class RunFolder:
                 beyond = line.round > done
             except (ValueError, TypeError) as error:
                 if number == len(texts) and isinstance(error, json.JSONDecodeError):
-                    break  # zeros that a power cut left where a line was to be
+                    # zeros that a power cut left where a line was to be
+                    break
                 raise FedseedError(f"{file.path}: line {number} is not valid: {error}") from error
             if beyond:
                 break
@@ -290,7 +295,8 @@ class RunFolder:
         if self.finished:
             return
         if not self._begun and self._made_progress and self._progress.handle >= 0:
-            with suppress(OSError):  # others have put something into the folder: it stays
+            # a folder into which others have put something stays
+            with suppress(OSError):
                 (self.path / "progress.jsonl").unlink()
                 if self._made_folder:
                     self.path.rmdir()
@@ -467,7 +473,8 @@ def extend(settings: RunSpec) -> str | None:
             "goes back"
         )
     if summary and (had == settings.rounds or (summary.get("stopped") or {}).get("early")):
-        return None  # one that stopped early would stop at the same round
+        # a run that stopped early would stop at the same round
+        return None
     orbit = damage = None
     if (path / "model.orbit").is_file():
         orbit, damage = scan((path / "model.orbit").read_bytes(), str(path / "model.orbit"))

@@ -39,7 +39,8 @@ from fedseed.transport.base import Transport
 from fedseed.transport.subjects import name_problem
 
 ORBIT = "model.orbit"
-MOST_NOTED = 10  # accounts that are described when a process begins
+# accounts that are described when a process begins
+MOST_NOTED = 10
 
 
 def joining(

@@ -47,7 +47,8 @@ class ByName:
 
     registry: Registry[Any]  # the classes
     base: type[BaseModel]  # what all of them are
-    default: str | None = None  # the name of a table without one; None: it must have one
+    # the name of a table without one; None: it must have one
+    default: str | None = None
 
     def __hash__(self) -> int:
         return id(self.registry)
@@ -83,9 +84,12 @@ class ByName:
 class Key:
     """A key of a recipe."""
 
-    key: str  # dotted, such as "method.training.learning_rate"; tables of a list are "tracking[]"
-    kind: str  # the type and its bounds, or the values to choose from, in words
-    default: str  # as TOML would have it; "not set", or "must be given"
+    # dotted, such as "method.training.learning_rate"; tables of a list are "tracking[]"
+    key: str
+    # the type and its bounds, or the values to choose from, in words
+    kind: str
+    # as TOML would have it; "not set", or "must be given"
+    default: str
     about: str  # what it means, one paragraph
     # which tables have it where a name or kind decides, such as methods; none: all of them
     of: tuple[str, ...] = ()
@@ -141,7 +145,8 @@ def _keys(model: type[BaseModel], prefix: str, of: tuple[str, ...]) -> Iterator[
     documents = documented(model)
     for name, field in model.model_fields.items():
         if name in TAGS and len(get_args(field.annotation)) == 1:
-            continue  # it chooses among tables: the table's own key says so
+            # this key chooses among tables, which the table's own key lists
+            continue
         if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("internal"):
             continue  # another table of a recipe says it
         key, inside = prefix + (field.alias or name), among(field.annotation, field.metadata)
@@ -332,7 +337,8 @@ def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:
     """
     path: list[str] = []
     here: Any = data
-    passed = True  # whether pydantic's path is past the kind of the table that is looked into
+    # whether pydantic's path is past the kind of the table that is looked into
+    passed = True
     for at, part in enumerate(loc):
         if isinstance(here, list) and isinstance(part, int) and part < len(here):
             path.append(str(part))

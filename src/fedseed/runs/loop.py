@@ -192,7 +192,8 @@ class Run(ABC):
     def _run(self) -> costs.RunResult:
         spec, folder, where = self.spec, self.folder, self.spec.folder
         metrics: list[RoundLine] = []
-        pending: list[RoundLine] = []  # a step-by-step method's rounds since the last line
+        # a step-by-step method's rounds since the last line
+        pending: list[RoundLine] = []
         began = time.perf_counter()
         self.progress.write("began", command())
         with self.progress.running(spec.method.name, spec.rounds):
@@ -291,7 +292,8 @@ class Run(ABC):
         line, at = metrics[-1], f"round {metrics[-1].round}"
         ratio = line.metrics.get("step_over_weights")
         if ratio is not None and ratio > NOISE_WARNING and not self._warned:
-            self._warned = True  # warns once; every round's ratio is in the metrics
+            # warns once; every round's ratio is in the metrics
+            self._warned = True
             self.progress.warn(
                 f"{at}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
                 f"{ratio:.0%} of |w|; lower "

@@ -43,9 +43,12 @@ from fedseed.transport.base import Events, LogLostError, LogUnusableError, Trans
 
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
-PROOFS = "proofs"  # folder in that of a run: why clients are barred from secure sums
-SYNC_SECONDS = 1.0  # between writes to the disk of steps that the log has
-STATUS_SECONDS = 0.5  # that another thread waits for a coordinator that may be busy
+# folder in that of a run: why clients are barred from secure sums
+PROOFS = "proofs"
+# between writes to the disk of steps that the log has
+SYNC_SECONDS = 1.0
+# that another thread waits for a coordinator that may be busy
+STATUS_SECONDS = 0.5
 
 
 def coordinate(

@@ -16,7 +16,8 @@ from fedseed.errors import RecipeError
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData, TaskData
 
-ROSTER_FILE = "clients.json"  # in the folder of a run whose clients enrolled
+# in the folder of a run whose clients enrolled
+ROSTER_FILE = "clients.json"
 
 
 def names_beforehand(recipe: Recipe) -> list[str] | None:

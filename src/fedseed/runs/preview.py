@@ -26,8 +26,10 @@ class Shown(NamedTuple):
     """An example as tokens."""
 
     title: str  # which one it is, and what became of it
-    pieces: tuple[tuple[str, bool], ...]  # the tokens' texts, and whether each counts for the loss
-    note: str = ""  # what else there is to know, such as the other options
+    # the tokens' texts, and whether each counts for the loss
+    pieces: tuple[tuple[str, bool], ...]
+    # what else there is to know, such as the other options
+    note: str = ""
 
 
 def preview(

@@ -49,15 +49,21 @@ STEP = 3.0  # from a rate to the next
 MOST_TRIALS = 6  # of the first rung
 # rounds of one client that all trials together take at least; below that, their local steps are cut
 WHOLE = 16
-FAR = 1e-3  # of the weights' norm: how far slope and curvature look
-TINY = 1e-2  # of the weights' norm: what the first run may move them by
-JUDGED, HELD = 200, 400  # most examples for validation, and of each client
+# of the weights' norm: how far slope and curvature look
+FAR = 1e-3
+# of the weights' norm: what the first run may move them by
+TINY = 1e-2
+# most examples for validation, and of each client
+JUDGED, HELD = 200, 400
 # steps along which slope and curvature are taken where directions are drawn, and at most
 LOOKS, MOST_LOOKS = 10, 16
-SEEN = 1e-4  # of the loss: what the bend between three points must be to be more than rounding
-FEW = 5  # rounds of one step each in which nothing is to be seen of a rate
+# of the loss: what the bend between three points must be to be more than rounding
+SEEN = 1e-4
+# rounds of one step each in which nothing is to be seen of a rate
+FEW = 5
 CHANCE = 5.0  # of nine times and three
-FAILED = 1e3  # times the base's loss: a rate at which nothing comes of it
+# times the base's loss: a rate at which nothing comes of it
+FAILED = 1e3
 
 
 @dataclass
@@ -116,7 +122,8 @@ class _Trials:
     def __init__(self, recipe: Recipe, data: TaskData) -> None:
         self.recipe = recipe
         clients, judged = list(data.clients), list(data.validation)
-        if not judged:  # a tenth of each client's, which no trial trains on
+        # take a tenth of each client's examples, on which no trial trains
+        if not judged:
             draw, dealt = Random(recipe.seed), [list(client.examples) for client in clients]
             for own in dealt:
                 draw.shuffle(own)  # files are often sorted
@@ -277,7 +284,8 @@ def find_rate(
         f"{found.before:.4f}"
     )
     if method.stepwise and found.start is not None:
-        left = (units - trials.units) / 2  # a larger rate may look better for a while, and is not
+        # a larger rate may look better for a while, and is not
+        left = (units - trials.units) / 2
         rates = [centre, centre / STEP] if left >= FEW * trials.per_round else [centre]
         longer = {one: measure(one, max(left, trials.per_round)) for one in rates}
     else:

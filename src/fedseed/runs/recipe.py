@@ -51,9 +51,12 @@ PLACES = (
     ("federation", "key"),
     ("federation", "ca"),
 )
-UNSET = "~"  # before a key among overrides: it is taken out
-MOST_BYTES = 1 << 20  # of a file: what takes hours to read is longer
-MOST_DEEP = 32  # tables and lists in each other, and parts of a key
+# before a key among overrides: it is taken out
+UNSET = "~"
+# of a file: what takes hours to read is longer
+MOST_BYTES = 1 << 20
+# tables and lists in each other, and parts of a key
+MOST_DEEP = 32
 LONG_KEY = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{MOST_DEEP}}}[\w"']""".encode())
 
 
@@ -74,7 +77,8 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
         raise RecipeError(f"{what}{path}: can't be read: {error.strerror}") from error
     if len(data) > MOST_BYTES:
         raise RecipeError(f"{what}{path}: more than {MOST_BYTES:,} bytes: this is no recipe")
-    long = LONG_KEY.search(data)  # tomllib would take memory by the square of its parts
+    # tomllib would take memory by the square of its parts
+    long = LONG_KEY.search(data)
     if long:
         line = data.count(10, 0, long.start()) + 1
         raise RecipeError(
@@ -201,7 +205,8 @@ def _place_reward(data: dict[str, Any], path: Path, trust: bool, folder: Path | 
     table = data.get("reward")
     function = table.get("function") if isinstance(table, dict) else None
     if not isinstance(table, dict) or not isinstance(function, str) or ":" not in function:
-        return  # what is wrong is said when the recipe is checked
+        # the check of the recipe reports the error
+        return
     place = placed(function, folder)
     if not trust and not is_loaded(place.rpartition(":")[0]):
         raise RecipeError(
@@ -644,7 +649,8 @@ def read_recipe(
     except ValidationError as error:
         raise RecipeError(f"{path}: {explain(error, data, Recipe)}") from error
     if recipe.reward is not None:
-        recipe.reward.load()  # what is wrong with it is said before anything is loaded
+        # what is wrong with it is said before anything is loaded
+        recipe.reward.load()
     return recipe
 
 

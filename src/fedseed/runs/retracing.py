@@ -48,7 +48,8 @@ class Retraced(NamedTuple):
     """The outcome of making a run's steps again."""
 
     plans: dict[int, dict[bytes, list[int]]]  # of the wanted rounds, each with its clients
-    unlike: list[int]  # the rounds whose steps do not follow from the answers on record
+    # the rounds whose steps do not follow from the answers on record
+    unlike: list[int]
     missing: list[int]  # those without answers on record
 
 
@@ -113,7 +114,8 @@ def _follows(
     except MessageError:
         right = False  # no coordinator takes such an answer
     if coordinator.screen():
-        right = False  # an update beyond all bounds, which no coordinator lets count
+        # an update beyond all bounds, which no coordinator lets count
+        right = False
     combined = coordinator.weighted_answers()
     made = Message.decode(coordinator.close()).payload
     if made != recorded:

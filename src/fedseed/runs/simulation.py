@@ -47,7 +47,8 @@ from fedseed.training.memory import Memory
 from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.devices import limited, peak_on
 
-MOST_ATTEMPTS = 20  # of a round: clients that are at hand would do the same once more
+# of a round: clients that are at hand would do the same once more
+MOST_ATTEMPTS = 20
 
 
 class _Everybody(Roster):
@@ -366,7 +367,8 @@ class Simulation(Run):
 
     def examine(self, line: RoundLine, evaluate: bool) -> None:
         if self.team is not None:
-            self.team.load()  # before the first round, while this process evaluates
+            # before the first round, while this process evaluates
+            self.team.load()
         if evaluate:
             start = time.perf_counter()
             self.worker.space.model.eval()

@@ -32,17 +32,20 @@ class RunSpec:
 
     method: Method  # the method and its settings
     rounds: int  # how many
-    seed: int = 0  # decides client sampling, data order and directions
+    # decides client sampling, data order and directions
+    seed: int = 0
     per_round: int | None = None  # clients that take part in a round; None: all
     # rounds between evaluations; there is one of the base and one at the end, too
     evaluate_every: int = 1
-    digest_every: int = 1  # rounds between digests of the weights, besides those after evaluations
+    # rounds between digests of the weights, besides those after evaluations
+    digest_every: int = 1
     # whether evaluations measure anything; in a private run, only if the recipe discloses it
     measures: bool = True
     # stop after this number of evaluations in a row without a better "validation_loss"; None: never
     patience: int | None = None
     aggregation: AggregationRule | None = None  # how the clients' answers become one
-    bounds: Bounds | None = None  # how far from the others a client, or a step, may be
+    # how far from the others a client, or a step, may be
+    bounds: Bounds | None = None
     # differential privacy of what clients send, if the method does not have it already
     privacy: PrivacySettings | None = None
     # the coordinator learns sums alone; None: it reads every answer
@@ -58,8 +61,10 @@ class RunSpec:
     base: str = ""  # the base's name, for the orbit's header
     # where the base is, if `base` is a path that means another place from elsewhere
     base_folder: str = ""
-    quantization: str = ""  # how the base is quantised as it is loaded (`model.quantization`)
-    base_digest: str | None = None  # the base's digest, if it is known; None: it is hashed
+    # how the base is quantised as it is loaded (`model.quantization`)
+    quantization: str = ""
+    # the base's digest, if it is known; None: it is hashed
+    base_digest: str | None = None
     # name patterns of the trainable parameters, for the orbit's header; None: all
     trainable: Sequence[str] | None = None
     # names of the classes that a classifier tells apart, for the orbit's header; none: no
@@ -68,9 +73,12 @@ class RunSpec:
     # tune an adapter of this kind in place of the model; None: what the method is defined with, if
     # anything
     adapter: Adapter | None = None
-    digest: DigestKind = "blake2b"  # how base and weights are hashed (`fedseed.weights.digest`)
-    out: Path | str | None = None  # folder for the run's files; None: nothing is written
-    recipe_text: str | None = None  # the complete recipe, written beside the results
+    # how base and weights are hashed (`fedseed.weights.digest`)
+    digest: DigestKind = "blake2b"
+    # folder for the run's files; None: nothing is written
+    out: Path | str | None = None
+    # the complete recipe, written beside the results
+    recipe_text: str | None = None
     # the Jinja template of its chats, if it is not the tokenizer's own, written beside it
     chat_template: str = ""
     # digests of the clients' data and of held-out sets, by which a run that goes on knows them
@@ -79,7 +87,8 @@ class RunSpec:
     fingerprint: Fingerprint | None = None
     # about the data, such as what was left out; shown when the run starts, and kept in the summary
     notes: Sequence[str] = ()
-    limit: str = ""  # what makes an example too long, to be said of those that are left out or cut
+    # what makes an example too long, to be said of those that are left out or cut
+    limit: str = ""
     trackers: Sequence[Tracker] = ()  # where else the metrics go
     # that a process computes with while the run goes on; None: torch's own choice, shared out among
     # workers

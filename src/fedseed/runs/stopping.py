@@ -14,8 +14,10 @@ from typing import Any
 from fedseed.reports.results import RoundLine
 
 VALIDATION_LOSS = "validation_loss"
-HARDLY = 0.01  # of the base's loss: a run that will not have moved it by so much does nothing
-DIVERGED = 1000.0  # times the base's loss, or times 1 if that is less
+# of the base's loss: a run that will not have moved it by so much does nothing
+HARDLY = 0.01
+# times the base's loss, or times 1 if that is less
+DIVERGED = 1000.0
 Lines = Sequence[RoundLine]
 
 

@@ -41,7 +41,8 @@ class Weights:
     header: Header  # what the run is
     round: int  # the last round that counts
     changed: int  # the last round whose step was not empty
-    data: bytes  # of the trained tensors, one after the other, in the layout's order
+    # of the trained tensors, one after the other, in the layout's order
+    data: bytes
     digest: str  # the weights', in hex
 
 

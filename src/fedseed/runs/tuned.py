@@ -30,7 +30,8 @@ from fedseed.runs.store import read_weights
 from fedseed.tasks import REGISTRY
 
 DTYPES = ("float32", "bfloat16", "float16")
-OnStep = Callable[[int, int], None]  # a step is applied: its number, and how many there are to be
+# a step is applied: its number, and how many there are to be
+OnStep = Callable[[int, int], None]
 
 
 class Source(NamedTuple):
@@ -38,8 +39,10 @@ class Source(NamedTuple):
 
     name: str  # as it was given
     orbit: Path | None = None  # the orbit's file, if it is replayed
-    weights: Path | None = None  # the file of a run's weights, if these are loaded
-    model: str | None = None  # a folder or hub name that holds the model itself
+    # the file of a run's weights, if these are loaded
+    weights: Path | None = None
+    # a folder or hub name that holds the model itself
+    model: str | None = None
     # the run's folder, if it comes from one: metrics and recipe are there
     folder: Path | None = None
 
@@ -60,9 +63,11 @@ class Source(NamedTuple):
 class Tuned(NamedTuple):
     """A tuned model."""
 
-    model: Any  # a `transformers` model, or the `peft` model around one; in evaluation mode
+    # a `transformers` model, or the `peft` model around one; in evaluation mode
+    model: Any
     processor: Any  # its tokenizer or image processor
-    header: Header | None  # what the run is; None: not known, the model was loaded as it is
+    # what the run is; None: not known, the model was loaded as it is
+    header: Header | None
     facts: Facts | None  # what came of the run; None with `header`
     # loads the base once more, for what is compared with it; None: a recipe says what it is
     load_base: Callable[[], Any] | None = None

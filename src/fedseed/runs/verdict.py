@@ -15,13 +15,16 @@ from typing import Any
 from fedseed.reports.results import RoundLine
 from fedseed.runs import stopping
 
-WORSE = 1.1  # times the base's loss: beyond, the model is worse than its base
-LEAST_RISE = 0.05  # what a rise of the loss must be besides, where the base's loss is near zero
+# times the base's loss: beyond, the model is worse than its base
+WORSE = 1.1
+# what a rise of the loss must be besides, where the base's loss is near zero
+LEAST_RISE = 0.05
 AS_BAD_AS_GUESSING = 0.95  # of the loss of a uniform guess
 GROWN = (
     0.1  # change of the weights' norm, relative to the base's: about half of the weights' length
 )
-DOUBLED = 1.0  # the same: hardly anything of the base is left
+# the same: hardly anything of the base is left
+DOUBLED = 1.0
 MOVED = 0.01  # the same: the weights have moved visibly
 # of the base's loss: a client's loss below it says that training works, whatever held-out data say
 LEARNS = 0.9

@@ -37,7 +37,8 @@ from fedseed.runs.spec import RunSpec
 from fedseed.training.client import LocalClient
 
 UNIT = 2.0**-24  # float32's unit of rounding
-LOSS_NOISE = 64  # units that a mean loss may be off by, in proportion to max(1, loss)
+# units that a mean loss may be off by, in proportion to max(1, loss)
+LOSS_NOISE = 64
 # that a coefficient after local training may be off by, in proportion to its block's
 TRAINED_NOISE = 2.0**-5
 # allocations of which rounding may give a block one direction more or less
@@ -63,11 +64,13 @@ class Verified:
     """The result of the checks."""
 
     steps: int  # of the log
-    unlike: list[int]  # the rounds whose steps do not follow from the answers on record
+    # the rounds whose steps do not follow from the answers on record
+    unlike: list[int]
     missing: list[int]  # those without answers on record
     checked: list[Checked]
     digest: str  # of the weights after the last step
-    record: str  # names log and answers: whoever has verified the same has the same
+    # names log and answers: whoever has verified the same has the same
+    record: str
     # by client of those that were checked: the rounds in which it was asked, and nothing of it is
     # on record
     silent: dict[str, list[int]] = field(default_factory=dict)

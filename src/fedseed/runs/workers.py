@@ -81,7 +81,8 @@ class Seat:
     connection: "Connection[Any, Any] | Actor" = field(init=False)
     # what an orbit of the model that it has loaded begins with; None: it has not yet
     start: bytes | None = None
-    at: int = 0  # the round of the newest step that it has been told
+    # the round of the newest step that it has been told
+    at: int = 0
 
 
 class Workers:
@@ -124,12 +125,14 @@ class Workers:
         self._expected = b""
         self._newest = False
         self._remembered: Path | None = None
-        self._records: list[Record] = []  # what a worker that has just loaded catches up on
+        # what a worker that has just loaded catches up on
+        self._records: list[Record] = []
         self._threads: ThreadPoolExecutor | None = None
         self._free: queue.SimpleQueue[Seat] = queue.SimpleQueue()
         self._dealt: list[Future[Any]] = []
         self._closing = False
-        self._lock = threading.Lock()  # no worker is started once they are told to end
+        # no worker is started once they are told to end
+        self._lock = threading.Lock()
 
     def load(self) -> None:
         """Let the workers load, once; this process may do the same meanwhile."""
@@ -237,7 +240,8 @@ class Workers:
         lacking = self._records[
             bisect_right(self._records, seat.at, key=lambda record: record.round) :
         ]
-        if seat.at:  # only one that begins here compares: to hash the weights takes long
+        # only one that begins here compares: to hash the weights takes long
+        if seat.at:
             lacking = [replace(record, digest=NO_DIGEST) for record in lacking]
         seat.at = lacking[-1].round if lacking else seat.at
         done = _heard(seat, Order(lacking, self._remembered, work))
@@ -282,7 +286,8 @@ def _live(
     worker, from 0.
     """
     try:
-        import torch  # which takes its time, as all does that needs it
+        # which takes its time, as all does that needs it
+        import torch
 
         from fedseed.training.memory import Memory
         from fedseed.weights.devices import peak_on

@@ -15,7 +15,8 @@ from typing import Any
 
 from fedseed.errors import RecipeError
 
-NO_CLASS = -1  # how data sets on the hub number a row without a class
+# how data sets on the hub number a row without a class
+NO_CLASS = -1
 Convert = Callable[[Any], Any]
 
 

@@ -23,7 +23,8 @@ class Task(BaseModel, ABC, metaclass=Hinting):
 
     name: str
     about: ClassVar[str]  # one line for `fedseed list tasks`
-    own_data: ClassVar[bool] = False  # whether a client may have data of its own: `load_own`
+    # whether a client may have data of its own: `load_own`
+    own_data: ClassVar[bool] = False
 
     @abstractmethod
     def load(self) -> TaskData:

@@ -20,7 +20,8 @@ Message = Mapping[str, Any]
 # in a plain text
 ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 OTHER_ROLES = {"developer": "system", "function": "tool"}
-ROLE_OF = {  # ShareGPT's names, as published data sets write them
+# ShareGPT's names, as published data sets write them
+ROLE_OF = {
     "system": "system",
     "human": "user",
     "user": "user",
@@ -42,7 +43,8 @@ TOOL_FIELDS = ("tools", "functions", "tool_defs")
 MARKS = ("weight", "train", "training", "loss")
 # of a message: which parts of it are learnt (axolotl)
 PART_MARKS = ("train_detail", "training_detail")
-ARGUMENTS = "chat_template_kwargs"  # beside the messages: what else a template is given
+# beside the messages: what else a template is given
+ARGUMENTS = "chat_template_kwargs"
 # what this package gives a template itself
 TAKEN_ARGUMENTS = frozenset(
     (

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fedseed.errors import plural
 
-BETA = 0.1  # of DPO where nothing else is said (Rafailov et al., 2023, Appendix B)
+# of DPO where nothing else is said (Rafailov et al., 2023, Appendix B)
+BETA = 0.1
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class Score:
 class Unusable:
     """A row from which nothing is learnt, although nothing is wrong with it."""
 
-    reason: str  # for a person, in a line that counts such rows
+    # for a person, in a line that counts such rows
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ class Choice:
     prompt: str  # ready to be tokenised
     # what may follow, as it is written after the prompt (usually with a space first)
     options: tuple[str, ...]
-    gold: int  # the number of the right option; the one that is trained on
+    # the number of the right option; the one that is trained on
+    gold: int
     # of all options that count as right in evaluation; none: just `gold`
     right: tuple[int, ...] = ()
     # train on the right option's tokens as language, not on the choice among the options
@@ -157,7 +160,8 @@ class NextWord(Choice):
     """
 
 
-MASK = "<mask>"  # where the blank of a `Cloze` is, whatever a tokenizer calls it
+# where the blank of a `Cloze` is, whatever a tokenizer calls it
+MASK = "<mask>"
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,8 @@ class Cloze:
         ValueError: `gold` is the number of no word, or the text has not one blank.
     """
 
-    text: str  # ready to be tokenised but for `MASK`, which stands in it once
+    # ready to be tokenised but for `MASK`, which stands in it once
+    text: str
     # one for each class, as it is written in the text (usually with a space first)
     words: tuple[str, ...]
     gold: int  # the number of the right word
@@ -213,8 +218,10 @@ class ClientData:
 class OwnData:
     """The place of a client's own data, as the client names it."""
 
-    path: Path | None = None  # a file, or a folder; None: where the recipe says
-    evaluation_file: Path | None = None  # what it evaluates on; None: what it holds out
+    # a file, or a folder; None: where the recipe says
+    path: Path | None = None
+    # what it evaluates on; None: what it holds out
+    evaluation_file: Path | None = None
     # the share of its examples that it holds out; None: as the recipe says
     evaluation: float | None = None
 
@@ -235,7 +242,8 @@ class TaskData:
     classes: tuple[str, ...] = ()  # the classes' names; for `Picture`s
     # the Jinja template that writes `Chat`s, if it is not their tokenizer's own
     chat_template: str = ""
-    beta: float = BETA  # how strongly `Preference`s hold the model to its base
+    # how strongly `Preference`s hold the model to its base
+    beta: float = BETA
 
     def only(self, names: Collection[str]) -> "TaskData":
         """These clients' data alone, without anything to evaluate on."""

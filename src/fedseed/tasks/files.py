@@ -25,10 +25,12 @@ from fedseed.text import first_line, shown
 ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet", ".json")
 # one of these is in every folder that `save_to_disk` writes
 SAVED = ("dataset_dict.json", "state.json")
-BATCH = 1024  # rows of a parquet file that are unpacked at a time
+# rows of a parquet file that are unpacked at a time
+BATCH = 1024
 # bytes that a parquet file may become, and how many more for each of its own
 FREE_BYTES, INFLATION = 64 << 20, 100
-FREE_CELLS = 1 << 20  # cells that any parquet file may have, and one more for each of its bytes
+# cells that any parquet file may have, and one more for each of its bytes
+FREE_CELLS = 1 << 20
 csv.field_size_limit(1 << 30)  # a text may be long
 
 KIND_NAMES: dict[type, str] = {

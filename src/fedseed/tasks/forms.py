@@ -18,9 +18,12 @@ from fedseed.tasks.prompts import alpaca_prompt, short_prompt
 from fedseed.text import listed, shown
 
 Template = Literal["alpaca", "short", "chat"]
-SHOWN = 5  # bad lines and repeated examples that are named
-LARGEST = 1e30  # of a score: squares of larger ones are no numbers in single precision
-LONGEST = 1 << 22  # characters of a text: tokens of a longer one take gigabytes
+# bad lines and repeated examples that are named
+SHOWN = 5
+# of a score: squares of larger ones are no numbers in single precision
+LARGEST = 1e30
+# characters of a text: tokens of a longer one take gigabytes
+LONGEST = 1 << 22
 Made = Example | Choice | Preference | Score | Unusable
 NO_ANSWER = Unusable("nothing to answer")
 NO_LABEL = Unusable("no label")
@@ -36,7 +39,8 @@ class Style:
     template: Template = "alpaca"  # instructions, and prompts if it is "chat"
     chat: ChatStyle = field(default_factory=ChatStyle)
     labels: tuple[str, ...] = ()  # those that a text may have; none: any
-    score_field: str | None = None  # holds a number to predict; None: none is predicted
+    # holds a number to predict; None: none is predicted
+    score_field: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class Form:
     """A form that rows may have."""
 
     fields: str  # how messages call it
-    keys: tuple[str, ...]  # a row that has all of these fields has this form; of "a|b" one will do
+    # a row that has all of these fields has this form; of "a|b" one will do
+    keys: tuple[str, ...]
     read: Callable[[Record, Style], Made]  # makes an example of a row
 
     # fields that may be empty, as of a text that nobody has labelled
@@ -258,9 +263,12 @@ class Reader:
         # rows that are left out, by the reason
         self.unusable: Counter[str] = Counter()
         self.bad: list[str] = []  # what is wrong, a line for each malformed row
-        self.unwanted = 0  # completions that are learnt, but marked as bad ones
-        self.scored_texts = 0  # texts that are learnt as language, with a score beside them
-        self.repeated_prompts = 0  # pairs whose answers both begin with their prompt
+        # completions that are learnt, but marked as bad ones
+        self.unwanted = 0
+        # texts that are learnt as language, with a score beside them
+        self.scored_texts = 0
+        # pairs whose answers both begin with their prompt
+        self.repeated_prompts = 0
 
     def read(self, rows: Iterable[Record | RecipeError]) -> list[SourceLine]:
         """Returns the examples of a file's rows.
@@ -394,7 +402,8 @@ class Reader:
                 f"{row.where}: it has {whole.fields}, but {self.first} has {self.form.fields}; "
                 "all lines must have the same form"
             )
-        return self.form  # for a row that lacks a field, too: reading it says which one
+        # for a row that lacks a field, too: reading it says which one
+        return self.form
 
 
 def examples_in(

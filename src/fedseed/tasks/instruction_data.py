@@ -35,7 +35,8 @@ from fedseed.tasks.metrics import last_number
 from fedseed.tasks.partition import IID, AnyPartition, ByField, Dirichlet, Quantity
 from fedseed.tasks.prompts import alpaca_prompt
 
-HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
+# separates the draw of held-out examples from that of a partition
+HELD_OUT = 1
 LEFT_OUT = "X86-64 Assembly"
 LANGUAGES = ("C", "C#", "C++", "Go", "Java", "PHP", "Pascal", "Python", "Scala")
 
@@ -53,7 +54,8 @@ class InstructionData(DealtTask):
         validation: share of the other examples that no client gets, to choose settings on.
     """
 
-    hint: ClassVar[str]  # what `path` may be and where the data set comes from
+    # what `path` may be and where the data set comes from
+    hint: ClassVar[str]
     fields: ClassVar[tuple[str, ...]] = ()
     default_clients: ClassVar[int] = 3
 

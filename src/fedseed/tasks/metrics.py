@@ -62,7 +62,8 @@ class RougeTokens:
 
     def tokenize(self, text: str) -> list[str]:
         """Returns the tokens of a text, in lower case."""
-        import regex  # comes with transformers; reading a recipe does not need it
+        # comes with transformers; reading a recipe does not need it
+        import regex
 
         if self._accents:  # one letter may be written as two characters
             text = normalize("NFC", text)

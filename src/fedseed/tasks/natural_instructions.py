@@ -29,10 +29,12 @@ HINT = (
     "give the folder of Natural Instructions v2.8 (github.com/allenai/natural-instructions, tag "
     "v2.8), which holds splits/default and tasks"
 )
-FEWEST = 20  # instances of a train task, of those short enough; tasks with fewer are left out
+# instances of a train task, of those short enough; tasks with fewer are left out
+FEWEST = 20
 # the share of a test task that is evaluated on, and the least number of its instances
 TEST_FRACTION, TEST_INSTANCES = 0.02, 20
-WHICH_TASKS = (1 << 32) - 1  # separates the draw of clients from those of instances
+# separates the draw of clients from those of instances
+WHICH_TASKS = (1 << 32) - 1
 
 
 class NaturalInstructionsTask(Task):

@@ -54,7 +54,8 @@ from fedseed.text import listed
 
 DEFAULT_CLIENTS = 5
 SHOWN_NAMES = 8  # of clients, in a message
-HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
+# separates the draw of held-out examples from that of a partition
+HELD_OUT = 1
 # .json is often something else's settings
 CLIENT_ENDINGS = tuple(ending for ending in ENDINGS if ending != ".json")
 HINT = (
@@ -321,7 +322,8 @@ class FilesTask(Task):
         rest: list[SourceLine] = []
         clients: list[ClientData] = []
         for party, part in zip(parties, lines, strict=True):
-            spare = len(part) - 1  # of each share one at least, as far as they go round
+            # of each share one at least, as far as they go round
+            spare = len(part) - 1
             if spare < 0:
                 raise RecipeError(
                     f"{', '.join(map(str, party.places))}: none of its examples has anything to "

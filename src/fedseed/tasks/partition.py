@@ -21,7 +21,8 @@ from fedseed.hinting import Hinting
 from fedseed.randomness import Domain, derive, permutation
 from fedseed.randomness.stream import uniform_integers
 
-ATTEMPTS = 1000  # draws of a partition until every client has its minimum
+# draws of a partition until every client has its minimum
+ATTEMPTS = 1000
 Partition = list[list[int]]
 
 

@@ -26,7 +26,8 @@ from fedseed.tasks.dealt import DealtTask, Labelled, picked
 from fedseed.tasks.files import data_folder, read_text
 
 SIDE = 32  # pixels of CIFAR's
-SHARE_SEED = 8  # of the images' order; fixed, so that the base's images are the same for everybody
+# of the images' order; fixed, so that the base's images are the same for everybody
+SHARE_SEED = 8
 SIZE = 1797
 # the first images of the order are the test set
 TEST = 400
@@ -90,7 +91,8 @@ class CIFAR(PictureTask):
     archive: ClassVar[str]  # the folder of the binary version
     train_files: ClassVar[Sequence[str]]
     test_file: ClassVar[str]
-    labels: ClassVar[Mapping[str, str]]  # a record's, in their order: the file of names
+    # a record's, in their order: the file of names
+    labels: ClassVar[Mapping[str, str]]
 
     def read(self) -> tuple[list[Labelled], list[Picture], tuple[str, ...]]:
         hint = f"give {self.archive} of www.cs.toronto.edu/~kriz/cifar.html (the binary version)"

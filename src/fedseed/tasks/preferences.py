@@ -22,7 +22,8 @@ from fedseed.tasks.data import Chat, ChatStyle, Example, Preference, Unusable
 from fedseed.tasks.files import Record
 from fedseed.tasks.hints import CHOSEN, REJECTED, likely_prompt
 
-PROMPTS = ("prompt", "conversations")  # what the prompt may be called, the first that is there
+# what the prompt may be called, the first that is there
+PROMPTS = ("prompt", "conversations")
 SIDES = (CHOSEN, REJECTED)
 SAME = Unusable("the chosen and the rejected answer are the same")
 

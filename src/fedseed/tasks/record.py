@@ -19,7 +19,8 @@ class DataPart:
     """The examples that one client, or one evaluation set, has."""
 
     examples: int  # how many
-    digest: str  # of their content and order, in hex; "": they are of a kind that can't be hashed
+    # of their content and order, in hex; "": they are of a kind that can't be hashed
+    digest: str
 
     @classmethod
     def of(cls, examples: Sequence[Any]) -> "DataPart":

@@ -35,7 +35,8 @@ from fedseed.tasks.data import MASK, Choice, Cloze, Example, TaskData
 from fedseed.tasks.dealt import DealtTask, Labelled
 from fedseed.tasks.files import Record, data_folder, read_json, read_records, read_text
 
-TRAIN, TEST, DEAL = 0, 1, 1000  # separate the draws from the files, and the partition
+# separate the draws from the files, and the partition
+TRAIN, TEST, DEAL = 0, 1, 1000
 NO_LABEL = "-"  # of a row whose annotators did not agree
 Files = Mapping[str, Sequence[str]]
 
@@ -65,10 +66,12 @@ class DrawnTask(DealtTask):
 
     hint: ClassVar[str]  # what the folder is and where it comes from
     train_files: ClassVar[Sequence[str]]  # the first one that is there counts
-    test_files: ClassVar[Files]  # the same for test examples, by prefix of the metrics' names
+    # the same for test examples, by prefix of the metrics' names
+    test_files: ClassVar[Files]
     # what the test examples' file is called; official test files often have no labels
     test_is: ClassVar[str] = "dev"
-    rows: ClassVar[str] = ""  # where in an object of a file its rows lie (`_rows_in`)
+    # where in an object of a file its rows lie (`_rows_in`)
+    rows: ClassVar[str] = ""
     prompt: ClassVar[str] = ""
     classes: ClassVar[Sequence[str]] = ()  # as the files have them
     label: ClassVar[str] = "label"  # the field with the class
@@ -238,7 +241,8 @@ class MeZOTask(DrawnTask):
     teacher_forcing: ClassVar[bool] = False
     # the right option by class, where their order is another one
     gold: ClassVar[Sequence[int]] = ()
-    text: ClassVar[str] = ""  # what a classifier is given in place of the prompt
+    # what a classifier is given in place of the prompt
+    text: ClassVar[str] = ""
 
     examples: PositiveInt = 1000
     validation: PositiveInt = 500

@@ -51,7 +51,8 @@ def write_review(rng: random.Random) -> Review:
     while True:
         topic, wanted = rng.randrange(len(TOPICS)), rng.random() < 0.5
         nouns = rng.sample(TOPICS[names[topic]], 3)
-        if rng.random() < 0.5:  # one in two reviews strays from its topic with one of them
+        # one in two reviews strays from its topic with one of them
+        if rng.random() < 0.5:
             other = rng.choice([name for number, name in enumerate(names) if number != topic])
             nouns[rng.randrange(3)] = rng.choice(TOPICS[other])
         words, values = zip(*(_quality(rng, wanted) for _ in nouns), strict=True)
@@ -100,7 +101,8 @@ class ReviewFamily:
     """A question about reviews."""
 
     prompt: str  # what stands between a review and the answer
-    options: tuple[str, ...]  # a word for each class, with the space before it
+    # a word for each class, with the space before it
+    options: tuple[str, ...]
     gold: Callable[[Review], int]  # the number of a review's right one
 
     def example(self, review: Review) -> NextWord:
