@@ -146,7 +146,7 @@ class AggregationRule(BaseModel, ABC, metaclass=Hinting):
             vectors = [np.asarray(vector, dtype=np.float64) for vector in part]
             outcome = self.combine(vectors, weights)
             if past.noise is not None:
-                # of a rule of somebody else's it is not known which terms it adds up
+                # it is not known which terms a third party's rule adds up
                 outcome = outcome + past.noise.offset * np.mean(np.abs(vectors), axis=0)
             yield outcome
 

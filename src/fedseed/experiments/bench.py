@@ -208,7 +208,7 @@ def measure(recipe: Recipe) -> Measured:
     method, factor = shortened(recipe.method)
     federation = build(recipe.model_copy(update={"method": method}))
     coordinator, worker = federation.coordinator, federation.worker
-    # a private run's clients hide their seconds; whoever has their data may see them
+    # a private run's clients hide their seconds, but the holder of their data may see them
     worker.private = False
     space = worker.space
     together = worker.method.shares_losses

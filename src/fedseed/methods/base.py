@@ -7,7 +7,7 @@
     advance    everybody:   state + step -> state of the next round
 
 The object itself is the method's settings, checked and frozen; a run's memory is the state, which
-is a function of the steps alone, so that whoever holds the orbit holds the state. A payload's
+is a function of the steps alone, so that the orbit's holder also has the state. A payload's
 fields say how it is encoded (`fedseed.methods.payload`). How answers are combined, how a step is
 rounded, what a gradient becomes and what wraps a client or its answers is decided by components
 that a method is given, not by functions of its own.
@@ -242,7 +242,7 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     update_type: ClassVar[type[Payload]]
     step_type: ClassVar[type[Payload]]
 
-    # how somebody who missed rounds gets the model
+    # how a client that missed rounds gets the model
     catch_up: ClassVar[CatchUp] = EVERY_STEP
     # whether its changes rebuild the weights from the base, which is then kept
     from_base: ClassVar[bool] = False

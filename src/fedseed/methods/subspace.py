@@ -79,7 +79,7 @@ class SubspaceState(State):
     rank: int = 1  # r, `FULL_RANK` for no projection
     count: int = 1  # K
     magnitude_per_row: bool = False
-    steps_done: int = 0  # rounds that somebody has answered
+    steps_done: int = 0  # rounds with at least one answer
 
     def subspace(self, seed: int) -> RandomSubspace:
         """Return the subspaces of a seed."""

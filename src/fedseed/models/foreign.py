@@ -1,4 +1,4 @@
-"""Checks a base's folder, which may be somebody else's, before anything of it is loaded.
+"""Check a base's folder, which may come from others, before any part of it is loaded.
 
 Weights in safetensors files and, with `weights_only`, in torch's own are data; so are
 configurations and tokenizers. The code that a folder brings or names, files that it names

@@ -189,7 +189,7 @@ def _count_weights(layer: Any) -> int:
 def check_tunable(model: "torch.nn.Module") -> None:
     """Refuse to tune all of a quantised model: only what is not quantised would move.
 
-    A model with an adapter, and one of which somebody chose what trains, passes.
+    A model with an adapter passes, and so does one whose trainable parameters were chosen.
 
     Raises:
         RecipeError: nobody chose what trains; names what would work.

@@ -94,7 +94,7 @@ def settle(model: Any, base: str) -> Traits:
 
 def _configs(config: Any) -> Iterator[Any]:
     """Yield a configuration and those inside it (a text model's, a vision tower's)."""
-    # brings transformers: whoever only names this module does without
+    # this import loads transformers, which is not needed to import this module
     from transformers import PretrainedConfig
 
     yield config

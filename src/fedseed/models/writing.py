@@ -48,7 +48,7 @@ ONE_TEXT: dict[str, Any] = {
 
 def for_scoring(model: Any) -> "GenerationConfig":
     """Return the generation settings that a scored answer inherits from a model."""
-    # brings transformers: whoever only names this module does without
+    # this import loads transformers, which is not needed to import this module
     from transformers import GenerationConfig
 
     given = model.generation_config

@@ -325,7 +325,8 @@ def _check_products(template: str) -> None:
             .find_all((nodes.Mul, nodes.Pow))
         )
     except TemplateError:
-        return  # whoever renders it will say what is wrong
+        # rendering the template will report the error
+        return
     for product in found:
         numbers = [
             one.value for one in product.find_all(nodes.Const) if isinstance(one.value, int | float)

@@ -107,8 +107,8 @@ def kind_of(
 
     Args:
         data: the task's.
-        base: what the base says it is; None: not known.
-        wanted: what it is to be taken for, whatever it says.
+        base: the architecture that the base names; None: not known.
+        wanted: the architecture to use in place of the one that the base names.
         prefix: a text before every prompt, of encoder-decoders.
 
     Raises:

@@ -17,7 +17,7 @@ def template_variables(template: str) -> frozenset[str]:
         template: in Jinja's language, as transformers extends it.
 
     Returns:
-        Their names; none if the template is not valid, which whoever renders it will say.
+        Their names; none if the template is not valid, which rendering it will report.
     """
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     try:

@@ -1,8 +1,8 @@
-"""Writes the model card of a tuned model: what it is made of, what came of it, how to load it, how
-to make it again.
+"""Write the model card of a tuned model: its parts, its results, and how to load it or make it
+again.
 
-An orbit's header, and with it all that it names, may be somebody else's: none of it is taken as
-YAML, Markdown, Python or a shell's command here.
+An orbit's header, and all that it names, may come from others: none of it is taken as YAML,
+Markdown, Python or a shell's command here.
 """
 
 import json

@@ -94,7 +94,7 @@ class Orbit:
 
     @classmethod
     def open(cls, path: str | Path) -> "Orbit":
-        """Read and checks an orbit file.
+        """Read and check an orbit file.
 
         Raises:
             OrbitError: missing, another format or stream version, damaged or cut short; names the
@@ -104,7 +104,7 @@ class Orbit:
 
     @classmethod
     def parse(cls, data: bytes, source: str = "orbit") -> "Orbit":
-        """Read and checks an orbit in memory, as `open` does.
+        """Read and check an orbit in memory, as `open` does.
 
         Args:
             data: the bytes.

@@ -40,7 +40,7 @@ _SHOWN = 1000  # characters of what is wrong with one
 _MOST_SETTINGS = 1 << 16
 
 
-# what becomes of a header's values, but for tables
+# the readers of a header's values that are not tables
 _READ: dict[str, Callable[[Any], Any]] = {
     "base": str,
     "base_digest": str,

@@ -1,3 +1,3 @@
-"""Serves programs of one's own: with an optimiser for any torch loop, models out of orbits, and a
+"""Interfaces for a user's own programs: an optimiser for any torch loop, models out of orbits and a
 server of them.
 """

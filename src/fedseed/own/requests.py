@@ -287,7 +287,7 @@ async def read_request(request: Request, kind: type[AskedKind]) -> AskedKind:
         kind: what it may ask for.
 
     Raises:
-        RefusedError: it is too large or too slow, no JSON, or asks for what there is not.
+        RefusedError: it is too large, too slow or no JSON, or asks for something unknown.
     """
     try:
         data = await asyncio.wait_for(_read_body(request), READ_SECONDS)

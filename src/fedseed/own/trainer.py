@@ -160,7 +160,7 @@ class _TrainersPart(Loading):
         held = [] if there is None else objective.prepare([there[i] for i in range(len(there))])
 
         def evaluate(model: Any) -> dict[str, Any]:
-            # nothing of a private run, whatever a coordinator asks
+            # in a private run a client evaluates nothing, whatever the coordinator asks for
             if not recipe.evaluates:
                 return {}
             found = {"loss": mean_loss(model, objective, held)} if held else {}

@@ -42,7 +42,7 @@ from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.text import listed
 from fedseed.weights.digest import base_digest, dtype_name
 
-# what brings transformers is imported where it is needed: a torch model of one's own does without
+# modules that load transformers are imported where they are needed: a user's torch model needs none
 if TYPE_CHECKING:
     from fedseed.objectives.kinds import ExampleKind
 
@@ -276,7 +276,7 @@ def fingerprint_of(processor: Any) -> Fingerprint | None:
     """
     if not hasattr(processor, "convert_ids_to_tokens"):
         return None
-    # these bring transformers: a torch model of one's own does without
+    # these load transformers, which a user's own torch model does not need
     from fedseed.objectives.fingerprint import template_digest, tokens_digest, versions_here
 
     return Fingerprint(tokens_digest(processor), template_digest(processor), versions_here())

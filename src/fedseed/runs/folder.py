@@ -446,7 +446,7 @@ def extend(settings: RunSpec) -> str | None:
     It becomes an interrupted run, and ends with the weights, steps and metrics of one that had all
     rounds from the start: nothing in a round depends on how many there will be. What the end of the
     run has added is taken back: the orbit's end, and the evaluation of its last round if a longer
-    run has none there. summary.json goes last, so whoever is interrupted here does it again.
+    run has none there. summary.json goes last, so an interrupted call is repeated.
 
     Args:
         settings: what the run is to be; its `folder` holds the run.

@@ -297,7 +297,7 @@ def identities(
 ) -> dict[str, Ed25519PrivateKey]:
     """Returns the keys that sign for clients in secure sums, by name.
 
-    None, if the recipe has nobody's public key.
+    None if the recipe has no public keys.
 
     Args:
         recipe: the recipe.

@@ -165,7 +165,7 @@ class Run(ABC):
                     spec.recipe_text,
                     resume,
                     spec.chat_template,
-                    # whoever gets a private run's folder could try what data have these digests
+                    # a reader of a private run's folder could test which data have these digests
                     data={} if spec.private else spec.data_record,
                     fingerprint=spec.fingerprint,
                 )
@@ -197,8 +197,8 @@ class Run(ABC):
         began = time.perf_counter()
         self.progress.write("began", command())
         with self.progress.running(spec.method.name, spec.rounds):
-            # notes are about clients' data: of a private run whoever has that sees them, and no
-            # file does
+            # notes are about clients' data: in a private run they are shown to its holder, and not
+            # written to a file
             say = self.progress.shown.note if spec.private else self.progress.note
             for note in spec.notes:
                 say(note)

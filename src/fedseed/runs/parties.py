@@ -1,9 +1,8 @@
-"""The parties of a federation: who takes part, how many of them a run needs, and the data that each
-has. Free of torch.
+"""The parties of a federation: their names, the number that a run needs, and the data of each.
 
-The list comes from the recipe, from whoever enrols before the start, or, where the task deals its
-data to clients that it names itself, from any of them. The data of each lies in one process (a
-folder with a file for each), or at its site.
+The list comes from the recipe, from the clients that enrol before the start, or from the task, if
+it deals its data to clients that it names itself. The data of each lies in one process (a folder
+with a file for each), or at its site. This module does not need torch.
 """
 
 import json
@@ -60,14 +59,13 @@ def read_names(path: Path) -> list[str]:
 
 
 def load_parties(recipe: Recipe) -> list[TaskData]:
-    """Loads each party's own data, where all of it lies in a folder here: a simulation of such a
-    federation.
+    """Load each party's own data from one folder here, to simulate such a federation.
 
-    The data of each is what its site would have of it, whoever else takes part.
+    Each party gets the data that its site would have, whichever others take part.
 
     Raises:
         RecipeError: the folder, or a party's data, is missing or malformed; or the recipe is not
-            possible with so many.
+            possible with that number of parties.
     """
     task = recipe.task
     names = recipe.federation.clients

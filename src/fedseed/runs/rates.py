@@ -62,7 +62,7 @@ SEEN = 1e-4
 # rounds of one step each in which nothing is to be seen of a rate
 FEW = 5
 CHANCE = 5.0  # of nine times and three
-# times the base's loss: a rate at which nothing comes of it
+# times the base's loss: a rate beyond which a trial has failed
 FAILED = 1e3
 
 

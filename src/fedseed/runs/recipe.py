@@ -586,8 +586,8 @@ class Recipe(Table):
         """Return whether anything is evaluated; in a private run, only the metrics that the recipe
         discloses.
 
-        With secure sums examples that are nobody's are evaluated on; those that clients hold out
-        are told apart.
+        With secure sums, examples that belong to no client may be evaluated on. Those that clients
+        hold out would tell the clients apart.
         """
         theirs = (
             self.secure_sums is not None and self.of_parties and not self.task.shares_evaluation
@@ -621,8 +621,8 @@ def read_recipe(
         overrides: "key=value" pairs; keys are dotted, values TOML (or bare text). "~key" takes a
             key out.
         plugins: files and modules to load first; they are noted in the recipe, as absolute paths.
-        trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of
-            whoever wrote it.
+        trust_plugins: also load the plug-ins that the recipe itself names: that runs code of the
+            recipe's author.
 
     Raises:
         RecipeError: missing, not TOML, or wrong; one line that names the key, the value and what is

@@ -76,7 +76,7 @@ class _Now:
 class _AtHand(Session):
     """A coordinator's session with clients of its own process.
 
-    What is broadcast is done when somebody waits for it.
+    A broadcast is carried out when its results are awaited.
     """
 
     largest = inf  # bytes of a message: none goes anywhere

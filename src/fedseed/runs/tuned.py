@@ -1,7 +1,7 @@
-"""A tuned model from what there is of it: a run's folder, an orbit, a run's weights, an exported
-folder, a base's name.
+"""Load a tuned model from a run's folder, an orbit, a run's weights, an exported folder or a base's
+name.
 
-What `fedseed export`, `evaluate`, `generate` and `RunResult.model` begin with. A run that has an
+`fedseed export`, `evaluate`, `generate` and `RunResult.model` begin with it. A run that has an
 orbit is replayed; one of a method whose steps are whole weights has its newest ones loaded onto the
 base.
 """

@@ -69,7 +69,7 @@ class Verified:
     missing: list[int]  # those without answers on record
     checked: list[Checked]
     digest: str  # of the weights after the last step
-    # names log and answers: whoever has verified the same has the same
+    # a digest of log and answers, by which parties see that they verified the same run
     record: str
     # by client of those that were checked: the rounds in which it was asked, and nothing of it is
     # on record

@@ -217,7 +217,8 @@ class FilesTask(Task):
     def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:
         file, changed = own.evaluation_file or self.evaluation_file, self.model_dump()
         changed["path"] = _own_place(str(own.path or self.path), name, alone, file)
-        if self.shares_evaluation:  # opened by whoever is asked to evaluate
+        # the client that is asked to evaluate opens the file
+        if self.shares_evaluation:
             changed |= {"evaluation_file": None, "evaluation": 0.0}
         elif file is not None:
             changed["evaluation_file"] = str(file)
