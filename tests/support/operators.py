@@ -43,6 +43,7 @@ ACTS = (
     *("restart", "stop_jetstream", "seal", "cut", "limit", "delete", "purge"),
     *("pause_server", "pause_coordinator", "pause_client", "set_back", "expire"),
     *("kill_coordinator", "kill_client", "start_second", "start_second_elsewhere"),
+    "stop_repeats",
 )
 
 
@@ -237,6 +238,10 @@ class Trial:
 
     def _limit(self):
         self._edit(max_msgs=self.draw.randint(10, 60), discard="new")
+
+    def _stop_repeats(self):
+        """End the server's repeating of entries to clients; 2.9.10 refuses such an edit."""
+        self._edit(republish=None)
 
     def _delete(self):
         self._stream(lambda stream: stream.delete_stream("fedseed--operated"))
