@@ -28,7 +28,7 @@ name = "{method}"
 {settings}
 """
 SETTINGS = {
-    "ferret": "directions = 16\ntraining = {learning_rate = 0.02, batch = 4, steps = 1}",
+    "ferret": "directions = 16\ntraining = {learning_rate = 0.002, batch = 4, steps = 1}",
     "fedavg": "training = {learning_rate = 1e-3, batch = 4, steps = 1}",
 }
 

@@ -170,12 +170,17 @@ def test_a_wiped_model_is_no_progress_though_its_loss_fell():
         [line(0, math.nan), line(1, math.nan, math.nan)],
         [line(0, 1.0), line(1, 1.0, 1.0, skipped=[{"client": "a", "reason": "no usable example"}])],
         [line(0), line(1, None, 1.2), line(2, None, 2.0)],
+        # a head that was drawn anew: its norm grows before its loss is below a guess's
+        [line(0, 1.06 * GUESS, norm=0.51), line(3, 1.03 * GUESS, GUESS, norm=0.97)],
         [
             RoundLine(0, metrics={"loss": 1.0, "reward": 0.1}),
             RoundLine(1, train_loss=0.9, metrics={"loss": 3.0, "reward": 0.5}),
         ],
     ],
-    ids=["noise", "near zero", "by heart", "recovered", "bad base", "no data", "no test", "reward"],
+    ids=[
+        *("noise", "near zero", "by heart", "recovered", "bad base", "no data", "no test"),
+        *("new head", "reward"),
+    ],
 )
 def test_what_is_no_divergence(history):
     assert judged(*history) is None

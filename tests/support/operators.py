@@ -39,17 +39,45 @@ FRESH, AGAIN = "with --fresh and the same --out", "again"
 WAYS_OUT = (FRESH, "start `fedseed serve` again", "then start this again", "start this again")
 
 
+ACTS = (
+    *("restart", "stop_jetstream", "seal", "cut", "limit", "delete", "purge"),
+    *("pause_server", "pause_coordinator", "pause_client", "set_back", "expire"),
+    *("kill_coordinator", "kill_client", "start_second", "start_second_elsewhere"),
+    "stop_repeats",
+)
+
+
+class Deck:
+    """All acts in a random order, so that each comes as often as any other.
+
+    Args:
+        seed: draws the order.
+    """
+
+    def __init__(self, seed):
+        self._draw, self._acts = random.Random(seed), []
+
+    def take(self, possible):
+        """Take the next act that is possible; the others stay where they are."""
+        if not any(possible(act) for act in self._acts):
+            self._acts += self._draw.sample(ACTS, len(ACTS))
+        number = next(number for number, act in enumerate(self._acts) if possible(act))
+        return self._acts.pop(number)
+
+
 @dataclass
 class Trial:
     """One run under an operator.
 
     Args:
-        seed: draws everything.
+        seed: draws everything but the acts.
         folder: an empty one.
+        deck: has the acts.
     """
 
     seed: int
     folder: object
+    deck: Deck
     acts: list[str] = field(default_factory=list)
 
     def __post_init__(self):
@@ -136,7 +164,7 @@ class Trial:
         for _ in range(count):
             if self.coordinator.code == 0 or self._is_late():
                 return
-            act = self.draw.choice(self._possible())
+            act = self.deck.take(self._is_possible)
             self.acts.append(act)
             getattr(self, f"_{act}")()
             self._wait(0.0, 1.5)
@@ -146,13 +174,8 @@ class Trial:
     def _is_late(self):
         return max(h.round() for h in self.hosts.values()) > QUIET * RUNS[self.method]["rounds"]
 
-    def _possible(self):
-        acts = [
-            *("restart", "stop_jetstream", "seal", "cut", "limit", "delete", "purge"),
-            *("pause_server", "pause_coordinator", "pause_client", "set_back"),
-            *("kill_coordinator", "kill_client", "start_second", "start_second_elsewhere"),
-        ]
-        return [*acts, "expire", "expire"] if self.secured else acts
+    def _is_possible(self, act):
+        return self.secured or act != "expire"
 
     def _wait(self, least, most):
         time.sleep(self.draw.uniform(least, most))
@@ -215,6 +238,10 @@ class Trial:
 
     def _limit(self):
         self._edit(max_msgs=self.draw.randint(10, 60), discard="new")
+
+    def _stop_repeats(self):
+        """End the server's repeating of entries to clients; 2.9.10 refuses such an edit."""
+        self._edit(republish=None)
 
     def _delete(self):
         self._stream(lambda stream: stream.delete_stream("fedseed--operated"))
@@ -331,15 +358,15 @@ def operate(seconds, folder, first=0, tell=print):
     Args:
         seconds: for which new ones are begun.
         folder: where they work.
-        first: the seed of the first; each has the next.
+        first: the seed of the first trial and of the acts' order; each trial has the next.
         tell: shown each trial and what went wrong.
 
     Returns:
         The number of trials, and what went wrong in each that failed.
     """
-    end, count, failures = time.monotonic() + seconds, 0, []
+    end, count, failures, deck = time.monotonic() + seconds, 0, [], Deck(first)
     while time.monotonic() < end:
-        trial = Trial(first + count, folder / str(first + count))
+        trial = Trial(first + count, folder / str(first + count), deck)
         trial.folder.mkdir(parents=True)
         failure = trial.run()
         count += 1

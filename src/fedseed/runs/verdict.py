@@ -20,6 +20,10 @@ WORSE = 1.1
 # what a rise of the loss must be besides, where the base's loss is near zero
 LEAST_RISE = 0.05
 AS_BAD_AS_GUESSING = 0.95  # of the loss of a uniform guess
+# a base's loss above this many times that of a guess is confidently wrong: its loss falls when the
+# model is destroyed. A head that was drawn anew has about a guess's loss, and rightly stays near it
+# at first
+CONFIDENTLY_WRONG = 1.25
 GROWN = (
     0.1  # change of the weights' norm, relative to the base's: about half of the weights' length
 )
@@ -136,6 +140,8 @@ def _judge_held_out(
         factor = 0.1 if loss > 2 * first or grown > DOUBLED else 0.3
         return f"its held-out loss is {loss:.3g}, the base's {first:.3g}{_norm(base, line)}", factor
     if guess is None or loss < AS_BAD_AS_GUESSING * guess or grown < GROWN:
+        return None
+    if first < CONFIDENTLY_WRONG * guess:
         return None
     return (
         f"its held-out loss is {loss:.3g}, no better than a guess's {guess:.3g} (the base's: "
