@@ -151,8 +151,8 @@ def reach(base: str) -> str:
 @lru_cache
 def _ask(place: str) -> str:
     """Return the hub's answer; each name is asked for once."""
-    # the HTTP library under the hub's client has changed before, so only the client's own error
-    # classes are relied on
+    # the HTTP library under the hub's client has changed before, so only the client's own errors
+    # are named here; any other error means that the hub can't be reached
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
