@@ -48,7 +48,7 @@ class Job:
             self._task.cancel()
 
     def start(self, task: "asyncio.Task[None]") -> None:
-        """Say which task does the work."""
+        """Set the task that does the work."""
         self._task = task
         task.add_done_callback(self._finish)
 

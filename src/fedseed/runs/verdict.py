@@ -88,7 +88,7 @@ def _judge_line(base: RoundLine, line: RoundLine, guess: float | None) -> tuple[
 
 
 def _judge_answers(line: RoundLine) -> tuple[str, float] | None:
-    """Say whether no step came of the rounds, since numbers were too large or none."""
+    """Judge whether the rounds led to no step because numbers overflowed or went too far."""
     overflowed = [one for one in line.skipped if NOT_FINITE.search(str(one.get("reason")))]
     if overflowed and line.taking_part == 0:
         return f"no client could answer: {overflowed[-1]['reason']}", 0.01
@@ -105,7 +105,7 @@ def _is_too_far(reason: str) -> bool:
 def _judge_losses(
     base: RoundLine, line: RoundLine, guess: float | None
 ) -> tuple[str, float] | None:
-    """Say whether a loss ran away, or is worse than before training."""
+    """Judge whether a loss ran away, or is worse than before training."""
     first, loss, local = base.metrics.get("loss"), line.metrics.get("loss"), line.train_loss
     limit = stopping.DIVERGED * max(1.0, first or 0.0)
     if loss is not None and not loss <= limit:
@@ -129,7 +129,7 @@ def _judge_losses(
 def _judge_held_out(
     first: float, loss: float, base: RoundLine, line: RoundLine, guess: float | None
 ) -> tuple[str, float] | None:
-    """Say whether the held-out loss is worse than before training, or that of a guess."""
+    """Judge whether the held-out loss is worse than before training, or than a guess's."""
     local, grown = line.train_loss, _size(growth(base, line))
     # if the training loss falls while the held-out loss rises, clients overfit or their data
     # differs: the numbers do not diverge, unless the weights do
@@ -180,7 +180,7 @@ def has_moved_far(base: RoundLine, line: RoundLine) -> bool:
 
 
 def advise(rate: tuple[str, float] | None, factor: float) -> str:
-    """Say which rate to try next.
+    """Return advice on the rate to try next.
 
     Args:
         rate: the key that sets how far steps go, and its value; None: there is none.
