@@ -7,6 +7,10 @@ import asyncio
 import nats
 import pytest
 
+from fedseed.errors import NetworkError
+from fedseed.transport.base import Access
+from fedseed.transport.nats_connection import connect
+from fedseed.transport.subjects import Subjects
 from support.certificates import Authority
 from support.network import Server, both_servers, extra_server, keyed_server, until
 from support.problem import METHODS
@@ -103,6 +107,10 @@ def test_an_expired_certificate_is_said_and_waited_for(
         for child in (coordinator, host):
             until(lambda child=child: "certificate has expired" in child.said, 60, child.said)
             assert "the server needs a new certificate" in child.said
+        # whoever starts meanwhile ends, and is told what to do
+        access = Access(server.url, keys / "all.nk", keys / "ca.pem")
+        with pytest.raises(NetworkError, match=r"has expired.*; mend that, then start this again"):
+            asyncio.run(connect(access, Subjects(run), "late"))
         server.kill()
         authority.write_server(days=100)
         server.start()

@@ -261,7 +261,10 @@ async def connect(
         closing = asyncio.create_task(client.close())
         await asyncio.wait({closing}, timeout=0.3)
         closing.cancel()
-        raise _explained(error, address.place, access)[0] from error
+        problem, mendable = _explained(error, address.place, access)
+        if mendable:
+            problem = NetworkError(f"{problem}; mend that, then start this again")
+        raise problem from error
     client.options["allow_reconnect"] = True
     client.established = True
     return client
