@@ -170,6 +170,10 @@ def test_a_wiped_model_is_no_progress_though_its_loss_fell():
         [line(0, math.nan), line(1, math.nan, math.nan)],
         [line(0, 1.0), line(1, 1.0, 1.0, skipped=[{"client": "a", "reason": "no usable example"}])],
         [line(0), line(1, None, 1.2), line(2, None, 2.0)],
+        # one held-out example after two rounds of a page's own commands
+        [line(0, 1.78, norm=1.0), line(2, 2.15, 1.7, norm=1.03)],
+        # a bad base on its way down, as in the first rounds of the recipe that `new` writes
+        [line(0, 12.5, norm=1.0), line(1, 1.3 * GUESS, 2 * GUESS, norm=1.41)],
         # a head that was drawn anew: its norm grows before its loss is below a guess's
         [line(0, 1.06 * GUESS, norm=0.51), line(3, 1.03 * GUESS, GUESS, norm=0.97)],
         [
@@ -179,7 +183,7 @@ def test_a_wiped_model_is_no_progress_though_its_loss_fell():
     ],
     ids=[
         *("noise", "near zero", "by heart", "recovered", "bad base", "no data", "no test"),
-        *("new head", "reward"),
+        *("one example", "on its way", "new head", "reward"),
     ],
 )
 def test_what_is_no_divergence(history):

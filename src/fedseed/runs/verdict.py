@@ -17,9 +17,14 @@ from fedseed.runs import stopping
 
 # times the base's loss: beyond, the model is worse than its base
 WORSE = 1.1
+# the same where the weights are about as long as before: few held-out examples and few rounds move
+# the loss by a fifth without any harm
+WORSE_AT_SAME_NORM = 1.25
 # what a rise of the loss must be besides, where the base's loss is near zero
 LEAST_RISE = 0.05
-AS_BAD_AS_GUESSING = 0.95  # of the loss of a uniform guess
+# how far a loss may be from that of a uniform guess, relative to it, to be that of a guess. Well
+# above it, a bad base's loss is on its way down
+NEAR_A_GUESS = 0.05
 # a base's loss above this many times that of a guess is confidently wrong: its loss falls when the
 # model is destroyed. A head that was drawn anew has about a guess's loss, and rightly stays near it
 # at first
@@ -135,11 +140,12 @@ def _judge_held_out(
     # differs: the numbers do not diverge, unless the weights do
     if local is not None and local < LEARNS * min(first, guess or first) and grown < DOUBLED:
         return None
-    is_worse = loss > WORSE * first and loss > first + LEAST_RISE
+    worse = WORSE if grown >= GROWN else WORSE_AT_SAME_NORM
+    is_worse = loss > worse * first and loss > first + LEAST_RISE
     if is_worse or (loss > first and grown > DOUBLED):
         factor = 0.1 if loss > 2 * first or grown > DOUBLED else 0.3
         return f"its held-out loss is {loss:.3g}, the base's {first:.3g}{_norm(base, line)}", factor
-    if guess is None or loss < AS_BAD_AS_GUESSING * guess or grown < GROWN:
+    if guess is None or abs(loss - guess) > NEAR_A_GUESS * guess or grown < GROWN:
         return None
     if first < CONFIDENTLY_WRONG * guess:
         return None
