@@ -35,7 +35,7 @@ from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.orbit import AdapterStart, Header
 from fedseed.processes import GROUP
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.stopping import VALIDATION_LOSS
 from fedseed.tasks.data import ClientData, Example, TaskData
