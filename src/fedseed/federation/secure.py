@@ -32,7 +32,7 @@ from fedseed.federation.protocol import SAID, plan_message
 from fedseed.federation.session import RESEND_SECONDS, Session, Stragglers, Wait
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers
-from fedseed.methods.payload import About, Array, Payload, Scalar, State
+from fedseed.methods.payload import Array, DecodeContext, Payload, Scalar, State
 from fedseed.privacy.protection import summand
 from fedseed.privacy.secure import LostError, OpenedBeforeError, TooFewError
 from fedseed.privacy.secure.client import SecureClient
@@ -52,7 +52,7 @@ NOTHING, SOMETHING, OPENED = 0, 1, 2
 def count_words(method: Method, state: State) -> int:
     """Return the number of words that a client sends: a vector, and a weight unless votes count."""
     kind = summand(method)
-    return kind.words(About(method, state, "update")) + (not kind.counted)
+    return kind.words(DecodeContext(method, state, "update")) + (not kind.counted)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class SecureCoordinator(Coordinator):
             return answers
         if self._sum is None or isinstance(self._sum, str):
             raise RuntimeError("the round's sum was not opened")
-        context = About(self.method, self.state, "update", current.number)
+        context = DecodeContext(self.method, self.state, "update", current.number)
         self.untaken = self._impossible(current, self._sum, kind.counted)
         if self.untaken is not None:
             self.suspects.record_false_sum(current.number, sorted(current.updates))
@@ -201,7 +201,9 @@ class SecureCoordinator(Coordinator):
             vector = form.decode(self._sum)
         else:
             vector = form.decode(self._sum[:-1]) / int(self._sum[-1])
-        return replace(answers, answers=(Answer(EVERYBODY, 1.0, kind.of(vector, context)),))
+        return replace(
+            answers, answers=(Answer(EVERYBODY, 1.0, kind.from_vector(vector, context)),)
+        )
 
     def _impossible(self, current: Round, words: Words, counted: bool) -> str | None:
         """Return the reason why a sum can't be that of honest clients, or has no weight.
@@ -272,7 +274,7 @@ class Masking:
 
     def _words(self, state: State, number: int, client: int, update: bytes | None) -> Words:
         """Return weight * vector and the weight as whole numbers; zeros without an update."""
-        kind, context = summand(self.method), About(self.method, state, "update", number)
+        kind, context = summand(self.method), DecodeContext(self.method, state, "update", number)
         if update is None:
             return np.zeros(count_words(self.method, state), self.form.dtype)
         payload = Message.decode(update).payload

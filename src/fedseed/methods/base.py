@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from fedseed.aggregation import AggregationRule
 from fedseed.aggregation.base import Part, Parts, Past, Weighting, padded
 from fedseed.hinting import Hinting
-from fedseed.methods.payload import About, Nothing, Payload, State, Summand
+from fedseed.methods.payload import DecodeContext, Nothing, Payload, State, Summand
 from fedseed.models.adapters import Adapter
 from fedseed.training.protocol import Client
 from fedseed.weights.change import Change
@@ -44,14 +44,14 @@ class CatchUp:
     # an orbit replays without its earlier steps, as the next plan carries the model
     may_drop: bool = False
 
-    def needs(self, has: int, last: int, changed: int) -> range:
-        """Returns the numbers of the steps that somebody who has step `has` still downloads.
+    def steps_to_download(self, current: int, last: int, changed: int) -> range:
+        """Return the numbers of the steps that somebody who has step `current` still downloads.
 
         `last` is the newest step, `changed` the newest that is not empty.
         """
         if self.replaces:
-            return range(changed, changed + 1) if changed > has else range(0)
-        return range(0) if self.may_drop else range(has + 1, last + 1)
+            return range(changed, changed + 1) if changed > current else range(0)
+        return range(0) if self.may_drop else range(current + 1, last + 1)
 
 
 EVERY_STEP, NEWEST_STEP, NEXT_PLAN = CatchUp(), CatchUp(replaces=True), CatchUp(may_drop=True)
@@ -93,12 +93,12 @@ class Answers(Sequence[Answer]):
 
     @property
     def updates(self) -> list[Any]:
-        """Returns the updates alone."""
+        """Return the updates alone."""
         return [answer.update for answer in self.answers]
 
     @property
     def weights(self) -> list[float]:
-        """Returns c_i of each answer."""
+        """Return c_i of each answer."""
         return [answer.weight for answer in self.answers]
 
     def combine(self, vectors: Part) -> NDArray[np.float64]:
@@ -114,7 +114,7 @@ class Answers(Sequence[Answer]):
         return outcome
 
     def combine_parts(self, parts: Iterable[Part]) -> Iterator[NDArray[np.float64]]:
-        """Yields the same for vectors in parts, such as blocks, which the rule sees as one and may
+        """Yield the same for vectors in parts, such as blocks, which the rule sees as one and may
         go through again.
         """
         return self.rule.combine_parts(Parts(lambda: map(padded, parts)), self.weights, self.past)
@@ -132,20 +132,20 @@ class Answers(Sequence[Answer]):
 
     def accumulate(
         self,
-        before: NDArray[Any],
+        start: NDArray[Any],
         indices: Sequence[NDArray[np.integer[Any]]],
         values: Sequence[NDArray[Any]],
     ) -> NDArray[np.float64]:
-        """Returns `before` (1-D) plus what the rule makes of sparse vectors: `values` of each
+        """Return `start` (1-D) plus what the rule makes of sparse vectors: `values` of each
         client at its `indices`.
 
         An index that occurs twice counts twice.
         """
-        result = before.astype(np.float64)
+        result = start.astype(np.float64)
         pairs = list(zip(indices, values, strict=True))
         if pairs and not self.rule.linear:
             return result + self.combine(
-                [np.bincount(at, what, len(before)).astype(np.float64) for at, what in pairs]
+                [np.bincount(at, what, len(start)).astype(np.float64) for at, what in pairs]
             )
         # orbits depend on their order
         for (where, what), weight in zip(pairs, self.weights, strict=True):
@@ -177,7 +177,7 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     weighting: Weighting = "equal"
 
     def check(self, layout: Layout) -> None:
-        """Raises ValueError, which names the keys, if the settings do not fit the weights that
+        """Raise ValueError, which names the keys, if the settings do not fit the weights that
         train.
         """
         dtypes = sorted({tensor.dtype for tensor in layout.tensors})
@@ -202,7 +202,7 @@ class Method(BaseModel, ABC, metaclass=Hinting):
         return None
 
     def start(self, layout: Layout, seed: int) -> Any:
-        """Returns the state before the first round.
+        """Return the state before the first round.
 
         Raises ValueError if the settings do not fit the layout.
         """
@@ -221,18 +221,18 @@ class Method(BaseModel, ABC, metaclass=Hinting):
 
     @abstractmethod
     def aggregate(self, state: Any, answers: Answers) -> Payload:
-        """Returns the step that follows from a round's answers."""
+        """Return the step that follows from a round's answers."""
 
     @abstractmethod
     def change(self, state: Any, step: Any) -> Change:
         """Return the change of the weights; `state` is the one before the step."""
 
     def advance(self, state: Any, step: Any) -> Any:
-        """Returns the state after a step."""
+        """Return the state after a step."""
         return state
 
     def remember(self, state: Any, answers: Answers) -> Any:
-        """Returns the coordinator's state with what it keeps of the answers and no step carries,
+        """Return the coordinator's state with what it keeps of the answers and no step carries,
         for `aggregate`.
         """
         return state
@@ -266,7 +266,7 @@ class Method(BaseModel, ABC, metaclass=Hinting):
         return self.catch_up.replaces
 
     @property
-    def mistaken(self) -> str | None:
+    def settings_problem(self) -> str | None:
         """Return the reason why no run may begin with these settings, though old orbits with them
         can be read.
 
@@ -303,36 +303,36 @@ class Method(BaseModel, ABC, metaclass=Hinting):
         return 1.0
 
     def decode_plan(self, state: Any, data: bytes) -> Any:
-        """Returns a plan from its payload. Raises MessageError if that is not valid."""
-        return self.plan_type.decode(data, About(self, state, "plan"))
+        """Return a plan from its payload. Raises MessageError if that is not valid."""
+        return self.plan_type.decode(data, DecodeContext(self, state, "plan"))
 
     def decode_update(self, state: Any, number: int, data: bytes) -> Any:
-        """Returns an update from its payload.
+        """Return an update from its payload.
 
         Raises MessageError if it is not what round `number` asked for.
         """
-        return self.update_type.decode(data, About(self, state, "update", number))
+        return self.update_type.decode(data, DecodeContext(self, state, "update", number))
 
     def decode_step(self, state: Any, data: bytes) -> Any:
-        """Returns a step from its payload. Raises MessageError if that is not valid."""
-        return self.step_type.decode(data, About(self, state, "step"))
+        """Return a step from its payload. Raises MessageError if that is not valid."""
+        return self.step_type.decode(data, DecodeContext(self, state, "step"))
 
 
-def with_remedy(reason: str) -> str:
+def add_remedy(reason: str) -> str:
     """Return the reason why clients' vectors can't be combined, and the setting to change if seeds
     are the reason.
     """
     return reason + '; set method.seeds = "shared"' * reason.startswith("seeds")
 
 
-def misfit(method: Method, rule: AggregationRule) -> str | None:
+def find_misfit(method: Method, rule: AggregationRule) -> str | None:
     """Return the reason why a rule can't combine a method's answers with its weights, or why no run
     begins with these settings.
 
     None if it can.
     """
-    if method.mistaken is not None:
-        return f"method.{method.mistaken}"
+    if method.settings_problem is not None:
+        return f"method.{method.settings_problem}"
     if (
         issubclass(method.update_type, Summand)
         and method.update_type.counted
@@ -342,12 +342,12 @@ def misfit(method: Method, rule: AggregationRule) -> str | None:
             f'method.weighting = "{method.weighting}": votes count the same, whoever casts '
             'them; set it to "equal"'
         )
-    said = f'aggregation.name = "{rule.name}" does not fit {method.name}'
+    prefix = f'aggregation.name = "{rule.name}" does not fit {method.name}'
     if rule.compares and method.incomparable is not None:
-        return f"{said}: {with_remedy(method.incomparable)}"
+        return f"{prefix}: {add_remedy(method.incomparable)}"
     if rule.needs_past and not method.lasting_entries:
         return (
-            f"{said}: aggregation.{rule.needs_past} needs directions that are the same in every "
+            f"{prefix}: aggregation.{rule.needs_past} needs directions that are the same in every "
             "round; leave it out, "
             'or take such a method (fedkseed, ferret with seeds = "fixed", or one that sends '
             "weights or gradients)"

@@ -38,7 +38,7 @@ from fedseed.weights.change import Add, Change, Optimize, Rounding, Term
 Parts = Sequence[tuple[Basis, Sequence[Floats]]]
 
 
-class Served(Method):
+class ServerOptimization(Method):
     """Settings of a server's optimiser.
 
     Args:
@@ -54,7 +54,7 @@ class Served(Method):
     server_eps: PositiveFloat = 1e-3
 
     def server_rule(self, rate: float) -> Rule:
-        """Returns the optimiser; `server` is not "average"."""
+        """Return the optimiser; `server` is not "average"."""
         assert self.server != "average"
         return Rule(
             self.server,
@@ -73,10 +73,10 @@ class BlockState(State):
     squares: Squares = field(default_factory=Squares)
 
 
-class BlockRates(Served):
+class BlockRates(ServerOptimization):
     """Settings of what coefficients on directions, block by block, do to the weights.
 
-    Args (besides those of `Served`):
+    Args (besides those of `ServerOptimization`):
         global_rate: eta_g, the rate of the step that the answers make.
         block_rate: each block's change is divided by the root of its mean squares so far: "adagrad"
             (their sum), "rms" (an average); then eta_g is about how far an entry moves in the first
@@ -102,18 +102,18 @@ class BlockRates(Served):
         """Return the known value of |D_l|^2 / d_l after a step of these parts."""
         if self.block_rate == "same" or not parts:
             return state.squares
-        found = []
+        squares = []
         for block, size in enumerate(state.layout.block_sizes):
-            each = ((basis.variance(size), gammas[block]) for basis, gammas in parts)
-            found.append(fsum(rho * len(gamma) * square(gamma) for rho, gamma in each) / size)
-        return state.squares.take(found, self._beta)
+            pairs = ((basis.variance(size), gammas[block]) for basis, gammas in parts)
+            squares.append(fsum(rho * len(gamma) * square(gamma) for rho, gamma in pairs) / size)
+        return state.squares.take(squares, self._beta)
 
     def descent(self, state: BlockState, parts: Parts, rounding: Rounding | None) -> Change:
-        """Returns the change w <- w - eta_g D, or what the settings make of D = sum of the
+        """Return the change w <- w - eta_g D, or what the settings make of D = sum of the
         parts.
         """
         if self.block_rate != "same":
-            over = [
+            divisors = [
                 root + self.server_eps
                 for root in self.squares_after(state, parts).roots(self._beta)
             ]
@@ -121,8 +121,8 @@ class BlockRates(Served):
                 (
                     basis,
                     [
-                        (g.astype(np.float64) / by).astype(np.float32)
-                        for g, by in zip(gammas, over, strict=True)
+                        (g.astype(np.float64) / divisor).astype(np.float32)
+                        for g, divisor in zip(gammas, divisors, strict=True)
                     ],
                 )
                 for basis, gammas in parts

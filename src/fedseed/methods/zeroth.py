@@ -51,31 +51,33 @@ from fedseed.training.protocol import Client
 from fedseed.training.settings import Autocast
 from fedseed.weights.change import Add, Change, Floats, Term
 
-MOST = 1 << 16  # directions of one step
+MAX_DIRECTIONS = 1 << 16  # directions of one step
 Normalisation = Literal["none", "z-score", "ranks"]
 BasisName = Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"]
 
 
-def normalised(
-    losses: Sequence[float] | NDArray[np.floating[Any]], how: Normalisation
+def normalise(
+    losses: Sequence[float] | NDArray[np.floating[Any]], normalisation: Normalisation
 ) -> NDArray[np.float64]:
-    """Returns the losses of one population (finite, shape (n,)) without their scale, in the same
+    """Return the losses of one population (finite, shape (n,)) without their scale, in the same
     order.
     """
-    given = np.asarray(losses, dtype=np.float64)
-    if how == "none" or not len(given):
-        return given
-    if how == "z-score":
-        centred = given - given.mean()
+    unscaled = np.asarray(losses, dtype=np.float64)
+    if normalisation == "none" or not len(unscaled):
+        return unscaled
+    if normalisation == "z-score":
+        centred = unscaled - unscaled.mean()
         deviation = centred.std()
         # what rounding leaves of losses that are all alike is no deviation
-        alike = deviation <= 1e-12 * float(np.abs(given).max())
+        alike = deviation <= 1e-12 * float(np.abs(unscaled).max())
         return np.zeros_like(centred) if alike else centred / deviation
-    values, place, count = np.unique(given, return_inverse=True, return_counts=True)
+    values, place, count = np.unique(unscaled, return_inverse=True, return_counts=True)
     if len(values) == 1:
-        return np.zeros_like(given)
+        return np.zeros_like(unscaled)
     highest = np.cumsum(count) - 1  # rank of each value
-    return np.asarray((highest - (count - 1) / 2)[place] / (len(given) - 1) - 0.5, dtype=np.float64)
+    return np.asarray(
+        (highest - (count - 1) / 2)[place] / (len(unscaled) - 1) - 0.5, dtype=np.float64
+    )
 
 
 class Projection(NamedTuple):
@@ -145,7 +147,7 @@ class ZerothOrder(Method):
         return self.small_steps == "from-base"
 
     def directions(self, seed: int) -> Basis:
-        """Returns the basis of a seed."""
+        """Return the basis of a seed."""
         return Basis(self.basis, seed, self.basis_size, self.basis_rank)
 
     def factor(self, number: int) -> float:
@@ -159,19 +161,19 @@ class ZerothOrder(Method):
         return (seed, step) if self.small_steps == "stochastic" else None
 
     def local_step(self, terms: Sequence[Term], number: int, seed: int, step: int) -> Change:
-        """Returns the change w <- w - eta (sum of the terms), at the rate of a round, rounded as
+        """Return the change w <- w - eta (sum of the terms), at the rate of a round, rounded as
         `rounding` says.
         """
         return Add(terms, -self.learning_rate * self.factor(number), self.rounding(seed, step))
 
     def two_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
-        """Returns the two-point estimate along direction k.
+        """Return the two-point estimate along direction k.
 
         Raises NonFiniteError: the losses are not usable.
         """
         return cast(Projection, client.estimates(self, basis, [k], items)[0])
 
-    def measured(
+    def measure_projections(
         self,
         client: Client,
         basis: Basis,
@@ -179,7 +181,7 @@ class ZerothOrder(Method):
         items: Sequence[Any],
         one_sided: bool,
     ) -> list[Projection]:
-        """Returns the estimates along some directions, as the client's losses have them.
+        """Return the estimates along some directions, as the client's losses have them.
 
         `Client.estimates` asks.
 
@@ -203,7 +205,7 @@ class ZerothOrder(Method):
         plus: list[list[float]] = []
         minus: list[list[float]] = []
         with client.autocast(self.autocast):
-            for group in (along[at : at + n] for at in range(0, len(along), n)):
+            for group in (along[start : start + n] for start in range(0, len(along), n)):
                 plus.append(client.population_losses(basis, group, self.scale, items))
                 if not one_sided:
                     minus.append(client.population_losses(basis, group, -self.scale, items))
@@ -217,7 +219,7 @@ class ZerothOrder(Method):
     def _usable(
         self, client: Client, plus: Sequence[float], minus: Sequence[float], width: float
     ) -> list[Projection]:
-        """Returns the quotients of a population.
+        """Return the quotients of a population.
 
         0 with a loss of NaN where two losses are no measurement.
         """
@@ -229,34 +231,36 @@ class ZerothOrder(Method):
             )
         for problem in filter(None, problems):
             client.skip(problem)
-        found = iter(
+        measured = iter(
             self.quotients([plus[i] for i in usable], [minus[i] for i in usable], width, apart=True)
         )
-        return [next(found) if problem is None else Projection(0.0, nan) for problem in problems]
+        return [next(measured) if problem is None else Projection(0.0, nan) for problem in problems]
 
     def quotients(
         self, plus: Sequence[float], minus: Sequence[float], width: float, apart: bool = False
     ) -> list[Projection]:
-        """Returns (plus - minus) / width, where `minus` has a loss for each of `plus`, or one for
+        """Return (plus - minus) / width, where `minus` has a loss for each of `plus`, or one for
         all.
 
         `apart`: each pair is of other examples, so that only what lies between its two losses says
         anything.
         """
-        there = list(minus) * (len(plus) // len(minus))
-        if problem := next(filter(None, map(self.problem, plus, there)), None):
+        minus_of_each = list(minus) * (len(plus) // len(minus))
+        if problem := next(filter(None, map(self.problem, plus, minus_of_each)), None):
             raise NonFiniteError(problem)
         compared = [*plus, *minus]
         if apart and self.normalize != "none":
-            gaps = np.array(plus) - np.array(there)
+            gaps = np.array(plus) - np.array(minus_of_each)
             compared = [*gaps, *-gaps]
-        scaled = normalised(compared, self.normalize)
+        scaled = normalise(compared, self.normalize)
         projections = (scaled[: len(plus)] - scaled[len(plus) :]) / width
         if self.clip_projection is not None:
             projections = np.clip(projections, -self.clip_projection, self.clip_projection)
         return [
-            Projection(float(np.float32(projection)), (here + other) / 2)
-            for projection, here, other in zip(projections.tolist(), plus, there, strict=True)
+            Projection(float(np.float32(projection)), (loss_above + loss_below) / 2)
+            for projection, loss_above, loss_below in zip(
+                projections.tolist(), plus, minus_of_each, strict=True
+            )
         ]
 
     def problem(self, plus: float, minus: float) -> str | None:
@@ -275,7 +279,7 @@ class ZerothOrder(Method):
     def local_steps(
         self, client: Client, basis: Basis, draws: Iterable[Sequence[int]], one_sided: bool = False
     ) -> Iterator[tuple[Sequence[int], list[Projection]]]:
-        """Yields the indices and estimates of local steps in turn, each at the weights as they are
+        """Yield the indices and estimates of local steps in turn, each at the weights as they are
         then.
 
         A step whose losses are not usable is counted and left out. Raises NonFiniteError at the end
@@ -285,13 +289,13 @@ class ZerothOrder(Method):
         usable, reason = False, ""
         for along, items in zip(draws, client.batches(self.batch), strict=False):
             try:
-                found = client.estimates(self, basis, along, items, one_sided)
+                projections = client.estimates(self, basis, along, items, one_sided)
             except NonFiniteError as error:
                 reason = str(error)
                 client.skip(reason)
                 continue
             usable = True
-            yield along, found
+            yield along, projections
         if not usable:
             raise NonFiniteError(f"no local step was usable: {reason}")
 
@@ -305,7 +309,7 @@ class Population(ZerothOrder):
             passes of its own.
     """
 
-    population: Annotated[int, Field(ge=1, le=MOST)] = 1
+    population: Annotated[int, Field(ge=1, le=MAX_DIRECTIONS)] = 1
 
     @model_validator(mode="after")
     def _parts_are_equal(self) -> "Population":
@@ -317,6 +321,8 @@ class Population(ZerothOrder):
         return self
 
 
-def shares(found: Sequence[Projection]) -> Floats:
-    """Returns rho_j / n of each of n estimates, float32, shape (n,)."""
-    return np.array([one.rho / len(found) for one in found], dtype=np.float32)
+def shares(projections: Sequence[Projection]) -> Floats:
+    """Return rho_j / n of each of n estimates, float32, shape (n,)."""
+    return np.array(
+        [projection.rho / len(projections) for projection in projections], dtype=np.float32
+    )

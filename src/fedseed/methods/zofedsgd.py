@@ -22,7 +22,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.payload import About, Array, Floats, Nothing, Scalars, largest
+from fedseed.methods.payload import Array, DecodeContext, Floats, Nothing, Scalars, projection_size
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import Population
 from fedseed.training.protocol import Client
@@ -38,13 +38,13 @@ class OneByte(Array):
     large the largest.
     """
 
-    def write(self, value: Any) -> bytes:
+    def write_value(self, value: Any) -> bytes:
         magnitude = np.abs(value.astype(np.float64))
         code = np.round(np.log2(np.where(magnitude > 0, magnitude, 1.0)) * _OCTAVE + _OFFSET)
         code = np.where((magnitude > 0) & (code >= 1), np.minimum(code, 127), 0).astype(np.uint8)
         return np.where(value < 0, code | 0x80, code).astype(np.uint8).tobytes()
 
-    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
+    def decode_elements(self, values: NDArray[Any]) -> NDArray[Any]:
         return _VALUES[values]
 
 
@@ -62,33 +62,33 @@ class Projections(Scalars):
 
     # the first of their directions, where each client takes its own; None: they follow from the
     # step's number
-    indices: Annotated[NDArray[np.uint32] | None, Array("u4", "m", when="own_seeds")] = field(
+    indices: Annotated[NDArray[np.uint32] | None, Array("u4", "m", condition="own_seeds")] = field(
         default=None, kw_only=True
     )
-    scalars: Annotated[Floats, Array("f4", "m", each="population")]
+    scalars: Annotated[Floats, Array("f4", "m", multiplier="population")]
 
-    def check(self, about: About) -> None:
-        """Refuses all but one population in an update, or in a step with a shared seed.
+    def check(self, context: DecodeContext) -> None:
+        """Refuse all but one population in an update, or in a step with a shared seed.
 
         None: nobody answered.
         """
-        n = about.lookup("population")
-        most = n if about.kind == "update" or self.indices is None else None
-        if (most is not None and len(self.scalars) > most) or (
-            about.kind == "update" and not len(self.scalars)
+        n = context.lookup("population")
+        max_count = n if context.kind == "update" or self.indices is None else None
+        if (max_count is not None and len(self.scalars) > max_count) or (
+            context.kind == "update" and not len(self.scalars)
         ):
             raise MessageError(
-                f"{len(self.scalars)} projections in {about.kind} of {about.method.name}, not {n}"
+                f"{len(self.scalars)} projections in {context.kind} of {context.method.name}, not {n}"
             )
         if self.indices is not None and (self.indices % n).any():
             raise MessageError(
                 f"an index of {self.indices[self.indices % n > 0][0]}: not a multiple of {n}"
             )
-        super().check(about)
+        super().check(context)
 
-    def size(self, about: About) -> float:
-        return largest(
-            self.scalars if about.kind == "update" else np.abs(self.scalars).sum(keepdims=True)
+    def size(self, context: DecodeContext) -> float:
+        return projection_size(
+            self.scalars if context.kind == "update" else np.abs(self.scalars).sum(keepdims=True)
         )
 
 
@@ -96,7 +96,7 @@ class Projections(Scalars):
 class ByteProjections(Projections):
     """The same with a byte a scalar."""
 
-    scalars: Annotated[Floats, OneByte("u1", "m", each="population")]
+    scalars: Annotated[Floats, OneByte("u1", "m", multiplier="population")]
 
 
 class ZOFedSGD(Population, Stepwise):
@@ -128,7 +128,7 @@ class ZOFedSGD(Population, Stepwise):
         return self
 
     @property
-    def mistaken(self) -> str | None:
+    def settings_problem(self) -> str | None:
         reach = {"none": 0.0, "z-score": self.population**0.5, "ranks": 0.5}[self.normalize]
         if self.scalars == "byte" and reach / self.scale > _VALUES.max():
             return (
@@ -137,15 +137,15 @@ class ZOFedSGD(Population, Stepwise):
                 f"and a byte {_VALUES.max():.0f}; take method.scale = "
                 f"{1.01 * reach / _VALUES.max():.2g} or more"
             )
-        return super().mistaken
+        return super().settings_problem
 
     @property
     def per_step(self) -> int:
         return self.population
 
     @property
-    def several(self) -> bool:
-        return self.own_seeds or super().several
+    def has_many_directions(self) -> bool:
+        return self.own_seeds or super().has_many_directions
 
     @property
     def own_seeds(self) -> bool:
@@ -158,16 +158,17 @@ class ZOFedSGD(Population, Stepwise):
         if self.own_seeds:
             k = state.client_seed(client.round, client.number) % ((1 << 32) // n) * n
             along = range(k, k + n)
-        found = client.estimates(
+        projections = client.estimates(
             self, self.directions(state.seed), along, next(client.batches(self.batch))
         )
         indices = np.array([along.start], dtype=np.uint32) if self.own_seeds else None
         return self.update_type(
-            np.array([one.rho for one in found], dtype=np.float32), indices=indices
+            np.array([projection.rho for projection in projections], dtype=np.float32),
+            indices=indices,
         )
 
     def aggregate(self, state: StepState, answers: Answers) -> Projections:
-        """Returns each client's scalars, its weight multiplied in, or with shared seeds the mean,
+        """Return each client's scalars, its weight multiplied in, or with shared seeds the mean,
         in full floats.
         """
         n = self.population
@@ -182,13 +183,15 @@ class ZOFedSGD(Population, Stepwise):
             (answers.combine([u.scalars for u in answers.updates]) / n).astype(np.float32)
         )
 
-    def summed(self, state: StepState, step: Projections) -> tuple[Floats, list[Term] | None]:
+    def coefficients_and_terms(
+        self, state: StepState, step: Projections
+    ) -> tuple[Floats, list[Term] | None]:
         if step.indices is None:
             return step.scalars, None
         basis = self.directions(state.seed)
         pairs = zip(
             step.indices,
-            self.divided(state, step.scalars).reshape(-1, self.population),
+            self.divide(state, step.scalars).reshape(-1, self.population),
             strict=True,
         )
         return step.scalars, [Term(basis, rho, int(k)) for k, rho in pairs]
