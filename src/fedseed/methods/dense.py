@@ -32,7 +32,7 @@ from fedseed.randomness import Domain, derive, kernels
 from fedseed.weights.change import NOTHING, Change, Floats, Replace, Rounding
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
-# no client's number: whose numbers an average is rounded by
+# in place of a client's number, in the random numbers that an average is rounded by
 COORDINATOR = 0xFFFFFFFF
 # entries that are worked on at a time, however large a tensor is
 PIECE = 1 << 20
@@ -56,16 +56,22 @@ def split_into_pieces(layout: Layout) -> Iterator[Piece]:
         end, width = start + entry.size, ITEM_BYTES[entry.dtype]
         for lo in range(start, end, PIECE):
             hi = min(end, lo + PIECE)
-            yield Piece(
-                entry.dtype, lo, hi, slice(position, position := position + (hi - lo) * width)
-            )
+            next_position = position + (hi - lo) * width
+            yield Piece(entry.dtype, lo, hi, slice(position, next_position))
+            position = next_position
         start = end
 
 
 def read_pieces(
     layout: Layout, data: bytes | memoryview, subtrahend: bytes | None = None
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield tensors from their bytes, piece by piece, in double precision, less others before."""
+    """Yield tensors from their bytes, piece by piece, in double precision.
+
+    Args:
+        layout: the tensors.
+        data: their bytes.
+        subtrahend: the bytes of tensors to subtract; None: nothing is subtracted.
+    """
     new_bytes, old_bytes = memoryview(data), memoryview(subtrahend or b"")
     for piece in split_into_pieces(layout):
         values = to_floats(new_bytes[piece.span], piece.dtype).astype(np.float64)
@@ -83,7 +89,9 @@ class WholeTensors(Payload):
     def reference_weights(cls, context: DecodeContext) -> bytes | None:
         """Return the weights to subtract to make a vector: the coordinator's, where it has them."""
         weights = context.lookup("weights")
-        return None if weights is None else weights.data
+        if weights is None:
+            return None
+        return weights.data
 
     def root_mean_square(self, context: DecodeContext) -> float:
         """Return the root of the mean square of the vector's entries."""
@@ -97,7 +105,7 @@ class WholeTensors(Payload):
         ).astype(np.float32)
 
     def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> Self:
-        """Return it with the tensors that a vector stands for, rounded to each one's dtype."""
+        """Return the payload with the tensors of a vector, rounded to each one's dtype."""
         layout, reference = context.state.layout, self.reference_weights(context)
         parts = (
             vector[piece.start : piece.stop].astype(np.float64)
@@ -120,11 +128,9 @@ class Weights(WholeTensors):
 
     def size(self, context: DecodeContext) -> float:
         """Return the distance that the weights have moved; 0 where the start is not known."""
-        return (
-            max(SMALLEST_MOVE, self.root_mean_square(context))
-            if self.data and self.reference_weights(context) is not None
-            else 0.0
-        )
+        if self.data and self.reference_weights(context) is not None:
+            return max(SMALLEST_MOVE, self.root_mean_square(context))
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -148,18 +154,19 @@ class DenseState(State):
     def combine(self, answers: Answers, of_moves: bool = False) -> Iterator[NDArray[np.float64]]:
         """Yield the rule's result for the clients' tensors, piece by piece.
 
-        With `of_moves` they are weights: rules that look at lengths see how far each client has
-        moved from the weights before, where these are known.
+        Args:
+            answers: the round's answers.
+            of_moves: the tensors are weights. Rules that look at lengths then compare how far the
+                clients have moved, where the weights before the round are known.
         """
         payloads = [memoryview(update.data) for update in answers.updates]
         if self.weights is None or not (of_moves and answers.rule.geometric):
-            whole = Parts(
-                lambda: (
-                    [to_floats(data[piece.span], piece.dtype) for data in payloads]
-                    for piece in split_into_pieces(self.layout)
-                )
-            )
-            return answers.combine_parts(whole)
+
+            def parts() -> Iterator[list[Floats]]:
+                for piece in split_into_pieces(self.layout):
+                    yield [to_floats(data[piece.span], piece.dtype) for data in payloads]
+
+            return answers.combine_parts(Parts(parts))
         old_weights = self.weights.data
         moves = Parts(
             lambda: zip(
@@ -189,7 +196,9 @@ class Dense(ServerOptimization):
 
     @property
     def catch_up(self) -> CatchUp:  # type: ignore[override]
-        return NEWEST_STEP if self.step_type is Weights else EVERY_STEP
+        if self.step_type is Weights:
+            return NEWEST_STEP
+        return EVERY_STEP
 
     def remember(self, state: Any, answers: Answers) -> Any:
         if self.server == "average" or not answers:
@@ -208,17 +217,16 @@ class Dense(ServerOptimization):
         """
         rule, size = self.server_rule(-1.0), state.layout.size
         first = state.first.copy() if len(state.first) else np.zeros(size, dtype=np.float32)
-        second = (
-            state.second.copy()
-            if len(state.second)
-            else np.zeros(size * (rule.averages - 1), dtype=np.float32)
-        )
+        if len(state.second):
+            second = state.second.copy()
+        else:
+            second = np.zeros(size * (rule.averages - 1), dtype=np.float32)
         return Moments(rule, first, second)
 
     def aggregate(self, state: Any, answers: Answers) -> Weights:
-        """Return w + eta_g times what the server's optimiser makes of D.
+        """Return the weights after the server optimiser's step along D.
 
-        Rounded once to each tensor's dtype.
+        They are rounded once to each tensor's dtype.
         """
         if not answers:
             return Weights(b"")
@@ -243,10 +251,14 @@ class Dense(ServerOptimization):
         return derive(state.seed, Domain.ROUNDING, answers.round, COORDINATOR), 0
 
     def change(self, state: Any, step: Any) -> Change:
-        return Replace(step.data) if step.data else NOTHING
+        if step.data:
+            return Replace(step.data)
+        return NOTHING
 
     def advance(self, state: Any, step: Any) -> Any:
-        return replace(state, weights=step) if step.data else state
+        if step.data:
+            return replace(state, weights=step)
+        return state
 
 
 def read_weights(state: DenseState) -> Iterator[NDArray[np.float64]]:

@@ -59,8 +59,8 @@ class Pairs(Scalars):
     scalars: Annotated[NDArray[np.float32], Array("f4", "n")]
 
     def check(self, context: DecodeContext) -> None:
-        """Refuse more than T n pairs, candidates that the pool has not, and scalars that no loss
-        can have given.
+        """Check that there are at most T n pairs, of candidates in the pool, and that losses can
+        have given the scalars.
         """
         max_pairs, candidates = (
             context.lookup("steps") * context.lookup("population"),
@@ -111,7 +111,9 @@ class Accumulated(Payload):
         weights.
         """
         added = self.accumulator.astype(np.float64) - context.lookup("step").accumulator
-        return max(1.0, float(np.abs(added).max())) if added.any() else 0.0
+        if added.any():
+            return max(1.0, float(np.abs(added).max()))
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class FedKSeed(Population):
         return FedKSeedState(layout, seed, Accumulated(zeros, *counted))
 
     def plan(self, state: FedKSeedState, round: Round) -> Pool:
-        """Return all that a client needs: with the base it knows the model, whatever it missed."""
+        """Return the plan. With the base it gives a client the model, whatever rounds it missed."""
         return Pool(
             state.pool,
             state.step.accumulator,
@@ -209,10 +211,10 @@ class FedKSeed(Population):
     def aggregate(self, state: FedKSeedState, answers: Answers) -> Accumulated:
         """A_j += c_i rho_j / n in double precision, rounded once (Algorithm 1, line 4).
 
-        For Pro what Eq. 13 needs.
+        FedKSeed-Pro also counts what Eq. 13 needs.
         """
         updates: Sequence[Pairs] = answers.updates
-        # a schedule's, multiplied in: the accumulator says what was really done
+        # a schedule's factor is multiplied in, so that the accumulator has the steps as taken
         factor = self.factor(answers.round)
         scaled = [u.scalars.astype(np.float64) * factor / self.population for u in updates]
         indices = [u.indices for u in updates]
@@ -241,11 +243,9 @@ class FedKSeed(Population):
 
     @property
     def needs_each(self) -> str | None:
-        return (
-            "importance = true needs every single pair, not their sum"
-            if self.importance
-            else super().needs_each
-        )
+        if self.importance:
+            return "importance = true needs every single pair, not their sum"
+        return super().needs_each
 
 
 def probabilities(step: Accumulated) -> NDArray[np.float32]:

@@ -29,7 +29,7 @@ and Delta_i's distance follows from the pairs alone, as directions are nearly or
     |Delta_i - sum_j c_j Delta_j|^2 = |z|^2 ((1 - c_i)^2 |s_i|^2 + sum_{j != i} c_j^2 |s_j|^2)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
@@ -106,9 +106,9 @@ class Traces(Payload):
 
 @dataclass(frozen=True)
 class FedMeZOState(DenseState):
-    """Count the rounds, and remembers what they have shown of clients.
+    """The number of rounds, and the clients' signals from them.
 
-    With tensors, only the coordinator knows it.
+    With tensors, only the coordinator knows the signals.
     """
 
     remembered: ClassVar[tuple[str, ...]] = (*DenseState.remembered, "signals")
@@ -129,13 +129,14 @@ class FedMeZOState(DenseState):
         return self._past.get(client, [])
 
     def add_signals(self, new_signals: Mapping[int, float]) -> Self:
-        """Return the state with what a round has shown of its clients."""
-        past = self._past | {
-            c: [*self.signals_of(c), signal][-ROUNDS:] for c, signal in new_signals.items()
-        }
-        return replace(
-            self, signals=np.reshape([(c, one) for c, own in past.items() for one in own], (-1, 2))
-        )
+        """Return the state with a round's signals of its clients."""
+        past = dict(self._past)
+        for client, signal in new_signals.items():
+            past[client] = [*self.signals_of(client), signal][-ROUNDS:]
+        rows: list[tuple[int, float]] = []
+        for client, signals in past.items():
+            rows += [(client, signal) for signal in signals]
+        return replace(self, signals=np.reshape(rows, (-1, 2)))
 
 
 class FedMeZO(Averaged, Population):
@@ -205,14 +206,19 @@ class FedMeZO(Averaged, Population):
         if self.personal == "constant":
             return Rate()
         if self.personal == "random":
-            at = rate_number(state.seed, round.number, round.client)
+            deviation = rate_number(state.seed, round.number, round.client)
         else:
-            known = {client: past for client in round.clients if (past := state.signals_of(client))}
-            mean = self.personal == "loss-5"
-            at = phi(
-                {c: fmean(past) if mean else past[-1] for c, past in known.items()}, round.client
-            )
-        return Rate(float(np.float32(self.learning_rate * (1 + self.alpha * at))))
+            deviation = phi(self._signals(state, round.clients), round.client)
+        return Rate(float(np.float32(self.learning_rate * (1 + self.alpha * deviation))))
+
+    def _signals(self, state: FedMeZOState, clients: Sequence[int]) -> dict[int, float]:
+        """Return the signals of the clients that have one, by number."""
+        signals: dict[int, float] = {}
+        for client in clients:
+            past = state.signals_of(client)
+            if past:
+                signals[client] = fmean(past) if self.personal == "loss-5" else past[-1]
+        return signals
 
     def train(self, state: FedMeZOState, plan: Rate, client: Client) -> Trace | Weights:
         """Take H steps along directions of the client's own seed.
@@ -234,24 +240,19 @@ class FedMeZO(Averaged, Population):
                 client.apply(Add([Term(basis, scalars[t], along[0])], -1.0, self.rounding(seed, t)))
         loss = float(np.float32(fmean(losses))) if self.losses_travel else None
         tensors = self.travel == "tensors"
-        return (
-            Weights(client.weights(), loss=loss)
-            if tensors
-            else Trace(scalars.reshape(-1), loss=loss)
-        )
+        if tensors:
+            return Weights(client.weights(), loss=loss)
+        return Trace(scalars.reshape(-1), loss=loss)
 
     def seed_of(self, state: FedMeZOState, number: int, client: int) -> int:
         """Return the seed of a client's directions in a round."""
-        return (
-            state.round_seed(number)
-            if self.seeds == "shared"
-            else state.client_seed(number, client)
-        )
+        if self.seeds == "shared":
+            return state.round_seed(number)
+        return state.client_seed(number, client)
 
     def aggregate(self, state: FedMeZOState, answers: Answers) -> Any:
-        """Return the pairs side by side, or their mean if clients share directions.
-
-        Or the average of the weights.
+        """Return the pairs side by side, their mean if clients share directions, or the average of
+        the weights.
         """
         if self.travel == "tensors":
             return super().aggregate(state, answers)
@@ -265,7 +266,7 @@ class FedMeZO(Averaged, Population):
         )
 
     def change(self, state: FedMeZOState, step: Any) -> Change:
-        """Take the clients' steps again; or takes the weights' average."""
+        """Repeat the clients' steps, or take the average of their weights."""
         if self.travel == "tensors":
             return super().change(state, step)
         bases = [
@@ -288,7 +289,7 @@ class FedMeZO(Averaged, Population):
         return Average(branches)
 
     def advance(self, state: FedMeZOState, step: Any) -> FedMeZOState:
-        """Count the round, and notes the clients' signals, which pairs tell everybody."""
+        """Count the round, and note the clients' signals, which everybody reads from pairs."""
         if self.travel == "tensors":
             state = super().advance(state, step)
         elif self.losses_travel:
@@ -298,7 +299,7 @@ class FedMeZO(Averaged, Population):
         return replace(state, rounds_done=state.rounds_done + 1)
 
     def remember(self, state: FedMeZOState, answers: Answers) -> FedMeZOState:
-        """Note the signals that tensors tell the coordinator alone."""
+        """Note the clients' signals, which only the coordinator knows if tensors travel."""
         if self.travel == "pairs" or not answers:
             return state
         if self.losses_travel:
@@ -335,11 +336,15 @@ class FedMeZO(Averaged, Population):
 
     @property
     def update_type(self) -> type[Trace | Weights]:  # type: ignore[override]
-        return Trace if self.travel == "pairs" else Weights
+        if self.travel == "pairs":
+            return Trace
+        return Weights
 
     @property
     def step_type(self) -> type[Traces | Weights]:  # type: ignore[override]
-        return Traces if self.travel == "pairs" else Weights
+        if self.travel == "pairs":
+            return Traces
+        return Weights
 
 
 def phi(signals: Mapping[int, float], client: int) -> float:
@@ -352,4 +357,6 @@ def phi(signals: Mapping[int, float], client: int) -> float:
         return 0.0
     mean = fmean(signals.values())
     largest = max(abs(value - mean) for value in signals.values())
-    return (signals[client] - mean) / largest if largest > 0 else 0.0
+    if largest > 0:
+        return (signals[client] - mean) / largest
+    return 0.0

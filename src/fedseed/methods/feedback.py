@@ -1,5 +1,4 @@
-"""Error feedback: what a compressor leaves out of a client's change is remembered and added to the
-next one.
+"""Error feedback: a client adds what its compressor has left out to its next change.
 
 Karimireddy, Rebjock, Stich, Jaggi: "Error Feedback Fixes SignSGD and other Gradient Compression
 Schemes", ICML 2019, Algorithm 1, with a whole round's change in place of a step's gradient. For a
@@ -77,11 +76,12 @@ class Feedback(Method):
 
     @abstractmethod
     def to_patches(self, state: Any, update: Any) -> list[Patch]:
-        """Return q, as everybody will read it from the update."""
+        """Return q as patches, as everybody reads it from the update."""
 
     def train(self, state: Any, plan: Nothing, client: Client) -> Payload:
-        """Train locally, compress the change and what was left out before, remember what is left
-        out now.
+        """Train locally, and compress the change plus what was left out before.
+
+        The client remembers what is left out now.
         """
         client.first_order(self.training.at(client.round))
         with client.phase("projection"):

@@ -102,15 +102,13 @@ class FeedSign(Population, Stepwise):
         items, n = next(client.batches(self.batch)), self.population
         basis, along = self.directions(state.seed), self.indices(client.round)
         groups = [along[start : start + n] for start in range(0, self.per_step, n)]
-        rho = [
-            projection.rho
-            for group in groups
-            for projection in client.estimates(self, basis, group, items)
-        ]
+        rho: list[float] = []
+        for group in groups:
+            rho += [projection.rho for projection in client.estimates(self, basis, group, items)]
         return Votes(self._break_ties(np.array(rho), state, client.round))
 
     def aggregate(self, state: StepState, answers: Answers) -> Votes:
-        """Take the majority for each direction (Eq. 4); of another rule's outcome the sign."""
+        """Return the majority for each direction (Eq. 4), or the sign of another rule's outcome."""
         return Votes(
             self._break_ties(
                 answers.tally([update.signs for update in answers.updates]), state, answers.round
@@ -121,11 +119,11 @@ class FeedSign(Population, Stepwise):
         return step.signs, None
 
     def _break_ties(self, values: NDArray[Any], state: StepState, number: int) -> Signs:
-        """Return the signs of values, of zeros the step's coins."""
+        """Return the signs of values; a zero takes the step's coin."""
         zero, signs = values == 0, np.sign(values)
-        return (np.where(zero, self.coins(state, number), signs) if zero.any() else signs).astype(
-            np.int8
-        )
+        if zero.any():
+            signs = np.where(zero, self.coins(state, number), signs)
+        return signs.astype(np.int8)
 
     def coins(self, state: StepState, number: int) -> Signs:
         """Return the step's coins, one per vote; everybody knows them."""

@@ -107,16 +107,14 @@ class Coefficients(Summand):
 
     @classmethod
     def from_vector(cls, vector: NDArray[Any], context: DecodeContext) -> "Coefficients":
-        """Return it with the round's seed.
+        """Return the coefficients of a vector, with the round's seed.
 
-        Where changes decide how long blocks are, without zeros at their ends.
+        Where changes decide how long blocks are, zeros at their ends are left out.
         """
-        least = [1 if context.lookup("allocation") in BY_CHANGE else len(vector)] * len(
-            context.state.layout.block_sizes
-        )
-        return cls(
-            context.method.round_seed(context.state, context.round), _split(vector, context, least)
-        )
+        least = 1 if context.lookup("allocation") in BY_CHANGE else len(vector)
+        least_of_each = [least] * len(context.state.layout.block_sizes)
+        seed = context.method.round_seed(context.state, context.round)
+        return cls(seed, _split(vector, context, least_of_each))
 
     def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> "Coefficients":
         return replace(
@@ -134,7 +132,7 @@ def _split(
 ) -> tuple[NDArray[Any], ...]:
     """Return the blocks of a vector, without the zeros at their ends.
 
-    Of each block at least so many numbers.
+    `least`: how many numbers each block has at least.
     """
     blocks = np.split(vector, np.cumsum(context.method.coefficient_counts(context.state))[:-1])
     return tuple(
@@ -191,12 +189,12 @@ OVERHEAD = 16
 
 def parse_bytes(value: Any) -> Any:
     """Return bytes from a text such as "28kB" or "1.5 MB"; anything else as it is."""
-    match = re.fullmatch(r"([\d.]+) *(k|M)?B", value) if isinstance(value, str) else None
-    return (
-        value
-        if match is None
-        else int(float(match[1]) * {None: 1, "k": 1000, "M": 1_000_000}[match[2]])
-    )
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"([\d.]+) *(k|M)?B", value)
+    if match is None:
+        return value
+    return int(float(match[1]) * {None: 1, "k": 1000, "M": 1_000_000}[match[2]])
 
 
 @dataclass(frozen=True)
@@ -331,11 +329,12 @@ class Ferret(BlockRates):
         ]
 
     def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> Counts:
-        """Return K_l for each block, in proportion to the sizes where what the rule looks at is
+        """Return K_l for each block, in proportion to the blocks' sizes where the rule's values are
         not known.
 
-        `state` is the one before the round, `norms` are |Delta_l| of the client's update, for
-        "norm" and "sqrt".
+        Args:
+            state: the state before the round.
+            norms: |Delta_l| of the client's update, for "norm" and "sqrt".
         """
         sizes, basis, total = state.layout.block_sizes, self.directions_of(0), self.directions
         rho = np.array([basis.variance(size) for size in sizes])
@@ -346,19 +345,20 @@ class Ferret(BlockRates):
             return np.maximum(2, np.floor(total * relative)).astype(np.int64)
         if self.allocation == "previous":
             last = state.previous
-            norms = (
-                None if last is None else estimated_norms([part.gammas for part in last.parts], rho)
-            )
+            if last is None:
+                norms = None
+            else:
+                norms = estimated_norms([part.gammas for part in last.parts], rho)
         if self.allocation in ("sqrt", "previous") and norms is not None:
             return proportional(total, np.sqrt(norms / rho))  # Prop. 2
-        return proportional(
-            total, np.ones(len(sizes)) if self.allocation == "uniform" else np.array(sizes, float)
-        )
+        if self.allocation == "uniform":
+            return proportional(total, np.ones(len(sizes)))
+        return proportional(total, np.array(sizes, float))
 
     def aggregate(self, state: FerretState, answers: Answers) -> CoefficientStep:
-        """Multiply in the weights c_i.
+        """Return the coefficients times the weights c_i.
 
-        With a shared seed combine the coefficients, missing ones counting as zero.
+        With a shared seed they are combined; missing ones count as zero.
         """
         if answers and self.shared:
             blocks = list(zip(*(update.gammas for _, _, update in answers), strict=True))
@@ -368,12 +368,10 @@ class Ferret(BlockRates):
 
     def change(self, state: FerretState, step: CoefficientStep) -> Change:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
-        numbers = (
-            (step.parts[0].seed, state.steps_done if self.seeds == "fixed" else 0)
-            if step.parts
-            else None
-        )
-        return self.descent(state, self._parts(step), numbers if self.keeps_small_steps else None)
+        rounding = None
+        if step.parts and self.keeps_small_steps:
+            rounding = (step.parts[0].seed, state.steps_done if self.seeds == "fixed" else 0)
+        return self.descent(state, self._parts(step), rounding)
 
     def advance(self, state: FerretState, step: CoefficientStep) -> FerretState:
         if not step.parts:
@@ -395,8 +393,9 @@ class Ferret(BlockRates):
         return state.round_seed(0 if self.seeds == "fixed" else number)
 
     def coefficient_counts(self, state: FerretState) -> list[int]:
-        """Return the number of coefficients summed in each block: as allocated, or all if a change
-        decides.
+        """Return the number of coefficients that are summed in each block.
+
+        It is the largest possible one where clients' changes decide the allocation.
         """
         if self.allocation in BY_CHANGE:
             return [self.max_per_block] * len(state.layout.block_sizes)
@@ -407,11 +406,15 @@ class Ferret(BlockRates):
 
     @property
     def update_type(self) -> type[Coefficients]:  # type: ignore[override]
-        return BitCoefficients if self.scalars == "bit" else Coefficients
+        if self.scalars == "bit":
+            return BitCoefficients
+        return Coefficients
 
     @property
     def step_type(self) -> type[CoefficientStep]:  # type: ignore[override]
-        return BitStep if self.scalars == "bit" else CoefficientStep
+        if self.scalars == "bit":
+            return BitStep
+        return CoefficientStep
 
     @property
     def keeps_small_steps(self) -> bool:  # type: ignore[override]
@@ -424,19 +427,15 @@ class Ferret(BlockRates):
 
     @property
     def incomparable(self) -> str | None:  # type: ignore[override]
-        return (
-            None
-            if self.shared
-            else 'seeds = "per-client": each client projects on directions of its own'
-        )
+        if self.shared:
+            return None
+        return 'seeds = "per-client": each client projects on directions of its own'
 
     @property
     def needs_each(self) -> str | None:
-        return (
-            'scalars = "bit": each client has a magnitude of its own'
-            if self.scalars == "bit"
-            else self.incomparable
-        )
+        if self.scalars == "bit":
+            return 'scalars = "bit": each client has a magnitude of its own'
+        return self.incomparable
 
     @property
     def lasting_entries(self) -> bool:
@@ -468,7 +467,10 @@ def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
         shares = np.ones(blocks)
     quotas = total * (shares / shares.sum())
     large = np.ones(blocks, dtype=bool)
-    while (small := large & (quotas < 1)).any():
+    while True:
+        small = large & (quotas < 1)
+        if not small.any():
+            break
         quotas[small] = 1
         large &= ~small
         quotas[large] = (total - np.count_nonzero(~large)) * (shares[large] / shares[large].sum())

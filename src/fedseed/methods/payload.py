@@ -1,5 +1,4 @@
-"""The one codec of all messages: a payload is a dataclass, and its fields' types say how they
-travel.
+"""The codec of all messages. A payload is a dataclass whose fields' types say how they travel.
 
     @dataclass(frozen=True)
     class Pairs(Payload):
@@ -10,15 +9,15 @@ Fields travel in their order, little-endian, without padding. Reading never goes
 never yields a number that is not finite. A length is one of
 
     a number
-    a name        of something that the method or the state has ("candidates"; `About.lookup` finds
-    it)
-    a function    of the `Reader`, which knows `DecodeContext` and the fields before
-    another name  that nothing has: the fields of that length share what is left
+    a name        of an attribute of the method or the state ("candidates"; see
+                  `DecodeContext.lookup`)
+    a function    of the `Reader`, which has the context and the fields before
+    another name  that is no attribute: the fields of that length share the remaining bytes
 
-A payload also says how large it is beside others (`size`):
+A payload has a size, to be compared with others (`size`):
 
     projections         the largest |rho|; below 1 they all count as 1, as chance can make them as
-    small as any number
+                        small as any number
     coefficients        the root of the mean square that the weights are moved by, in expectation
     whole weights       the same, from the weights that the coordinator holds
     entries             the root of the mean square that the weights are moved by
@@ -74,12 +73,14 @@ class State:
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the remembered values that are not empty (`Method.remember`), by name."""
-        return {name: array for name in self.remembered if len(array := getattr(self, name))}
+        arrays = {name: getattr(self, name) for name in self.remembered}
+        return {name: array for name, array in arrays.items() if len(array)}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Return the state with what `state_dict` returned.
+        """Return the state with the arrays that `state_dict` returned.
 
-        Raises ValueError if it does not fit.
+        Raises:
+            ValueError: they do not fit.
         """
         values: dict[str, Any] = {name: arrays[name] for name in self.remembered if name in arrays}
         return replace(self, **values)
@@ -105,22 +106,20 @@ class DecodeContext:
 
     @property
     def unit(self) -> float:
-        """Return the value that stands for an estimate or coefficient of 1 among an update's
-        numbers.
-        """
+        """Return the number in an update that stands for an estimate or coefficient of 1."""
         return float(self.method.unit(self.state))
 
 
 class Content(NamedTuple):
-    """The amount that travels: bytes, and the numbers that papers count (Ferret, Appendix C.2).
+    """The size of a message: bytes, and the numbers that papers count (Ferret, Appendix C.2).
 
-    A number counts as one, whatever bytes it takes.
+    A number counts as one, however many bytes it takes.
     """
 
     bytes: int = 0  # of the payload
     # coefficients, projections, losses, weights, whatever their precision
     scalars: int = 0
-    # seeds, indices, and what is counted. Lengths, which only say how to read the rest, are not
+    # seeds, indices and counts. Lengths, which only serve to read the rest, are not counted
     integers: int = 0
     bits: int = 0  # votes
 
@@ -147,9 +146,11 @@ class Payload:
         return b"".join(codec.write_value(value) for codec, value in values if value is not None)
 
     def content(self, size: int, data: bytes = b"") -> Content:
-        """Return its content, counted by its fields.
+        """Return the payload's content, counted by its fields.
 
-        `data` are its bytes; whole tensors hold `size` numbers (d).
+        Args:
+            size: d, how many numbers whole tensors hold.
+            data: the payload's bytes.
         """
         values = ((codec, getattr(self, name)) for name, codec in field_codecs(type(self)))
         counts = sum_contents(
@@ -159,9 +160,10 @@ class Payload:
 
     @classmethod
     def decode(cls, data: bytes, context: DecodeContext) -> Self:
-        """Read what `encode` wrote.
+        """Return the payload that `encode` wrote.
 
-        Raises MessageError: too short, too long, not finite, or a value that can't be.
+        Raises:
+            MessageError: the data is too short or too long, or a value is not finite or impossible.
         """
         reader = Reader(data, context)
         payload = cls.read_value(reader)
@@ -170,7 +172,7 @@ class Payload:
 
     @classmethod
     def read_value(cls, reader: "Reader") -> Self:
-        """Read one payload and checks it; more may follow."""
+        """Read one payload and check it; more may follow."""
         named_codecs, values = field_codecs(cls), dict[str, Any]()
         for index, (name, codec) in enumerate(named_codecs):
             reader.fields_read, reader.remaining_codecs = (
@@ -183,19 +185,19 @@ class Payload:
         return payload
 
     def check(self, context: DecodeContext) -> None:
-        """Check what the types do not say. Raises MessageError."""
+        """Check what the fields' types leave open. Raises MessageError."""
 
     def size(self, context: DecodeContext) -> float:
         """Return the size of an update or a step, to compare with others of its kind.
 
-        0: it says nothing.
+        0: its size is not known.
         """
         return 0.0
 
     def numbers(self, context: DecodeContext) -> NDArray[Any]:
-        """Return the values that a client is free to choose: signs (int8), or numbers of any size.
+        """Return the values that a client is free to choose: signs (int8) or numbers of any size.
 
-        By default the vector.
+        By default they are the vector.
         """
         return self.vector(context)
 
@@ -211,9 +213,9 @@ class Payload:
         raise ValueError(f"updates of {context.method.name} are no vectors of one space")
 
     def with_vector(self, vector: NDArray[np.floating[Any]], context: DecodeContext) -> Self:
-        """Return an update as near to a vector as the protocol allows.
+        """Return the update that is nearest to a vector, as the protocol allows.
 
-        The inverse of `vector` where it can be.
+        It is the inverse of `vector` where there is one.
         """
         raise ValueError(f"updates of {context.method.name} are no vectors of one space")
 
@@ -234,8 +236,10 @@ class Measured(Payload):
     scalars: Any
 
     def check(self, context: DecodeContext) -> None:
-        """Raise MessageError if no loss can have given these estimates, so that no client can
-        destroy the model.
+        """Check that losses can give these estimates, so that no client can destroy the model.
+
+        Raises:
+            MessageError: an estimate is too large.
         """
         if context.kind == "update" and len(self.scalars):
             rho = self.scalars / np.float64(context.unit)
@@ -275,9 +279,9 @@ class Summand(Payload):
         return np.asarray(getattr(self, field_codecs(type(self))[-1][0]))
 
     def with_numbers(self, numbers: NDArray[Any], context: DecodeContext) -> Self:
-        """Return it with these numbers in the last field.
+        """Return the update with these numbers in the last field.
 
-        Where it has signs, with theirs, but its own for 0.
+        A field of signs takes the numbers' signs, and keeps its own where a number is 0.
         """
         current = self.numbers(context)
         if current.dtype == np.int8:
@@ -289,10 +293,11 @@ class Summand(Payload):
 
     @classmethod
     def from_vector(cls, vector: Vector, context: DecodeContext) -> Self:
-        """Return the update that stands for all clients in `aggregate`, alone and with a weight of
-        1.
+        """Return the update that stands for all clients in `aggregate`, with a weight of 1.
 
-        `vector` is sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
+        Args:
+            vector: sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
+            context: the context of the round.
         """
         return cls(**{field_codecs(cls)[-1][0]: vector})
 
@@ -303,12 +308,14 @@ class Scalars(Measured, Summand):
 
 def projection_size(scalars: NDArray[Any]) -> float:
     """Return the size of projections: the largest magnitude, at least 1; 0 if there is none."""
-    return max(1.0, float(np.abs(scalars).max())) if len(scalars) else 0.0
+    if len(scalars):
+        return max(1.0, float(np.abs(scalars).max()))
+    return 0.0
 
 
 def move_size(layout: Layout, square: float) -> float:
-    """Return the size of a step along a vector with this sum of squares: its root of
-    the mean square.
+    """Return the size of a step along a vector with this sum of squares: the root of its mean
+    square.
     """
     return max(SMALLEST_MOVE, sqrt(square / layout.size))
 
@@ -337,11 +344,9 @@ class Codec(ABC):
     def count_content(self, value: Any, size: int) -> Content:
         """Return the content that a value counts as, in a model with this number of parameters."""
         numbers = np.asarray(value)
-        return (
-            Content(scalars=numbers.size)
-            if numbers.dtype.kind == "f"
-            else Content(integers=numbers.size)
-        )
+        if numbers.dtype.kind == "f":
+            return Content(scalars=numbers.size)
+        return Content(integers=numbers.size)
 
     def absent(self, context: DecodeContext) -> bool:
         """Return whether the field is left out of the message."""
@@ -393,12 +398,16 @@ class Array(Codec):
         return int(count) * self.times(context)
 
     def named_length(self, context: DecodeContext) -> Any:
-        """Return the length, where it is a number or the name of one; else None."""
-        return context.lookup(self.length) if isinstance(self.length, str) else self.length
+        """Return the length if it is a number or the name of one; else None."""
+        if isinstance(self.length, str):
+            return context.lookup(self.length)
+        return self.length
 
     def times(self, context: DecodeContext) -> int:
         """Return the number of elements for each one of the length."""
-        return 1 if self.multiplier is None else int(context.lookup(self.multiplier))
+        if self.multiplier is None:
+            return 1
+        return int(context.lookup(self.multiplier))
 
     def decode_elements(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values that the elements stand for."""
@@ -470,7 +479,7 @@ class Ragged(Codec):
         return tuple(reader.array("f4", length) for length in self.lengths(reader))
 
     def lengths(self, reader: "Reader") -> list[int]:
-        """Return the lengths of the arrays. Raises MessageError: one is larger than can be."""
+        """Return the lengths of the arrays. Raises MessageError if one is too large."""
         limit = reader.context.lookup(self.limit_name)
         lengths: list[int] = reader.array(
             "u4", len(reader.context.state.layout.block_sizes)
@@ -484,9 +493,9 @@ class Ragged(Codec):
 
 
 def magnitude(gamma: Floats) -> np.float32:
-    """Return s of a block's coefficients, shape (K_l,); 0 if they all are.
+    """Return s of a block's coefficients, shape (K_l,); 0 if they are all 0.
 
-    That of q is s again, bit for bit.
+    The magnitude of q is s again, bit for bit.
     """
     doubles = np.abs(gamma.astype(np.float64))
     largest = doubles.max(initial=0.0)
@@ -509,12 +518,11 @@ class RaggedBits(Ragged):
     <q, gamma> = |gamma|^2, so q keeps all of gamma along itself, and |q|^2 is pi/2 |gamma|^2 for
     normal coefficients: what is lost is noise of 0.57 |gamma|^2. A bit in place of 32 allows for 32
     times the directions, and the noise of a projection is in proportion to d / K. Directions of
-    signs are no random rotation: the mean over them of what comes back is the change itself only
-    where it has many entries. Of one with three it is off by 0.5 to 0.7 |Delta|.
+    signs are no random rotation: the mean over them of the reconstructions is the change itself
+    only where that has many entries. For a change with three it is off by 0.5 to 0.7 |Delta|.
 
-    What travels is all lengths (u32), all magnitudes (f32), then a bit for each element, the
-    blocks' bits following one another without a gap: 1 for positive, lowest first, zeros behind the
-    last.
+    The bytes are all lengths (u32), all magnitudes (f32), then a bit for each element: 1 for
+    positive, lowest first, without a gap between blocks, zeros behind the last.
     """
 
     def count_content(self, value: Any, size: int) -> Content:
@@ -557,9 +565,10 @@ class Packed(Array):
         return pack_numbers(value.numbers, value.width)
 
     def read_value(self, reader: "Reader") -> Small:
-        width = (
-            self.width if isinstance(self.width, int) else int(reader.context.lookup(self.width))
-        )
+        if isinstance(self.width, int):
+            width = self.width
+        else:
+            width = int(reader.context.lookup(self.width))
         return Small(
             unpack_numbers(reader, width, self.count(reader)).astype(np.uint16, copy=False), width
         )
@@ -576,7 +585,7 @@ class Counts(Array):
 class Tensors(Codec):
     """All trainable tensors in order, in their own dtypes: the right length and finite.
 
-    In a step possibly nothing.
+    A step may have none.
     """
 
     def count_content(self, value: Any, size: int) -> Content:
@@ -622,9 +631,10 @@ _KNOWN: dict[type, tuple[tuple[str, Codec], ...]] = {}
 
 
 def field_codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
-    """Return a payload type's fields and how each travels.
+    """Return the names of a payload type's fields and their codecs.
 
-    Raises TypeError if a field does not say.
+    Raises:
+        TypeError: a field has no codec.
     """
     if payload in _KNOWN:
         return _KNOWN[payload]
@@ -648,10 +658,9 @@ def field_codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
 
 
 def pack(method: Any, payloads: Sequence[bytes]) -> bytes:
-    """Return steps of equal, non-zero length in as few bytes as can be: signs without the padding
-    between them.
-    """
-    if not (count_per_step := votes_of(method)):
+    """Return the bytes of steps of equal, non-zero length; signs have no padding between them."""
+    count_per_step = votes_of(method)
+    if not count_per_step:
         return b"".join(payloads)
     return pack_numbers(
         np.concatenate(
@@ -662,10 +671,9 @@ def pack(method: Any, payloads: Sequence[bytes]) -> bytes:
 
 
 def unpack(method: Any, data: bytes, count: int) -> list[bytes]:
-    """Return the `count` steps that `pack` was given, where `check_pack` has nothing against
-    them.
-    """
-    if count_per_step := votes_of(method):
+    """Return the `count` steps that `pack` was given. `check_pack` must have accepted the data."""
+    count_per_step = votes_of(method)
+    if count_per_step:
         return [
             pack_numbers(part, 1)
             for part in unpack_numbers(Reader(data), 1, count * count_per_step).reshape(
@@ -677,8 +685,9 @@ def unpack(method: Any, data: bytes, count: int) -> list[bytes]:
 
 
 def check_pack(method: Any, data: bytes, count: int) -> None:
-    """Check that `unpack` can read it, without making the steps. Raises MessageError."""
-    if count_per_step := votes_of(method):
+    """Check that `unpack` can read the data, without making the steps. Raises MessageError."""
+    count_per_step = votes_of(method)
+    if count_per_step:
         reader = Reader(data)
         take_packed(reader, 1, count * count_per_step)
         reader.end()
@@ -689,7 +698,9 @@ def check_pack(method: Any, data: bytes, count: int) -> None:
 def votes_of(method: Any) -> int:
     """Return the number of signs in a step that holds nothing else; 0 for other steps."""
     (_, first), *others = field_codecs(method.step_type)
-    return 0 if others or not isinstance(first, Bits) else int(getattr(method, str(first.length)))
+    if others or not isinstance(first, Bits):
+        return 0
+    return int(getattr(method, str(first.length)))
 
 
 # -- bytes
@@ -699,7 +710,7 @@ def votes_of(method: Any) -> int:
 class Reader:
     """Read typed values from a payload's bytes, never past their end.
 
-    Plain numbers need no `context`.
+    Plain numbers need no context.
     """
 
     def __init__(self, data: bytes, context: Any = None) -> None:
@@ -718,8 +729,8 @@ class Reader:
         """Return the next `count` bytes. Raises MessageError."""
         if count > self.remaining:
             raise MessageError(
-                f"payload too short: {count} bytes wanted at byte {self._position}, {self.remaining} "
-                "left"
+                f"payload too short: {count} bytes wanted at byte {self._position}, "
+                f"{self.remaining} left"
             )
         self._position += count
         return self._data[self._position - count : self._position]
@@ -730,7 +741,7 @@ class Reader:
         return check_finite(np.frombuffer(self.take(size * count), dtype=f"<{dtype}").astype(dtype))
 
     def end(self) -> None:
-        """Raise MessageError if anything is left."""
+        """Check that all bytes are read. Raises MessageError."""
         if self.remaining:
             raise MessageError(f"payload too long: {self.remaining} bytes left over")
 
@@ -746,9 +757,10 @@ def pack_numbers(numbers: NDArray[Any], width: int) -> bytes:
 
 
 def unpack_numbers(reader: Reader, width: int, count: int) -> NDArray[Any]:
-    """Read what `pack_numbers` wrote.
+    """Return the numbers that `pack_numbers` wrote.
 
-    Raises MessageError: too few bytes, or a padding bit is set.
+    Raises:
+        MessageError: there are too few bytes, or a padding bit is set.
     """
     bits = np.unpackbits(take_packed(reader, width, count), count=count * width, bitorder="little")
     if width == 1:
@@ -759,9 +771,10 @@ def unpack_numbers(reader: Reader, width: int, count: int) -> NDArray[Any]:
 
 
 def take_packed(reader: Reader, width: int, count: int) -> NDArray[np.uint8]:
-    """Take the bytes of `count` numbers.
+    """Take the bytes of `count` numbers of `width` bits each.
 
-    Raises MessageError: too few bytes, or a padding bit is set.
+    Raises:
+        MessageError: there are too few bytes, or a padding bit is set.
     """
     data = np.frombuffer(reader.take(-(-count * width // 8)), dtype=np.uint8)
     if count * width % 8 and data[-1] >> count * width % 8:

@@ -56,9 +56,10 @@ def entries_in(chunks: range, size: int) -> int:
 
 
 def _chunks_sent(reader: Reader) -> range:
-    """Return the chunks that an update, or a step's part, is about.
+    """Return the chunks in an update or in a part of a step.
 
-    Raises MessageError: others were asked for.
+    Raises:
+        MessageError: the round asked for others.
     """
     context, turn, every = (
         reader.context,
@@ -114,7 +115,7 @@ class SignStep(Payload):
             raise MessageError("a step whose parts are about different chunks")
 
     def size(self, context: DecodeContext) -> float:
-        """Return the most that it can be: if all signs agree."""
+        """Return the largest possible size, which the step has if all signs agree."""
         return sum(abs(part.weight or 0.0) * part.size(context) for part in self.parts)
 
 
@@ -122,7 +123,7 @@ class Sign(Feedback):
     """Sign's settings.
 
     Args (besides those of `Feedback`):
-        every: a chunk of 4,096 entries is sent in each so many rounds.
+        every: rounds in which each chunk of 4,096 entries is sent once.
     """
 
     name: Literal["sign"] = "sign"
@@ -155,11 +156,9 @@ class Sign(Feedback):
 
     def change(self, state: State, step: SignStep) -> Change:
         """w <- w - eta_g sum_i c_i q_i, on the round's chunks."""
-        return (
-            Entries(list(self._patches(step.parts, state.layout.size)), -self.global_rate)
-            if step.parts
-            else NOTHING
-        )
+        if step.parts:
+            return Entries(list(self._patches(step.parts, state.layout.size)), -self.global_rate)
+        return NOTHING
 
     def _patches(self, parts: Sequence[Signed], size: int) -> Iterator[Patch]:
         """Yield sum_i c_i s_i sign_i, some chunks at a time: in double precision, in the order of
@@ -174,11 +173,10 @@ class Sign(Feedback):
                 weight = 1.0 if part.weight is None else float(np.float32(part.weight))
                 scales = weight * part.scales[lo : lo + len(group)].astype(np.float64)
                 total += part.signs[lo * CHUNK :][:count] * np.repeat(scales, CHUNK)[:count]
-            apart = (
-                None
-                if self.every == 1
-                else (CHUNK * self.every * np.arange(len(group))[:, None] + np.arange(CHUNK))
-            )
+            if self.every == 1:
+                apart = None
+            else:
+                apart = CHUNK * self.every * np.arange(len(group))[:, None] + np.arange(CHUNK)
             yield Patch(
                 group[0] * CHUNK,
                 total.astype(np.float32),

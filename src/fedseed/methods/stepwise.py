@@ -137,8 +137,10 @@ class Stepwise(ZerothOrder):
     def coefficients_and_terms(
         self, state: StepState, step: Any
     ) -> tuple[np.ndarray[Any, Any], Sequence[Term] | None]:
-        """Return a step's coefficients (none: nobody answered), and its sum if not along the
-        step's own directions.
+        """Return a step's coefficients, and the terms of its sum.
+
+        No coefficients: nobody answered. Terms of None: they are along the directions that the
+        step's number names.
         """
         return step.scalars, None
 
@@ -156,7 +158,7 @@ class Stepwise(ZerothOrder):
     ) -> StepState:
         """Return the state after a step with these coefficients (none: nobody answered).
 
-        `terms` are those of its sum, where they are not along the directions that the step's number
+        `terms`: the terms of its sum; None: they are along the directions that the step's number
         names.
         """
         coefficients_so_far, window = state.coefficients, state.window
@@ -182,9 +184,7 @@ class Stepwise(ZerothOrder):
         )
 
     def squares_after(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> Squares:
-        """Return the average of the coefficients' squared sum, with these if `divide_by` needs
-        it.
-        """
+        """Return the average of the squared sums after a step with these coefficients."""
         if self.divide_by != "scalar" or not len(coefficients):
             return state.squares
         mean = total(coefficients)

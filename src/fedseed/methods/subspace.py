@@ -232,7 +232,9 @@ class FloatStep(Payload):
             raise MessageError(f"{len(self.parts)} parts in a step: there is one mean")
 
     def size(self, context: DecodeContext) -> float:
-        return self.parts[0].size(context) if self.parts else 0.0
+        if self.parts:
+            return self.parts[0].size(context)
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,9 @@ class Subspace(Method):
         """Return the state before the first round, with the rank that fits."""
         rank = FULL_RANK if self.rank == "full" else self.rank
         state = SubspaceState(layout, seed, rank, self.subspaces, self.magnitudes == "row")
-        return state if self.bytes is None else self._within_budget(state, self.bytes)
+        if self.bytes is None:
+            return state
+        return self._within_budget(state, self.bytes)
 
     def trained_numbers(self, layout: Layout) -> int | None:
         return self.start(layout, 0).entries
@@ -402,15 +406,21 @@ class Subspace(Method):
         return AddFactors(subspace, factors, self.global_rate, rounding)
 
     def advance(self, state: SubspaceState, step: FloatStep) -> SubspaceState:
-        return replace(state, steps_done=state.steps_done + 1) if step.parts else state
+        if step.parts:
+            return replace(state, steps_done=state.steps_done + 1)
+        return state
 
     @property
     def update_type(self) -> type[FactorEntries]:  # type: ignore[override]
-        return FloatEntries if self.up_bits == 32 else CodedEntries
+        if self.up_bits == 32:
+            return FloatEntries
+        return CodedEntries
 
     @property
     def step_type(self) -> type[FloatStep]:  # type: ignore[override]
-        return FloatStep if self.down_bits == 32 else CodedStep
+        if self.down_bits == 32:
+            return FloatStep
+        return CodedStep
 
     @property
     def needs_each(self) -> str | None:

@@ -158,11 +158,9 @@ class Combined(Payload):
 
 
 def _moved_by(values: Floats, context: DecodeContext) -> float:
-    return (
-        move_size(context.state.layout, float(np.square(values, dtype=np.float64).sum()))
-        if len(values)
-        else 0.0
-    )
+    if len(values):
+        return move_size(context.state.layout, float(np.square(values, dtype=np.float64).sum()))
+    return 0.0
 
 
 class TopK(Feedback):

@@ -14,10 +14,9 @@ z-score     (l - mean) / deviation, over the losses of the step; all 0 where the
 ranks       the place among them, from -1/2 to 1/2; equal losses share theirs, all alike are all 0
 
 They are taken together as a client measures them in a step: both sides of each direction. With one
-direction only the sign of the difference is left, as in FeedSign, times a constant. Of a
-population, whose directions have examples of
-their own, each pair is centred first: how hard a part of the batch is says nothing of its
-direction.
+direction only the sign of the difference is left, as in FeedSign, times a constant. In a
+population, whose directions have examples of their own, each pair is centred first: how hard a part
+of the batch is depends on no direction.
 
 A population looks along many directions in one pass over a batch, each on a part of the batch of
 its own:
@@ -70,7 +69,9 @@ def normalise(
         deviation = centred.std()
         # what rounding leaves of losses that are all alike is no deviation
         alike = deviation <= 1e-12 * float(np.abs(unscaled).max())
-        return np.zeros_like(centred) if alike else centred / deviation
+        if alike:
+            return np.zeros_like(centred)
+        return centred / deviation
     values, place, count = np.unique(unscaled, return_inverse=True, return_counts=True)
     if len(values) == 1:
         return np.zeros_like(unscaled)
@@ -109,11 +110,11 @@ class ZerothOrder(Method):
         clip_projection: a projection is cut to at most this in size, and the step goes on: the
             clipped directional derivative of QZO, which tunes the scales of a quantised base. None:
             it is not cut.
-        normalize: what becomes of the losses that a client measures in one step, before they are
+        normalize: how the losses that a client measures in one step are scaled before they are
             compared: "none", "z-score" or "ranks" (`fedseed.methods.zeroth`), so that clients'
             scales do not matter. It wants a learning rate of its own; with one direction a step
             only the sign of the difference is left.
-        small_steps: what becomes of changes far below a 16-bit weight's last place. "nearest": they
+        small_steps: how changes far below a 16-bit weight's last place are treated. "nearest": they
             vanish when rounded (harmless in float32); "stochastic": rounded up or down by the
             shared stream, right on average; "from-base": coefficients are summed up in float32 and
             the weights rebuilt from the base each step (one pass with "hadamard"; with other bases
@@ -155,10 +156,12 @@ class ZerothOrder(Method):
         return factor_of(self.schedule, number)
 
     def rounding(self, seed: int, step: int) -> tuple[int, int] | None:
-        """Return the rounding of a step with these numbers of the shared stream
-        (`fedseed.weights.change.Add`).
+        """Return the numbers of the shared stream that a step is rounded by
+        (`fedseed.weights.change.Add`); None: it is rounded to nearest.
         """
-        return (seed, step) if self.small_steps == "stochastic" else None
+        if self.small_steps == "stochastic":
+            return (seed, step)
+        return None
 
     def local_step(self, terms: Sequence[Term], number: int, seed: int, step: int) -> Change:
         """Return the change w <- w - eta (sum of the terms), at the rate of a round, rounded as
@@ -214,7 +217,10 @@ class ZerothOrder(Method):
         if n == 1:
             return self.quotients([loss for (loss,) in plus], [loss for (loss,) in minus], width)
         pairs = zip(plus, minus * (len(plus) // len(minus)), strict=True)
-        return [one for both in pairs for one in self._usable(client, *both, width)]
+        projections: list[Projection] = []
+        for plus_losses, minus_losses in pairs:
+            projections += self._usable(client, plus_losses, minus_losses, width)
+        return projections
 
     def _usable(
         self, client: Client, plus: Sequence[float], minus: Sequence[float], width: float
@@ -242,11 +248,12 @@ class ZerothOrder(Method):
         """Return (plus - minus) / width, where `minus` has a loss for each of `plus`, or one for
         all.
 
-        `apart`: each pair is of other examples, so that only what lies between its two losses says
-        anything.
+        `apart`: each pair is of other examples, so that only the difference of its two losses
+        counts.
         """
         minus_of_each = list(minus) * (len(plus) // len(minus))
-        if problem := next(filter(None, map(self.problem, plus, minus_of_each)), None):
+        problem = next(filter(None, map(self.problem, plus, minus_of_each)), None)
+        if problem:
             raise NonFiniteError(problem)
         compared = [*plus, *minus]
         if apart and self.normalize != "none":
@@ -264,10 +271,9 @@ class ZerothOrder(Method):
         ]
 
     def problem(self, plus: float, minus: float) -> str | None:
-        """Return the reason why two losses can't be used as a measurement, or why the loss guard
-        refuses them.
+        """Return the reason why two losses can't be used, or why the loss guard refuses them.
 
-        None if they are one.
+        None if they can.
         """
         difference = plus - minus
         if not np.isfinite(difference):
@@ -301,7 +307,7 @@ class ZerothOrder(Method):
 
 
 class Population(ZerothOrder):
-    """What a method takes that can look along many directions with the passes of one.
+    """Settings of methods that can look along many directions with the passes of one.
 
     Args (besides those of `ZerothOrder`):
         population: n, directions of an estimate, each on a part of `batch` / n examples; two passes

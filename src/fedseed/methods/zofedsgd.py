@@ -55,9 +55,9 @@ _VALUES = np.array(_magnitudes + [-m for m in _magnitudes], dtype=np.float32)
 
 @dataclass(frozen=True)
 class Projections(Scalars):
-    """Scalars on directions: an update, or a step, in which the weights are multiplied in.
+    """Scalars on directions, n for each client: an update, or a step.
 
-    N for each client.
+    In a step they are multiplied by the clients' weights.
     """
 
     # the first of their directions, where each client takes its own; None: they follow from the
@@ -68,9 +68,9 @@ class Projections(Scalars):
     scalars: Annotated[Floats, Array("f4", "m", multiplier="population")]
 
     def check(self, context: DecodeContext) -> None:
-        """Refuse all but one population in an update, or in a step with a shared seed.
+        """Check that an update, or a step with a shared seed, has the scalars of one population.
 
-        None: nobody answered.
+        A step may have none: nobody answered.
         """
         n = context.lookup("population")
         max_count = n if context.kind == "update" or self.indices is None else None
@@ -78,7 +78,8 @@ class Projections(Scalars):
             context.kind == "update" and not len(self.scalars)
         ):
             raise MessageError(
-                f"{len(self.scalars)} projections in {context.kind} of {context.method.name}, not {n}"
+                f"{len(self.scalars)} projections in {context.kind} of {context.method.name}, "
+                f"not {n}"
             )
         if self.indices is not None and (self.indices % n).any():
             raise MessageError(
@@ -154,7 +155,7 @@ class ZOFedSGD(Population, Stepwise):
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Projections:
         along, n = self.indices(client.round), self.population
-        # aligned: those of two clients are the same, or have none in common
+        # aligned, so that the directions of two clients are the same or have none in common
         if self.own_seeds:
             k = state.client_seed(client.round, client.number) % ((1 << 32) // n) * n
             along = range(k, k + n)
@@ -168,16 +169,18 @@ class ZOFedSGD(Population, Stepwise):
         )
 
     def aggregate(self, state: StepState, answers: Answers) -> Projections:
-        """Return each client's scalars, its weight multiplied in, or with shared seeds the mean,
-        in full floats.
+        """Return each client's scalars times its weight, or their mean with shared seeds.
+
+        They are float32.
         """
         n = self.population
         if self.own_seeds:
-            scalars = np.array(
-                [c * rho / n for _, c, u in answers for rho in u.scalars.tolist()], dtype=np.float32
-            )
+            scalars: list[float] = []
+            for _, weight, update in answers:
+                scalars += [weight * rho / n for rho in update.scalars.tolist()]
+            indices = [update.indices[0] for update in answers.updates]
             return Projections(
-                scalars, indices=np.array([u.indices[0] for u in answers.updates], dtype=np.uint32)
+                np.array(scalars, dtype=np.float32), indices=np.array(indices, dtype=np.uint32)
             )
         return Projections(
             (answers.combine([u.scalars for u in answers.updates]) / n).astype(np.float32)
@@ -198,7 +201,9 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def update_type(self) -> type[Projections]:  # type: ignore[override]
-        return ByteProjections if self.scalars == "byte" else Projections
+        if self.scalars == "byte":
+            return ByteProjections
+        return Projections
 
     @property
     def shares_losses(self) -> bool:  # type: ignore[override]
@@ -206,8 +211,6 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def incomparable(self) -> str | None:  # type: ignore[override]
-        return (
-            'seeds = "own": each client measures along a direction of its own'
-            if self.own_seeds
-            else None
-        )
+        if self.own_seeds:
+            return 'seeds = "own": each client measures along a direction of its own'
+        return None
