@@ -590,7 +590,7 @@ def test_answers_depend_on_nothing_but_their_prompt(what, tmp_path):
     assert model.generation_config.to_dict() == own  # as it was, for the export
     from fedseed.objectives.generation import Writer
 
-    assert isinstance(Writer(model, tokenizer, 8).after(prompts[0]).text, str)
+    assert isinstance(Writer(model, tokenizer, 8).continue_prompt(prompts[0]).text, str)
 
 
 def test_added_tokens_without_rows_are_refused_before_the_run(tmp_path):

@@ -25,7 +25,7 @@ from fedseed.models.adapters import AnyAdapter
 from fedseed.models.quantization import Quantization, is_adapter_folder, settings_problem
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
-from fedseed.privacy import PrivacySettings, mechanism_of, misfit, protect
+from fedseed.privacy import PrivacySettings, find_misfit, mechanism_of, protect
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.randomness.stream import Seed
 from fedseed.recipe.keys import ByName, told
@@ -340,7 +340,7 @@ class Recipe(Table):
                 self.model.device,
                 self.method.name,
             ),
-            misfit(self.method, self.aggregation, known),
+            find_misfit(self.method, self.aggregation, known),
             None if self.attack is None else attack_problem(self.method, self.attack.kind),
             None
             if sums is None
