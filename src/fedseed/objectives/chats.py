@@ -3,9 +3,9 @@
 Training learns the text that the model will have to write itself: from where the template asks
 for an answer up to the token that ends it. To find that, the chat is written up to each answer,
 asking for it. This must be the beginning of the text with the answer, which is checked, and of the
-whole chat. Where a template writes earlier answers in another way once the chat has gone on (it takes
-reasoning out, say), a chat becomes several examples, each as the model sees it when it gives one
-answer. Where a template marks its answers itself ({% generation %}), these are taken.
+whole chat. Where a template writes earlier answers in another way once the chat has gone on (it
+takes reasoning out, say), a chat becomes several examples, each as the model sees it when it gives
+one answer. Where a template marks its answers itself ({% generation %}), these are taken.
 """
 
 import re
