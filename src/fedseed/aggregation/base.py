@@ -67,7 +67,7 @@ class Past:
 
 
 class AggregationRule(BaseModel, ABC, metaclass=Hinting):
-    """The settings of one rule, named in `[aggregation]` of a recipe; subclasses combine vectors."""
+    """The settings of a rule, named in `[aggregation]` of a recipe; subclasses combine vectors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
