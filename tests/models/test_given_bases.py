@@ -19,8 +19,8 @@ from fedseed.objectives.generation import generate
 from fedseed.objectives.losses import CausalLM
 from fedseed.objectives.seq2seq import Seq2SeqLM
 from fedseed.orbit import Orbit
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.preview import preview
-from fedseed.runs.recipe import read_recipe
 from fedseed.runs.tuned import evaluate, find_source, open_tuned
 from fedseed.tasks.data import Example
 from fedseed.weights.digest import base_digest

@@ -9,7 +9,8 @@ from fedseed.errors import RecipeError
 from fedseed.methods.payload import DecodeContext
 from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protect, scalars
 from fedseed.privacy.secure.settings import SecureSums
-from fedseed.runs.recipe import Recipe, stored_recipe
+from fedseed.recipe.reading import stored_recipe
+from fedseed.recipe.settings import Recipe
 from support.heard import Ending
 from support.told import CLIENTS, PAGE, data, in_files, listed, still
 from support.zeroth_order import OBJECTIVE, model

@@ -21,7 +21,7 @@ from fedseed_papers.reconstruction import over_seeds, slope
 from fedseed_papers.statistics import BySeed, at_least, at_most, concluded
 
 if TYPE_CHECKING:
-    from fedseed.federation.worker import Worker
+    from fedseed.federation.client.worker import Worker
 
 SMALL = 1_195_392  # parameters of the small base
 SEEDS = tuple(range(11, 21))
@@ -173,8 +173,8 @@ def batch_projections(seeds: Sequence[int]) -> Finding:
     Looked at along `directions` in each run, after some steps of FeedSign, each with many batches
     drawn.
     """
+    from fedseed.recipe.reading import read_recipe
     from fedseed.runs.assembly import build  # torch from here on
-    from fedseed.runs.recipe import read_recipe
 
     examples, steps, directions, batches, batch = 512, (0, 400), 20, 10_000, 64
     random = np.random.default_rng(1)

@@ -17,8 +17,8 @@ from fedseed.objectives.preferences import Pair
 from fedseed.objectives.prepared import describe_changes, describe_idle, prepare
 from fedseed.objectives.rewarded import RewardedTokens
 from fedseed.objectives.tokens import Tokens
-from fedseed.runs.equipment import Equipment, equipped, kind_for, room_left
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
+from fedseed.runs.model_setup import Equipment, equipped, kind_for, room_left
 from fedseed.tasks.data import Picture, TaskData
 
 
