@@ -11,7 +11,7 @@ from fedseed.methods import ferret
 from fedseed.methods.ferret import Coefficients, CoefficientStep, FerretPlan, parse_bytes
 from fedseed.methods.payload import DecodeContext
 from fedseed.objectives.losses import Supervised
-from fedseed.orbit.header import chosen
+from fedseed.orbit.header import chosen_settings
 from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
@@ -358,4 +358,4 @@ def test_a_budget_of_bytes_is_what_a_client_sends(size, scalars):
         Ferret(bytes=size, directions=50).directions == 50
         and Ferret(bytes=size, blocks="tensor").blocks == "tensor"
     )
-    assert type(method).model_validate(chosen(method)) == method
+    assert type(method).model_validate(chosen_settings(method)) == method

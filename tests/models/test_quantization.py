@@ -249,10 +249,10 @@ def test_a_fixed_a_needs_linear_layers():
 
 
 def test_it_is_not_in_the_headers_of_other_loras():
-    from fedseed.orbit.header import chosen
+    from fedseed.orbit.header import chosen_settings
 
-    assert chosen(LoRA(rank=4)) == {"kind": "lora", "rank": 4}
-    assert chosen(LoRA(rank=4, train="b")) == {"kind": "lora", "rank": 4, "train": "b"}
+    assert chosen_settings(LoRA(rank=4)) == {"kind": "lora", "rank": 4}
+    assert chosen_settings(LoRA(rank=4, train="b")) == {"kind": "lora", "rank": 4, "train": "b"}
 
 
 # -- what is refused before anything is loaded or trained

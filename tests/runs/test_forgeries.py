@@ -32,7 +32,7 @@ from fedseed.methods.zofedsgd import Projections
 from fedseed.objectives.losses import Supervised
 from fedseed.orbit import NO_DIGEST, Orbit
 from fedseed.orbit.file import write_orbit
-from fedseed.orbit.record import packed
+from fedseed.orbit.record import pack_records
 from fedseed.runs.answers import read_answers
 from fedseed.runs.retracing import is_within_rounding
 from fedseed.runs.verification import verify
@@ -165,7 +165,7 @@ class Forger:
             return None
         steps = list(self.log.records)
         steps[number - 1] = replace(steps[number - 1], payload=payload)
-        parts = packed(self.method, [replace(one, digest=NO_DIGEST) for one in steps])
+        parts = pack_records(self.method, [replace(one, digest=NO_DIGEST) for one in steps])
         write_orbit(self.file, self.log.start, parts)
         return Orbit.open(self.file), self.answers
 

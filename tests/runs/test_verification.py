@@ -17,7 +17,7 @@ from fedseed.methods.payload import DecodeContext
 from fedseed.objectives.losses import Supervised
 from fedseed.orbit import NO_DIGEST, Orbit
 from fedseed.orbit.file import write_orbit
-from fedseed.orbit.record import packed
+from fedseed.orbit.record import pack_records
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.runs.answers import read_answers
 from fedseed.runs.spec import RunSpec
@@ -184,7 +184,7 @@ def test_steps_that_do_not_follow_from_the_answers_are_found(kept, tmp_path):
         assert wrong == ([number] if what == "swapped" else []), what
     steps = [*orbit.records]  # a step of another round, chained as if it had been there
     steps[number - 1] = replace(steps[number - 1], payload=steps[number - 2].payload)
-    parts = packed(run.method, [replace(step, digest=NO_DIGEST) for step in steps])
+    parts = pack_records(run.method, [replace(step, digest=NO_DIGEST) for step in steps])
     write_orbit(tmp_path / "other.orbit", orbit.start, parts)
     assert check(run, Orbit.open(tmp_path / "other.orbit"), answers).unlike == [number]
 
@@ -249,7 +249,7 @@ def test_the_command_says_what_was_forged(tmp_path):
     log = tmp_path / "run" / "model.orbit"
     whole, orbit = log.read_bytes(), Orbit.open(log)
     steps = [replace(step, digest=NO_DIGEST) for step in orbit.records[:2]]
-    write_orbit(log, orbit.start, packed(orbit.header.method, steps))
+    write_orbit(log, orbit.start, pack_records(orbit.header.method, steps))
     cut = fedseed("verify", "run", "--client", "client-01", cwd=tmp_path)
     assert cut.returncode == 1 and "the log ends at step 2, and " in cut.stderr
     log.write_bytes(whole)

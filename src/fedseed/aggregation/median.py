@@ -123,11 +123,11 @@ class GeometricMedian(Geometric):
     iterations: PositiveInt = 100
 
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        found = np.zeros(len(gram))
+        coefficients = np.zeros(len(gram))
         for _ in range(self.iterations):
-            before = found
-            found = 1.0 / np.maximum(self.smoothing, distances_to(gram, before))
-            found /= found.sum()
-            if np.abs(found - before).max() < _STILL:
+            last = coefficients
+            coefficients = 1.0 / np.maximum(self.smoothing, distances_to(gram, last))
+            coefficients /= coefficients.sum()
+            if np.abs(coefficients - last).max() < _STILL:
                 break
-        return found
+        return coefficients

@@ -111,7 +111,7 @@ def export(
     if tuned.header is None or tuned.facts is None:
         raise RecipeError(f"{source} is a model already: there is nothing to export")
     export_model(out, tuned.model, tuned.processor, tuned.header, tuned.facts, merge)
-    say(f"round {tuned.facts.steps} of {tuned.facts.of}; digest {tuned.facts.digest}")
+    say(f"round {tuned.facts.steps} of {tuned.facts.total_steps}; digest {tuned.facts.digest}")
     say(f"{'Adapter' if tuned.header.adapter is not None and not merge else 'Model'}: {out}")
 
 

@@ -149,7 +149,7 @@ def _outline(recipe: Recipe) -> Any:
         settings.quantization,
     )
     trainable = trainable_names(model, settings.base, settings.trainable)
-    adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
+    adapter = adapters.choose_adapter(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapter is not None:
         with torch.device("meta"):
             model = adapters.wrap(model, adapter, settings.base)

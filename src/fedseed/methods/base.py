@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from fedseed.aggregation import AggregationRule
-from fedseed.aggregation.base import Part, Parts, Past, Weighting, padded
+from fedseed.aggregation.base import Part, Parts, Past, Weighting, pad_vectors
 from fedseed.hinting import Hinting
 from fedseed.methods.payload import DecodeContext, Nothing, Payload, State, Summand
 from fedseed.models.adapters import Adapter
@@ -130,7 +130,9 @@ class Answers(Sequence[Answer]):
 
         The rule treats the parts as one vector, and may go through them again.
         """
-        return self.rule.combine_parts(Parts(lambda: map(padded, parts)), self.weights, self.past)
+        return self.rule.combine_parts(
+            Parts(lambda: map(pad_vectors, parts)), self.weights, self.past
+        )
 
     def tally(self, votes: Part) -> NDArray[np.float64]:
         """Return the rule's result for clients' votes, entry by entry.

@@ -84,7 +84,7 @@ class FedAvg(Averaged):
         return self.training.small_steps != "nearest"
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
-        client.first_order(self.training.at(client.round))
+        client.first_order(self.training.for_round(client.round))
         return Weights(client.weights())
 
 

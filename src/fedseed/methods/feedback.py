@@ -83,7 +83,7 @@ class Feedback(Method):
 
         The client remembers what is left out now.
         """
-        client.first_order(self.training.at(client.round))
+        client.first_order(self.training.for_round(client.round))
         with client.phase("projection"):
             vector = client.difference()
             residual = client.recall() if self.remembers else None

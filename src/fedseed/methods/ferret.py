@@ -274,7 +274,7 @@ class Ferret(BlockRates):
 
     @model_validator(mode="after")
     def _streaming_is_linear(self) -> "Ferret":
-        wrong = list(self.training.not_plain_sgd()) if self.streaming else []
+        wrong = list(self.training.plain_sgd_needs()) if self.streaming else []
         if self.streaming and self.allocation in BY_CHANGE:
             wrong.append('allocation = "size", "uniform" or "previous"')
         if wrong:
@@ -302,7 +302,7 @@ class Ferret(BlockRates):
     def train(self, state: FerretState, plan: FerretPlan, client: Client) -> Coefficients:
         """Train locally (Algorithm 1, step 2), then project the change (step 3)."""
         seed = state.client_seed(client.round, client.number) if plan.seed is None else plan.seed
-        basis, training = self.directions_of(seed), self.training.at(client.round)
+        basis, training = self.directions_of(seed), self.training.for_round(client.round)
         if self.streaming:
             products = client.project_gradients(training, basis, self.allocate(state).tolist())
         else:

@@ -365,7 +365,7 @@ class Subspace(Method):
         """Train B at W + B P, and round it to its bits."""
         seed = self.subspace_seed(state, client.round)
         factors = client.train_factors(
-            self.training.at(client.round), state.subspace(seed), self.interval
+            self.training.for_round(client.round), state.subspace(seed), self.interval
         )
         values = _join_entries(factors)
         if not np.isfinite(values).all():

@@ -65,7 +65,9 @@ class Basis:
     @property
     def tile(self) -> int:
         """Return B, the size of the Hadamard matrix, a power of two (1 for the other bases)."""
-        return 1 << (self.size - 1).bit_length() if self.name == "hadamard" else 1
+        if self.name == "hadamard":
+            return 1 << (self.size - 1).bit_length()
+        return 1
 
     @property
     def spec(self) -> Spec:
@@ -91,7 +93,9 @@ class Basis:
         """Return rho, the variance of an entry in a block of `length` parameters (1 but for
         "truncated_normal").
         """
-        return entries.variance(length) if self.name == "truncated_normal" else 1.0
+        if self.name == "truncated_normal":
+            return entries.variance(length)
+        return 1.0
 
     def direction(
         self,

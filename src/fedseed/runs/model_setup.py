@@ -99,7 +99,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
     trainable = trainable_names(model, settings.base, settings.trainable)
-    adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
+    adapter = adapters.choose_adapter(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapters.is_installed(model):
         if settings.adapter is not None:
             raise RecipeError(
@@ -170,7 +170,9 @@ def room_left(recipe: Recipe, model: Any) -> int | None:
     None: any number.
     """
     room = longest_input(model)
-    adapter = adapters.chosen(recipe.model.adapter, recipe.method.adapter, recipe.method.name)
+    adapter = adapters.choose_adapter(
+        recipe.model.adapter, recipe.method.adapter, recipe.method.name
+    )
     return None if room is None else room - adapters.virtual_tokens(adapter)
 
 
@@ -474,7 +476,7 @@ def hosted_of(
     has_adapter = adapters.is_installed(model)  # the base's own, which is tuned on
     hashed = adapters.base_digest if has_adapter else base_digest
     digest = spec.base_digest or hashed(model, spec.digest)
-    chosen = adapters.chosen(spec.adapter, method.adapter, method.name)
+    chosen = adapters.choose_adapter(spec.adapter, method.adapter, method.name)
     if has_adapter:
         chosen = adapters.settings_of(model)
     elif chosen is not None:

@@ -183,7 +183,7 @@ class _Trials:
         """Returns the model at its base; an adapter is put into another one each time."""
         if self._equipment is not None and not restore:
             return self._equipment
-        adapter = adapters.chosen(
+        adapter = adapters.choose_adapter(
             self.recipe.model.adapter, self.recipe.method.adapter, self.recipe.method.name
         )
         if self._equipment is None or adapter is not None:

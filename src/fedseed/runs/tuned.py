@@ -313,7 +313,7 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
     hears = hears_besides({**whole.config.to_dict(), "architectures": [name]})
     if name not in loader.classes() and not (kind.architecture == "causal" and hears):
         raise RecipeError(
-            f'task.name = "{recipe.task.name}" needs {loader.about}; this is a '
+            f'task.name = "{recipe.task.name}" needs {loader.description}; this is a '
             f"{type(whole).__name__}"
         )
     equipment = equipped(recipe, data, kind, model, processor, longest_input(model))

@@ -1,4 +1,4 @@
-"""Says what a method may ask of a client in training.
+"""The interface by which a method works with a client in training.
 
 `fedseed.training.client.LocalClient` does it.
 """

@@ -140,7 +140,7 @@ class Worker:
         shared = SharedLosses(local_clients, part=part, parts=parts)
         for message, client in zip(messages, shared.members, strict=True):
             self._answer(message, client)  # for the losses that it evaluates
-        return shared.found
+        return shared.passes
 
     def _locals(
         self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]
