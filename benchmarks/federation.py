@@ -169,8 +169,8 @@ def coordinator(a: argparse.Namespace) -> None:
 
 def host(a: argparse.Namespace) -> None:
     """A process that hosts clients."""
-    from fedseed.federation.hosted import Hosted
-    from fedseed.federation.network_client import NetworkClient
+    from fedseed.federation.client.network import NetworkClient
+    from fedseed.federation.client.state import Hosted
     from fedseed.transport import transport
     from fedseed.transport.base import Access
 

@@ -42,8 +42,8 @@ from speed import Ready
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 
 from fedseed import Basis, Federation, FedKSeed, FeedSign, Ferret, Orbit, ParameterSpace
-from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.worker import Worker
+from fedseed.federation.client.worker import Worker
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.methods import Method
 from fedseed.models.loading import load_model
 from fedseed.objectives.losses import Tokens

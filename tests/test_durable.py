@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedseed.durable import Appender, append_to, replacing, write_whole
+from fedseed.durable import Appender, append_to, finished_files, replacing, write_whole
 from fedseed.errors import StorageError
 
 
@@ -182,3 +182,17 @@ def test_what_a_killed_process_has_left_is_removed_and_another_ones_is_not(tmp_p
         assert busy.exists() and not left.exists()
         busy.write_bytes(b"first")
     assert path.read_bytes() == b"first" and sorted(tmp_path.iterdir()) == [path, other]
+
+
+def test_finished_files_are_without_what_a_killed_process_has_left(tmp_path):
+    (tmp_path / "kept-2.npz").touch()
+    (tmp_path / "kept-a.part.npz").touch()  # somebody's, and no temporary file
+    code = (
+        f"from fedseed.durable import *; import os\nfolder = Path({str(tmp_path)!r})\n"
+        "with replacing(folder / 'kept-3.npz'), replacing(folder / 'kept-4'):\n    os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 9
+    assert len(list(tmp_path.iterdir())) == 4
+    names = [path.name for path in finished_files(tmp_path, "kept-*")]
+    assert names == ["kept-2.npz", "kept-a.part.npz"]
+    assert finished_files(tmp_path / "missing", "*") == []

@@ -7,6 +7,7 @@ somebody else.
 
 import errno
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ except ImportError:
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 TOKEN_BYTES = 8  # of a temporary file's name
+_TEMPORARY = re.compile(rf"\.[0-9a-f]{{{2 * TOKEN_BYTES}}}\.part(\.[^.]*)?$")
 LOCKED_BYTE = 1 << 40
 LOCK_PAUSE_SECONDS = 0.01  # before a lock that is held is tried again
 
@@ -191,6 +193,18 @@ def _remove_left(path: Path) -> None:
                 Path(name).unlink()
             finally:
                 os.close(handle)
+
+
+def finished_files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a folder that match a pattern, sorted by name.
+
+    Temporary files of `replacing`, which a killed process may have left, are not among them.
+
+    Args:
+        folder: the folder; it need not exist.
+        pattern: as for `Path.glob`.
+    """
+    return sorted(path for path in folder.glob(pattern) if not _TEMPORARY.search(path.name))
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from fedseed import FedAvg, FedKSeed, FeedSign, Ferret, ZOFedSGD
 from fedseed.aggregation import GeometricMedian, Mean, Median, TrimmedMean
-from fedseed.federation.bounds import Bounds
 from fedseed.federation.byzantine import Byzantine
+from fedseed.federation.coordinator.bounds import Bounds
 from fedseed.federation.messages import Message
 from fedseed.methods import FedMeZO, FedSGD
 from fedseed.methods.payload import About

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedseed.federation.accounts import limits_of
+from fedseed.federation.client.accounts import limits_of
 from fedseed.flower import client
 from fedseed.privacy import PrivateScalars
 from fedseed.privacy.account_file import FileAccount

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, MeZO, Orbit, RandOpt, ZOFedSGD
-from fedseed.federation.worker import Worker
+from fedseed.federation.client.worker import Worker
 from fedseed.optimizers.rules import Squares
 from support.problem import Problem
 from support.tiers import mark

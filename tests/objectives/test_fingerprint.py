@@ -10,8 +10,8 @@ from importlib.metadata import version
 import pytest
 
 from fedseed.errors import FedseedError, RecipeError
+from fedseed.federation.client.data_note import check_fingerprint
 from fedseed.federation.control import Beginning, Hello, parse_control
-from fedseed.federation.data_note import check_fingerprint
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.protocol import Entry, header_entry, read_header
 from fedseed.objectives.fingerprint import template_digest, tokens_digest, versions_here

@@ -77,7 +77,9 @@ class Adversary(RuleBasedStateMachine):
         self.unique = self.folder.name.rpartition("-")[2]
         self.asker = Asker(self.server)
         self.clients, self.seen, self.restarted = [], 0, False
-        self.answers = {}  # by question: what was said
+        self.answers = {}  # by the question of the turn that a client has counted
+        self.answers_of_plans = {}  # by the plan, and the log that it was sent for
+        self.logs, self.replaced_logs = set(), 0  # names of logs; logs begun anew under one
         self.asked = {}  # by attempt: what a plan has asked
         self.vectors, self.turns = Counter(), Counter()  # released: by kind; by recipe
         self.trials["examples"] += 1
@@ -112,6 +114,8 @@ class Adversary(RuleBasedStateMachine):
     def new_log(self, run, key, swapped):
         self.run, self.key = f"{run}-{self.unique}", key
         self.names = [*NAMES][:: -1 if swapped else 1]
+        self.replaced_logs += self.run in self.logs
+        self.logs.add(self.run)
         self.steps = []
         link = STARTS[key][-16:]
         self.asker.begin(self.run, STARTS[key], self.names, link)
@@ -203,18 +207,38 @@ class Adversary(RuleBasedStateMachine):
         return all(client.name in senders or client.code is not None for client in clients)
 
     def hear(self):
-        """Take what has come since: each new answer must have been allowed."""
+        """Take what has come since: each new answer must have been allowed.
+
+        A client that still follows an earlier log of the same name answers a plan of the new log
+        at the weights of the earlier one. So two answers to one plan may differ, and each is
+        counted; what must not happen is two answers to one question in the clients' accounts.
+        """
         received, self.seen = self.asker.received[self.seen :], len(self.asker.received)
+        questions = self.counted_questions() if received else {}
         for _, sender, message in received:
             self.trials["answers"] += 1
             key, steps, number, rate, names = self.asked[message.attempt]
             assert message.round == number
-            question = key, steps, number, rate, names.index(sender)
+            plan = key, steps, number, rate, names.index(sender)
+            self.answers_of_plans.setdefault(plan, set()).add(message.payload)
+            assert len(self.answers_of_plans[plan]) <= 1 + self.replaced_logs
+            assert message.payload in questions, "an answer that no account has counted"
+            question = questions[message.payload]
             if question not in self.answers:
                 self.answers[question] = message.payload
                 self.count(key)
             assert self.answers[question] == message.payload, "another answer to this question"
         self.forget_dead()
+
+    def counted_questions(self):
+        """The question of each answer, from the accounts on disk."""
+        questions = {}
+        for name in NAMES:
+            path = self.folder / "accounts" / f"{name}.jsonl"
+            if path.exists():
+                account = FileAccount(path, name, Limits(1, None, 1e-5), DATA)
+                questions |= {turn.answer: turn.question for turn in account.answered()}
+        return questions
 
     def count(self, key):
         """Count an answer that is new, and look whether the client's recipe allowed it."""

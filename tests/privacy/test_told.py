@@ -14,7 +14,7 @@ import pytest
 from fedseed import Federation, FeedSign, Orbit
 from fedseed.cli.network import describe
 from fedseed.errors import NonFiniteError
-from fedseed.federation.inquiry import Inquiry
+from fedseed.federation.coordinator.inquiry import Inquiry
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import Entry, read_header, read_silent, read_step
 from fedseed.orbit.file import begin

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.client.network import NetworkClient
 from fedseed.privacy import mechanism_of
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading, joining

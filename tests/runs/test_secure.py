@@ -11,7 +11,7 @@ import torch
 
 from fedseed import Federation, FedKSeed, FedMeZO, FeedSign, Ferret, Subspace, ZOFedSGD
 from fedseed.errors import MessageError, RecipeError
-from fedseed.federation.secure import Masking
+from fedseed.federation.client.secure import Masking
 from fedseed.orbit.signature import generate_key
 from fedseed.privacy.secure.messages import Phase, unframe
 from fedseed.privacy.secure.settings import SecureSums, identity_text

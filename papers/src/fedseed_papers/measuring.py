@@ -21,7 +21,7 @@ from fedseed_papers.reconstruction import over_seeds, slope
 from fedseed_papers.statistics import BySeed, at_least, at_most, concluded
 
 if TYPE_CHECKING:
-    from fedseed.federation.worker import Worker
+    from fedseed.federation.client.worker import Worker
 
 SMALL = 1_195_392  # parameters of the small base
 SEEDS = tuple(range(11, 21))

@@ -21,8 +21,8 @@ from fedseed.attacks.updates import (
     inner_product,
     little_is_enough,
 )
-from fedseed.federation.bounds import Bounds, lower_median
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.bounds import Bounds, lower_median
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.messages import Message
 from fedseed.methods.payload import LARGEST, About
 

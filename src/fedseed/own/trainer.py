@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from fedseed.errors import RecipeError
+from fedseed.federation.client.state import Hosted
 from fedseed.federation.control import HELD_OUT
-from fedseed.federation.hosted import Hosted
 from fedseed.models.architectures import architecture_of
 from fedseed.models.loading import choose_trainable, trainable_names
 from fedseed.models.traits import PROBES, examine, settle

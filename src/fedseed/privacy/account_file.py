@@ -22,7 +22,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from fedseed.durable import NO_LINK, NO_WAIT, Appender, locked, make_folder, write_whole
+from fedseed.durable import (
+    NO_LINK,
+    NO_WAIT,
+    Appender,
+    finished_files,
+    locked,
+    make_folder,
+    write_whole,
+)
 from fedseed.errors import PrivacyError, StorageError
 from fedseed.privacy.account import Account, Limits, Turn
 from fedseed.text import first_problem
@@ -290,7 +298,7 @@ class FileAccount(Account):
             own_file.add_place(data_place)
         files = [own_file]
         if data_place:
-            paths = sorted(self._path.parent.glob(f"*{SUFFIX}"))
+            paths = finished_files(self._path.parent, f"*{SUFFIX}")
             for other_file in [AccountFile(path) for path in paths if path != self._path]:
                 other_file.read_on()
                 if other_file.places & own_file.places:

@@ -11,7 +11,7 @@ from typing import Any
 from fedseed.actors import Cluster
 from fedseed.attacks.updates import flip_labels
 from fedseed.errors import RecipeError
-from fedseed.federation.hosted import Hosted
+from fedseed.federation.client.state import Hosted
 from fedseed.methods import Method
 from fedseed.models import PACKAGED
 from fedseed.objectives.evaluation import measure

@@ -10,11 +10,11 @@ import torch
 
 from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
+from fedseed.federation.client.group import lead_group, space_of
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.client.worker import Worker
 from fedseed.federation.control import HELD_OUT, VALIDATION, average_metrics
 from fedseed.federation.fingerprint import Fingerprint
-from fedseed.federation.group import lead_group, space_of
-from fedseed.federation.hosted import Hosted
-from fedseed.federation.worker import Worker
 from fedseed.models import PACKAGED, adapters
 from fedseed.models.heads import Head
 from fedseed.models.quantization import BITS, check_tunable, describe_quantized, quantization_of

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.errors import FedseedError, OrbitError, RecipeError
-from fedseed.federation.accounts import limits_of, settings_with_account
-from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.hosted import Hosted
-from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.client.accounts import limits_of, settings_with_account
+from fedseed.federation.client.network import NetworkClient
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.protocol import list_names
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model

@@ -23,7 +23,7 @@ from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.attacks.updates import AttackSettings, attack_problem
 from fedseed.errors import RecipeError, closest
-from fedseed.federation.bounds import Bounds
+from fedseed.federation.coordinator.bounds import Bounds
 from fedseed.methods import Method, without_gradients
 from fedseed.models import PACKAGED
 from fedseed.models.adapters import AnyAdapter

@@ -23,8 +23,8 @@ import numpy as np
 
 from fedseed.aggregation.base import Noise
 from fedseed.errors import FedseedError, MessageError
-from fedseed.federation.bounds import Bounds
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.bounds import Bounds
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import Method
 from fedseed.methods.base import Answers as WeightedAnswers

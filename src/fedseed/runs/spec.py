@@ -8,7 +8,7 @@ from typing import Any
 from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
 from fedseed.errors import RecipeError
-from fedseed.federation.bounds import Bounds
+from fedseed.federation.coordinator.bounds import Bounds
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.methods import Method
 from fedseed.models.adapters import Adapter

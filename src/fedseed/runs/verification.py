@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.errors import FedseedError, MessageError, NonFiniteError
-from fedseed.federation.hosted import Hosted
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.client.worker import Worker
 from fedseed.federation.messages import Message
-from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.methods.ferret import Coefficients
 from fedseed.methods.payload import About, Floats, State, codecs

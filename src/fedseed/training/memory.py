@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 
 import numpy as np
 
-from fedseed.durable import replacing
+from fedseed.durable import finished_files, replacing
 from fedseed.errors import FedseedError
 from fedseed.weights.change import Floats
 
@@ -84,5 +84,5 @@ class Memory:
 
     def _kept(self, client: int) -> list[tuple[int, Path]]:
         """Return the client's files by round, in ascending order."""
-        paths = ((path.name.split("."), path) for path in self.folder.glob(f"client-{client}.*.f4"))
-        return sorted((int(parts[1]), path) for parts, path in paths if len(parts) == 3)
+        paths = finished_files(self.folder, f"client-{client}.*.f4")
+        return sorted((int(path.name.split(".")[1]), path) for path in paths)

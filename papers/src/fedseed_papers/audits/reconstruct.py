@@ -20,8 +20,8 @@ from torch.nn.functional import one_hot
 
 from fedseed import methods
 from fedseed.errors import RecipeError
+from fedseed.federation.client.worker import Worker
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.methods.base import Round
 from fedseed.objectives.classification import Images

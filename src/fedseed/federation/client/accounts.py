@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedseed.federation.hosted import Hosted
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.client.worker import Answer
 from fedseed.federation.messages import Message, MessageKind
-from fedseed.federation.worker import Answer
 from fedseed.methods import Method
 from fedseed.privacy import protection_of
 from fedseed.privacy.account import Account, Limits, Turn, hash_of

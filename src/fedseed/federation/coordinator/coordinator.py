@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.aggregation.base import Past, claims, shares
 from fedseed.errors import MessageError
-from fedseed.federation.bounds import Bounds, LastSteps, too_far
+from fedseed.federation.coordinator.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers

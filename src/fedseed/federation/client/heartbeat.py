@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedseed.errors import FedseedError, NetworkError
+from fedseed.federation.client.replica import Replica
 from fedseed.federation.control import Attach, Beat, Hello, Welcome, parse_control
 from fedseed.federation.large import carry
 from fedseed.federation.messages import Message, MessageKind
-from fedseed.federation.replica import Replica
 from fedseed.transport.base import end_task
 
 RETRY_SECONDS = 2.0

@@ -12,18 +12,18 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from fedseed.errors import MessageError, NetworkError
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.coordinator import Coordinator
+from fedseed.federation.coordinator.membership import Roster
+from fedseed.federation.coordinator.session import RESEND_SECONDS, Session, Stragglers, Wait
 from fedseed.federation.cost import Cost
 from fedseed.federation.large import Room, Stored, carry, fetch, is_stored, round_and_attempt
-from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import SAID, SILENT, plan_message, read_silent
-from fedseed.federation.session import RESEND_SECONDS, Session, Stragglers, Wait
 from fedseed.privacy.secure import LostError, TooFewError
 from fedseed.privacy.settings import WITHHELD
 
 if TYPE_CHECKING:
-    from fedseed.federation.secure import SecureTalk
+    from fedseed.federation.coordinator.secure import SecureTalk
 
 MOST_PAUSE = 30.0  # seconds before a round is begun again
 
@@ -87,7 +87,7 @@ class Rounds:
         self._room = Room(self.largest)
         # only secure sums need the libraries of this module
         if self.coordinator.sums:
-            from fedseed.federation.secure import SecureCoordinator, SecureTalk
+            from fedseed.federation.coordinator.secure import SecureCoordinator, SecureTalk
 
             assert isinstance(self.coordinator, SecureCoordinator)
             self.secure = SecureTalk(self.session, self.roster, self.coordinator, self.stragglers)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.federation.hosted import Hosted
+from fedseed.federation.client.state import Hosted
 from fedseed.processes import GROUP, alone
 from fedseed.weights.codes import is_quantized
 from fedseed.weights.space import ParameterSpace

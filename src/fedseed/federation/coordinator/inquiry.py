@@ -14,10 +14,8 @@ from fedseed.federation.control import (
     average_metrics,
     parse_control,
 )
-from fedseed.federation.cost import MOST_PHASES, Cost
-from fedseed.federation.membership import Host, Roster
-from fedseed.federation.protocol import list_names
-from fedseed.federation.session import (
+from fedseed.federation.coordinator.membership import Host, Roster
+from fedseed.federation.coordinator.session import (
     GRACE_SECONDS,
     RESEND_SECONDS,
     SLOW_FACTOR,
@@ -26,6 +24,8 @@ from fedseed.federation.session import (
     Wait,
     poll_interval,
 )
+from fedseed.federation.cost import MOST_PHASES, Cost
+from fedseed.federation.protocol import list_names
 from fedseed.orbit.record import NO_DIGEST
 from fedseed.reports.results import PHASES, RoundLine
 from fedseed.text import shown

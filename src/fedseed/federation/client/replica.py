@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError, StorageError
+from fedseed.federation.client.data_note import check_data, check_fingerprint
+from fedseed.federation.client.state import Hosted, WorkThread
 from fedseed.federation.cost import Cost
-from fedseed.federation.data_note import check_data, check_fingerprint
-from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.large import fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import Entry, list_names, read_header, read_mark, read_step

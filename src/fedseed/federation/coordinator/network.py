@@ -13,17 +13,17 @@ from typing import Any
 
 from fedseed.aggregation import AggregationRule
 from fedseed.errors import MessageError, NetworkError, RecipeError
-from fedseed.federation.bounds import Bounds
 from fedseed.federation.control import Attach, Hello, Status, parse_control
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.admission import Reception
+from fedseed.federation.coordinator.bounds import Bounds
+from fedseed.federation.coordinator.coordinator import Coordinator
+from fedseed.federation.coordinator.inquiry import Inquiry
+from fedseed.federation.coordinator.membership import Roster
+from fedseed.federation.coordinator.rounds import Rounds
+from fedseed.federation.coordinator.session import CoordinatorSettings, Rejected, Session
+from fedseed.federation.coordinator.step_log import StepLog
 from fedseed.federation.fingerprint import Fingerprint
-from fedseed.federation.inquiry import Inquiry
-from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import list_names
-from fedseed.federation.reception import Reception
-from fedseed.federation.rounds import Rounds
-from fedseed.federation.session import CoordinatorSettings, Rejected, Session
-from fedseed.federation.step_log import StepLog
 from fedseed.methods import Method
 from fedseed.metrics import shown_metrics
 from fedseed.orbit import Header
@@ -54,7 +54,7 @@ def _make_secure_coordinator(
 
     Raises ValueError: the settings do not fit the clients or the method.
     """
-    from fedseed.federation.secure import SecureCoordinator
+    from fedseed.federation.coordinator.secure import SecureCoordinator
     from fedseed.privacy.secure.summing import load_proofs
 
     problem = settings.missing_key(names)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from fedseed.attacks.updates import AttackKind
+from fedseed.federation.client.worker import Worker
 from fedseed.federation.fingerprint import Fingerprint
-from fedseed.federation.worker import Worker
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
 from fedseed.privacy.account import Account

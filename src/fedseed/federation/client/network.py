@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.errors import MessageError, NetworkError, OrbitError
-from fedseed.federation.accounts import accounts_in_memory
-from fedseed.federation.answers import Answers
+from fedseed.federation.client.accounts import accounts_in_memory
+from fedseed.federation.client.answers import Answers
+from fedseed.federation.client.heartbeat import Presence
+from fedseed.federation.client.replica import Replica
+from fedseed.federation.client.state import Hosted, WorkThread
 from fedseed.federation.control import Beat
 from fedseed.federation.cost import Cost
-from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.large import fetch
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.presence import Presence
 from fedseed.federation.protocol import LogContents
-from fedseed.federation.replica import Replica
 from fedseed.orbit import NO_DIGEST, Record
 from fedseed.orbit.file import begin, write_orbit
 from fedseed.orbit.record import ending, link, packed

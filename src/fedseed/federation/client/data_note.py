@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fedseed.durable import write_whole
 from fedseed.errors import FedseedError, StorageError
+from fedseed.federation.client.state import Hosted
 from fedseed.federation.fingerprint import Fingerprint
-from fedseed.federation.hosted import Hosted
 from fedseed.tasks.record import DataRecord, describe_changes, record_from_json, record_to_json
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from fedseed.errors import MessageError, OrbitError, RecipeError
-from fedseed.federation.agreement import Agreement, Claim
 from fedseed.federation.control import MOST_CLIENTS, Attach, Hello, Welcome
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.agreement import Agreement, Claim
+from fedseed.federation.coordinator.coordinator import Coordinator
+from fedseed.federation.coordinator.membership import Roster
+from fedseed.federation.coordinator.session import RESEND_SECONDS, Session
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.large import fetch
-from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import list_names
-from fedseed.federation.session import RESEND_SECONDS, Session
 from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan

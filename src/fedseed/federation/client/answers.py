@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import FedseedError, MessageError, NetworkError
-from fedseed.federation.accounts import charge, earlier_answer, turn_of
+from fedseed.federation.client.accounts import charge, earlier_answer, turn_of
+from fedseed.federation.client.heartbeat import Presence
+from fedseed.federation.client.replica import Replica
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.client.worker import Answer
 from fedseed.federation.control import Question, Report, parse_control
 from fedseed.federation.cost import Cost, rounding_warning
-from fedseed.federation.hosted import Hosted
 from fedseed.federation.large import carry, fetch, round_and_attempt
 from fedseed.federation.messages import Message, MessageKind
-from fedseed.federation.presence import Presence
 from fedseed.federation.protocol import read_plan, silent_message
-from fedseed.federation.replica import Replica
-from fedseed.federation.worker import Answer
 from fedseed.orbit import NO_DIGEST
 from fedseed.privacy.account import Turn
 from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.results import RoundLine
 
 if TYPE_CHECKING:
-    from fedseed.federation.secure import Masking
+    from fedseed.federation.client.secure import Masking
 
 MOST_PLANS = 10_000  # that wait to be looked at
 
@@ -105,7 +105,7 @@ class Answers:
         """
         hosted, numbers = self.replica.hosted, self.replica.numbers
         if self._masking is None and hosted.secure is not None:
-            from fedseed.federation.secure import Masking
+            from fedseed.federation.client.secure import Masking
 
             examples = {numbers[name]: len(items) for name, items in hosted.items.items()}
             identities = {numbers[name]: key for name, key in hosted.identities.items()}
@@ -141,7 +141,7 @@ class Answers:
             return False
         clients, ask = self._asks[0]
         if self.replica.hosted.secure is not None:
-            from fedseed.federation.secure import answer_ask, first_round
+            from fedseed.federation.client.secure import answer_ask, first_round
 
             first = first_round(ask)
             if first is not None:
