@@ -9,7 +9,7 @@ from math import comb
 
 import pytest
 
-from fedseed_papers import feedsign, payloads
+from fedseed_papers import feedsign, ferret, payloads
 from fedseed_papers.reproducing import EXACT
 
 REDUCED = {
@@ -86,6 +86,17 @@ def test_bytes_are_those_of_fedkseeds_table():
     assert payloads.DATAJUICER == 1_345_423_360 and payloads.LLAMA_3B == 3_426_473_600
     assert payloads.fedavg(1000).update.bytes == 4000
     assert (payloads.zofedsgd().bits_up, payloads.feedsign().bits_up) == (64, 1)
+
+
+def test_a_time_that_falls_as_one_over_l_is_told_from_one_that_does_not():
+    blocks = (1, 2, 4, 8, 16, 32, 64)
+    fixed, shared, deviation = ferret.fit_inverse([(x, 0.02 + 0.4 / x) for x in blocks])
+    assert (fixed, shared) == pytest.approx((0.02, 0.4)) and deviation < 1e-9
+    # by the root of L, or not at all: the part that stays shows it
+    fixed, shared, _ = ferret.fit_inverse([(x, 0.4 / x**0.5) for x in blocks])
+    assert shared < 9 * fixed
+    fixed, shared, _ = ferret.fit_inverse([(x, 0.4) for x in blocks])
+    assert fixed == pytest.approx(0.4) and abs(shared) < 1e-9
 
 
 def test_the_three_formulas_of_a_reversed_sign():
