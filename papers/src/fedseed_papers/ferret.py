@@ -308,7 +308,7 @@ def figure_8c(
         count: K.
         blocks: L; each divides d and K.
         seeds: of inputs and directions.
-        timed: judge the times, in seconds of a core, which other work on the machine hardly changes.
+        timed: judge the times, in seconds of a core: other work on it hardly changes them.
     """
     cosines: list[dict[float, float]] = [{} for _ in seeds]
     times: list[dict[float, float]] = [{} for _ in seeds]

@@ -30,7 +30,7 @@ from fedseed.experiments.sweeps import (
 )
 from fedseed.reports.results import read_summary
 from fedseed.runs.recipe import read_recipe
-from fedseed_papers import fedkseed, feedsign, ferret
+from fedseed_papers import fedkseed, feedsign, ferret, theorems
 from fedseed_papers.catalogue import SCALES, Item, Scale, catalogue
 from fedseed_papers.findings import (
     Finding,
@@ -45,9 +45,10 @@ from fedseed_papers.measuring import SEEDS, SMALL_MAKERS, made_small, opt_125m
 from fedseed_papers.training import as_mapping, finding
 
 EXACT: Mapping[str, Mapping[str, Callable[..., Finding]]] = {
-    "ferret": ferret.EXACT,
-    "fedkseed": fedkseed.EXACT,
-    "feedsign": feedsign.EXACT,
+    "ferret": {**ferret.EXACT, **theorems.FERRET},
+    "fedkseed": {**fedkseed.EXACT, **theorems.FEDKSEED},
+    "feedsign": {**feedsign.EXACT, **theorems.FEEDSIGN},
+    "fedmezo": theorems.FEDMEZO,
 }
 RESULT = "result.json"
 getloadavg = getattr(os, "getloadavg", None)  # Windows has none
