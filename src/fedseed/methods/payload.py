@@ -393,6 +393,21 @@ class Array(Codec):
 
 
 @dataclass(frozen=True)
+class HalfArray(Array):
+    """A 1-D array of float32 whose elements travel as float16, rounded to nearest.
+
+    Larger magnitudes than float16 has travel as its largest, 65,504.
+    """
+
+    def write(self, value: Any) -> bytes:
+        most = float(np.finfo(np.float16).max)
+        return super().write(np.clip(np.asarray(value, dtype=np.float64), -most, most))
+
+    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values.astype(np.float32)
+
+
+@dataclass(frozen=True)
 class Scalar(Array):
     """One number: "u4", "u8", "f4" or "f8", as NumPy names them."""
 
