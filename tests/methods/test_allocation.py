@@ -78,7 +78,7 @@ def test_coefficients_are_products_over_their_number_and_the_entries_variance():
         method.directions_of(3),
         [np.float32([6, 3]), np.float32([1]), np.float32([2, 2, 2, 4])],
     )
-    found = method.scaled(method.start(LAYOUT, 1), basis, products)
+    found = method.scale_products(method.start(LAYOUT, 1), basis, products)
     for gamma, product, size in zip(found, products, SIZES, strict=True):
         np.testing.assert_allclose(
             gamma, product / (basis.variance(size) * len(product)), rtol=1e-6

@@ -3,7 +3,7 @@
 import pytest
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, MeZO, RandOpt, ZOFedSGD
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 
 STREAMING = {"allocation": "size", "streaming": True}
 REFUSED = [

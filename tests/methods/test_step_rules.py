@@ -33,7 +33,7 @@ class Steps:
 
     def directions(self):
         """Those of the next step, shape (n, d)."""
-        basis, indices = self.method.directions(7), self.method.indices(self.state.done + 1)
+        basis, indices = self.method.directions(7), self.method.indices(self.state.steps_done + 1)
         return np.array([basis.direction(k, 0, SIZE) for k in indices], dtype=np.float64)
 
     def take(self, step):
@@ -86,7 +86,7 @@ def test_meazo(small_steps):
             # nobody answered: no average takes it
             steps.take(Estimates(np.zeros(0, dtype=np.float32)))
     np.testing.assert_allclose(steps.weights, steps.expected, atol=2e-5)
-    assert steps.state.done == 6 and steps.state.squares.steps == 5
+    assert steps.state.steps_done == 6 and steps.state.squares.steps == 5
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])

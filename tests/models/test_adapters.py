@@ -12,8 +12,8 @@ from fedseed.models.adapters import LoRA, PromptTuning, PTuning, install
 from fedseed.models.loading import load_model
 from fedseed.objectives.generation import generate
 from fedseed.objectives.losses import CausalLM
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Example
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.digest import base_digest

@@ -36,8 +36,8 @@ from fedseed.models.quantized_layers import (
     quantize_layers,
 )
 from fedseed.models.traits import examine, traits_of
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 from fedseed.weights.digest import base_digest
 from support.text_bases import write
 

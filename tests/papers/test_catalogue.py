@@ -17,8 +17,8 @@ from fedseed.experiments.sweeps import (
     packaged_sweeps,
     read_sweep,
 )
-from fedseed.runs.packaged import packaged_recipes
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.packaged import packaged_recipes
+from fedseed.recipe.reading import read_recipe
 from fedseed_papers import training
 from fedseed_papers.catalogue import EVERY_SCENARIO, NOTHING, SCALES, catalogue
 from fedseed_papers.findings import UNKNOWN

@@ -8,8 +8,8 @@ import pytest
 from fedseed.experiments.sweeps import read_sweep
 from fedseed.methods import Ferret
 from fedseed.models.loading import outline
-from fedseed.runs.packaged import packaged_sweeps
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.packaged import packaged_sweeps
+from fedseed.recipe.reading import read_recipe
 from fedseed.weights.layout import Layout, TensorEntry, cut
 
 DATAJUICER = "datajuicer/LLaMA-1B-dj-refine-150B"

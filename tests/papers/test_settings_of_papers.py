@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedseed.experiments.sweeps import Sweep, SweepRun, find_sweep, packaged_sweeps, read_sweep
-from fedseed.runs.packaged import packaged_recipes
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.packaged import packaged_recipes
+from fedseed.recipe.reading import read_recipe
 from fedseed.tasks.partition import ByField, Dirichlet
 from fedseed_papers.catalogue import EVERY_SCENARIO, catalogue
 

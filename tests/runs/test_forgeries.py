@@ -27,7 +27,7 @@ from fedseed.aggregation.base import Noise, Past
 from fedseed.errors import FedseedError, MessageError
 from fedseed.methods.base import Answer
 from fedseed.methods.base import Answers as WeightedAnswers
-from fedseed.methods.payload import About, Payload, Small
+from fedseed.methods.payload import DecodeContext, Payload, Small
 from fedseed.methods.zofedsgd import Projections
 from fedseed.objectives.losses import Supervised
 from fedseed.orbit import NO_DIGEST, Orbit
@@ -211,7 +211,7 @@ class Forger:
         """Return the record with a client's numbers replaced, where these are beyond the noise."""
         (client,), answers = self.pick(number)
         examples, payload = answers[client]
-        about = About(self.method, self.states[number - 1], "update", number)
+        about = DecodeContext(self.method, self.states[number - 1], "update", number)
         update = self.update(number, payload)
         numbers = update.numbers(about)
         made = update.with_numbers(forged(numbers.astype(np.float64)), about).encode()

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from fedseed import FedAvg, Federation, FedKSeed, FeedSign, Ferret, Subspace, ZOFedSGD
 from fedseed.errors import RecipeError
 from fedseed.federation.messages import Message
-from fedseed.methods.payload import About
+from fedseed.methods.payload import DecodeContext
 from fedseed.objectives.losses import Supervised
 from fedseed.orbit import NO_DIGEST, Orbit
 from fedseed.orbit.file import write_orbit
@@ -76,7 +76,7 @@ def lied_to(run, rounds):
     def receive(data, sender):
         message = Message.decode(data)
         if sender == MINE and message.round in rounds:
-            about = About(run.method, coordinator.state, "update", message.round)
+            about = DecodeContext(run.method, coordinator.state, "update", message.round)
             update = run.method.decode_update(coordinator.state, message.round, message.payload)
             numbers = update.numbers(about).copy()
             at = np.abs(numbers).argmax()

@@ -371,7 +371,7 @@ TABLE_11: tuple[tuple[str, str, tuple[float, ...]], ...] = (
 
 def table_11() -> Finding:
     """The settings of the published recipes beside the paper's."""
-    from fedseed.runs.recipe import read_recipe
+    from fedseed.recipe.reading import read_recipe
 
     claims, rows = [], []
     for experiment, name, said in TABLE_11:

@@ -175,8 +175,8 @@ def batch_projections(seeds: Sequence[int]) -> Finding:
     Looked at along `directions` in each run, after some steps of FeedSign, each with many batches
     drawn.
     """
+    from fedseed.recipe.reading import read_recipe
     from fedseed.runs.assembly import build  # torch from here on
-    from fedseed.runs.recipe import read_recipe
 
     examples, steps, directions, batches, batch = 512, (0, 400), 20, 10_000, 64
     random = np.random.default_rng(1)
@@ -310,8 +310,8 @@ def effective_rank(seeds: Sequence[int]) -> Finding:
     The Hessian of 64 reviews' loss, at the base and after some steps of FeedSign: its trace by
     Hutchinson's probes, its largest eigenvalue by power iteration.
     """
+    from fedseed.recipe.reading import read_recipe
     from fedseed.runs.assembly import build  # torch from here on
-    from fedseed.runs.recipe import read_recipe
     from fedseed_papers.curvature import Curvature
 
     steps, ranks, ratios = (0, 200), dict[str, BySeed](), dict[str, BySeed]()
@@ -411,8 +411,8 @@ def snapshot_ensemble(seeds: Sequence[int]) -> Finding:
     import torch
 
     from fedseed.orbit.file import Orbit
+    from fedseed.recipe.reading import read_recipe
     from fedseed.runs.assembly import build
-    from fedseed.runs.recipe import read_recipe
 
     rounds, taken, candidates = 10, (4, 6, 8, 10), 128
     last, ensemble, mean = dict[int, float](), dict[int, float](), dict[int, float]()

@@ -28,8 +28,8 @@ from fedseed.experiments.sweeps import (
     find_sweep,
     read_sweep,
 )
+from fedseed.recipe.reading import read_recipe
 from fedseed.reports.results import read_summary
-from fedseed.runs.recipe import read_recipe
 from fedseed_papers import fedkseed, feedsign, ferret, theorems
 from fedseed_papers.catalogue import SCALES, Item, Scale, catalogue
 from fedseed_papers.findings import (

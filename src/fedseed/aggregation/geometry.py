@@ -41,7 +41,7 @@ EXACT = 2.0**53
 
 
 def columns(part: Part) -> Iterator[Matrix]:
-    """Yields some entries of all vectors at a time, in double precision, (n, m)."""
+    """Yield some entries of all vectors at a time, in double precision, (n, m)."""
     check_vectors(part, [0.0] * len(part))
     step = max(1, AT_A_TIME // len(part))
     for lo in range(0, len(part[0]), step):

@@ -50,7 +50,7 @@ class Krum(Geometric):
 
 
 class MultiKrum(Krum):
-    """Takes the mean of the m vectors with the least scores.
+    """Take the mean of the m vectors with the least scores.
 
     Args (besides those of `Krum`):
         chosen: m, how many vectors the outcome is the mean of; by default n - f.

@@ -56,7 +56,7 @@ class Mean(AggregationRule):
 
 
 class Median(Entrywise):
-    """Takes the plain median of each entry.
+    """Take the plain median of each entry.
 
     Of an even number of clients, the mean of the middle two.
 
@@ -77,7 +77,7 @@ class Median(Entrywise):
 
 
 class TrimmedMean(Entrywise):
-    """Takes the mean of each entry without its f least and f largest values.
+    """Take the mean of each entry without its f least and f largest values.
 
         (1 / (n - 2 f)) sum of the sorted values f + 1, ..., n - f of each entry
 

@@ -217,7 +217,9 @@ def generate(
         return
     for one in wanted:
         text = (
-            writer.answer([{"role": "user", "content": one}]) if chat else writer.after(one)
+            writer.answer([{"role": "user", "content": one}])
+            if chat
+            else writer.continue_prompt(one)
         ).text
         lines = file is not None and file.suffix == ".jsonl"
         print(
@@ -272,7 +274,7 @@ def _talk(writer: "Writer", chat: bool) -> None:
         if chat:
             turns.append({"role": "user", "content": said})
             turns.append({"role": "assistant", "content": writer.answer(turns).text})
-        print(_seen(turns[-1]["content"] if chat else writer.after(said).text))
+        print(_seen(turns[-1]["content"] if chat else writer.continue_prompt(said).text))
 
 
 @grouped

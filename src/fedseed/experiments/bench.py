@@ -22,12 +22,12 @@ from fedseed.models.architectures import architecture_of
 from fedseed.models.loading import base_config, choose_trainable, outline, trainable_names
 from fedseed.models.targets import chosen_targets
 from fedseed.objectives.tokens import longest_input
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.machine import available_memory, resident_memory
 from fedseed.reports.tables import human_bytes, human_seconds, plain_table
 from fedseed.runs.assembly import build
-from fedseed.runs.equipment import kind_for
+from fedseed.runs.model_setup import kind_for
 from fedseed.runs.parties import load_data
-from fedseed.runs.recipe import Recipe
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.devices import peak_on
 from fedseed.weights.digest import dtype_name

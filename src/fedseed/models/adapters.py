@@ -99,7 +99,7 @@ AnyAdapter = Annotated[Adapter, Field(discriminator="kind")]
 
 
 def chosen(given: Adapter | None, wanted: Adapter | None, method: str) -> Adapter | None:
-    """Returns the adapter of a run: what the recipe asks for, or else what the method is defined
+    """Return the adapter of a run: what the recipe asks for, or else what the method is defined
     with.
 
     Raises RecipeError if the method is defined with another kind.

@@ -27,7 +27,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 def power(base: float, exponent: int) -> float:
-    """Returns base^exponent by squaring: products are rounded alike everywhere, the C library's
+    """Return base^exponent by squaring: products are rounded alike everywhere, the C library's
     powers are not.
     """
     result = 1.0
@@ -142,7 +142,7 @@ class Rule:
 
     @property
     def averages(self) -> int:
-        """Returns how many float32 numbers it keeps for every parameter."""
+        """Return how many float32 numbers it keeps for every parameter."""
         return 2 if self.kind == "adam" else 1
 
 

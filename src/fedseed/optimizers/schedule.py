@@ -27,7 +27,7 @@ HALF_PI = 1.5707963267948966
 
 
 class Schedule(BaseModel, metaclass=Hinting):
-    """Says how a learning rate changes from round to round.
+    """Say how a learning rate changes from round to round.
 
     In a recipe a name is enough: `schedule = "cosine"`.
 

@@ -29,7 +29,7 @@ PROBES = (
 
 
 def check_free(folder: Path) -> None:
-    """Raises FedseedError if a folder holds a model or is a file: before work is put into one."""
+    """Raise FedseedError if a folder holds a model or is a file: before work is put into one."""
     if any((folder / name).exists() for name in HOLDS):
         raise FedseedError(f"{folder} holds a model already: choose another folder with --out")
     if folder.exists() and not folder.is_dir():

@@ -109,7 +109,7 @@ class Header:
     quantization: str = ""
 
     def encode(self) -> bytes:
-        """Returns the header's bytes, without the link.
+        """Return the header's bytes, without the link.
 
         Raises OrbitError: nobody could read them.
         """

@@ -38,7 +38,7 @@ class Record:
 
     @property
     def last(self) -> int:
-        """Returns the number of its last step."""
+        """Return the number of its last step."""
         return self.round + self.steps - 1
 
     def encode(self) -> bytes:

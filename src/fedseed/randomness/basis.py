@@ -69,7 +69,7 @@ class Basis:
 
     @property
     def spec(self) -> Spec:
-        """Returns the basis as the kernels take it.
+        """Return the basis as the kernels take it.
 
         Raises ValueError for "lowrank": see `spec_on`.
         """
@@ -101,7 +101,7 @@ class Basis:
         length: int | None = None,
         matrices: Matrices | None = None,
     ) -> NDArray[np.float32]:
-        """Computes elements start..stop of direction k.
+        """Compute elements start..stop of direction k.
 
         Args:
             k: direction index, from 0 to 2**32 - 1.

@@ -92,7 +92,7 @@ def split_seed(seed: int) -> tuple[int, int]:
 
 
 def check_seed(seed: int, where: str = "seed") -> int:
-    """Checks and returns a seed given in Python or on a command line.
+    """Check and returns a seed given in Python or on a command line.
 
     In a recipe, `Seed` checks it.
 
@@ -159,7 +159,7 @@ def derive(seed: int, domain: int, position: int = 0, direction: int = 0) -> int
 
 
 def coins(seed: int, step: int, count: int) -> NDArray[np.int8]:
-    """Returns a step's coins, +1 or -1, at most 65,536; everybody knows them."""
+    """Return a step's coins, +1 or -1, at most 65,536; everybody knows them."""
     drawn = words(seed, Domain.COIN, 0, step * (1 << 14), -(-count // 4)).reshape(-1)
     return np.where(drawn[:count] & 1, 1, -1).astype(np.int8)
 
@@ -172,7 +172,7 @@ def rate_number(seed: int, number: int, client: int) -> float:
 
 
 def uniform_integers(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.uint64]:
-    """Returns `count` independent 64-bit integers."""
+    """Return `count` independent 64-bit integers."""
     rows = words(seed, domain, direction, 0, (count + 1) // 2)
     return rows.astype("<u4").view("<u8").reshape(-1)[:count].astype(np.uint64, copy=False)
 

@@ -20,12 +20,13 @@ from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
 from fedseed.orbit.replay import equip, replay
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.results import best_rounds, read_lines, read_summary
 from fedseed.runs.ending import read_ending
-from fedseed.runs.equipment import equip as equip_recipe
-from fedseed.runs.equipment import equipped, evaluation_of, kind_for
 from fedseed.runs.folder import CHAT_TEMPLATE
-from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.runs.model_setup import equip as equip_recipe
+from fedseed.runs.model_setup import equipped, evaluation_of, kind_for
 from fedseed.runs.store import read_weights
 from fedseed.tasks import REGISTRY
 

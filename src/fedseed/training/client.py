@@ -244,7 +244,7 @@ class LocalClient(Client):
         items: Sequence[Any],
         one_sided: bool = False,
     ) -> list[Any]:
-        return list(method.measured(self, basis, along, items, one_sided))
+        return list(method.measure_projections(self, basis, along, items, one_sided))
 
     @torch.no_grad()
     def example_losses(

@@ -26,7 +26,7 @@ class Client(Protocol):
     round: int
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yields endless batches of the client's examples, each pass over them in an order of its
+        """Yield endless batches of the client's examples, each pass over them in an order of its
         own.
 
         (seed, round, client) decide it, no global generator does. Raises NonFiniteError if the

@@ -243,14 +243,14 @@ def _fill(v, words, unit, k, block, blocks):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def signed(value, word, bit):  # type: ignore[no-untyped-def]
-    """Returns value with its sign turned if that bit of the word is set: the bit is moved to a
+    """Return value with its sign turned if that bit of the word is set: the bit is moved to a
     float's sign bit.
     """
     return _as_float(_U(_U(_as_int(value)) ^ _U(_U(word << _U(31 - bit)) & _U(0x80000000))))
 
 
 def _each(values, i):  # type: ignore[no-untyped-def]
-    """Returns number i of an array; one number is for all."""
+    """Return number i of an array; one number is for all."""
 
 
 @overload(_each, inline="always")
@@ -526,7 +526,7 @@ def _add_sums(out, source, total, scale):  # type: ignore[no-untyped-def]
 
 
 def _tile(width):  # type: ignore[no-untyped-def]
-    """Returns a function that computes a tile of a product in registers, for inputs `width`
+    """Return a function that computes a tile of a product in registers, for inputs `width`
     registers wide.
     """
 
@@ -1025,7 +1025,7 @@ def _constants(spec: Spec, length: int) -> tuple[int, int, tuple[int, int], np.f
 
 
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
-    """Prepares (parts, scale) of each step in a block of `length` elements, for `move`."""
+    """Prepare (parts, scale) of each step in a block of `length` elements, for `move`."""
     rows: list[Any] = []
     payload, ends = [np.zeros(0, np.float32)], []
     position = 0

@@ -111,7 +111,7 @@ def _along(pairs: Pairs, domain: Domain, start: int, count: int) -> NDArray[np.u
 
 @njit(cache=True)
 def _codes(words):  # type: ignore[no-untyped-def]
-    """Returns the codes of groups (a word's bytes) for `_add_entries`: the first's sign, and the
+    """Return the codes of groups (a word's bytes) for `_add_entries`: the first's sign, and the
     others' times that.
     """
     codes = np.empty_like(words)

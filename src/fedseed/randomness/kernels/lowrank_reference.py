@@ -33,7 +33,7 @@ PAIR = np.dtype([("seed", "u8"), ("k", "i8"), ("j", "i8"), ("coefficient", "f4")
 
 
 def pairs_of(spec: Spec, directions: Any, coefficients: Any = 1.0) -> Pairs:
-    """Returns the pairs of some directions, each of which has one coefficient for all of its
+    """Return the pairs of some directions, each of which has one coefficient for all of its
     pairs.
     """
     found = np.empty((spec.rank, len(directions)), dtype=PAIR)
@@ -53,7 +53,7 @@ def pairs(parts: Sequence[Part]) -> Pairs:
 
 
 def factor(seed: int, domain: Domain, k: int, j: int, start: int, count: int) -> Floats:
-    """Returns `count` signs of u_j or w_j of a matrix whose first element has index `start`."""
+    """Return `count` signs of u_j or w_j of a matrix whose first element has index `start`."""
     first = (j << PLACE) + start
     return reference.signs(seed, domain, k, first, first + count)
 
@@ -67,7 +67,7 @@ def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
 
 
 def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
-    """Returns the sum on rows first..last of a matrix, shape (last - first, columns)."""
+    """Return the sum on rows first..last of a matrix, shape (last - first, columns)."""
     out = np.zeros((last - first, matrix.columns), dtype=np.float32)
     for begin in range(0, len(pairs), GROUP):
         group = np.zeros_like(out)

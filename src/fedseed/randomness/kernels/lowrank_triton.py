@@ -193,7 +193,7 @@ class Records:
 
 
 def _groups(pairs: Pairs) -> int:
-    """Returns the number of groups of eight."""
+    """Return the number of groups of eight."""
     return -(-len(pairs) // GROUP)
 
 

@@ -119,7 +119,7 @@ def _normal(block_words: NDArray[np.uint32]) -> Floats:
 
 
 def truncated_normal_constants(length: int) -> tuple[np.float32, np.float32]:
-    """Returns (erf(a / sqrt 2), a) in single precision, a rounded towards zero so that no entry
+    """Return (erf(a / sqrt 2), a) in single precision, a rounded towards zero so that no entry
     exceeds 1/sqrt(d).
     """
     exact = entries.bound(length)
@@ -140,7 +140,7 @@ def _truncated_normal(block_words: NDArray[np.uint32], length: int) -> Floats:
 
 
 def _signs(block_words: NDArray[np.uint32]) -> Floats:
-    """Returns +1 for a bit 0 and -1 for a bit 1, lowest bit of the first word first."""
+    """Return +1 for a bit 0 and -1 for a bit 1, lowest bit of the first word first."""
     bits = (block_words.reshape(-1, 1) >> np.arange(32, dtype=np.uint32)) & np.uint32(1)
     return entries.F(1) - entries.F(2) * bits.reshape(-1).astype(np.float32)
 
@@ -154,7 +154,7 @@ def signs(seed: int, domain: int, k: int, start: int, stop: int) -> Floats:
 
 
 def _unstructured(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
-    """Returns elements of a direction of an unstructured basis, or of the sign vector D of
+    """Return elements of a direction of an unstructured basis, or of the sign vector D of
     `hadamard`.
     """
     per_block = entries.ENTRIES_PER_BLOCK[spec.name]
@@ -184,7 +184,7 @@ Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width
+    """Return H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width
     1, 2, 4, ...
 
     The transform is its own transpose.
@@ -224,7 +224,7 @@ def hadamard_tables(
 
 
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
-    """Prepares (parts, scale) of each step in a block of `length` elements, for `move`."""
+    """Prepare (parts, scale) of each step in a block of `length` elements, for `move`."""
     return Prepared(steps, length)
 
 
@@ -276,7 +276,7 @@ def move(
 
 
 def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
-    """Sets out = round(source + scale * sums), where the sums over directions are computed
+    """Set out = round(source + scale * sums), where the sums over directions are computed
     already.
     """
     change = sums * entries.F(scale) + entries.F(0)  # no negative zero
@@ -342,7 +342,7 @@ def sum_in_order(
 
 
 def _spans(start: int, stop: int) -> list[tuple[int, int]]:
-    """Returns [start, stop) cut at multiples of SPAN."""
+    """Return [start, stop) cut at multiples of SPAN."""
     cuts = [start, *range((start // entries.SPAN + 1) * entries.SPAN, stop, entries.SPAN), stop]
     return [(a, b) for a, b in pairwise(cuts) if b > a]
 

@@ -31,7 +31,7 @@ FEW = 16
 
 
 def _on_vectors(spec: Spec) -> Spec:
-    """Returns what low-rank directions are on tensors of one dimension."""
+    """Return what low-rank directions are on tensors of one dimension."""
     return Spec("rademacher", spec.seed, 1)
 
 
@@ -66,7 +66,7 @@ class Kernels:
         return getattr(self._flat, name)
 
     def prepare(self, parts: Sequence[Part], length: int) -> Any:
-        """Prepares a sum of directions of one kind, in a block of `length` elements, for `combine`
+        """Prepare a sum of directions of one kind, in a block of `length` elements, for `combine`
         and `move`.
         """
         if not parts or parts[0].spec.name != "lowrank":
@@ -213,7 +213,7 @@ class Kernels:
                 source = out
 
     def prepare_steps(self, steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Any:
-        """Prepares (parts, scale) of each step in a block of `length` elements.
+        """Prepare (parts, scale) of each step in a block of `length` elements.
 
         `move` rounds after each step.
         """

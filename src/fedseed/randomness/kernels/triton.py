@@ -108,7 +108,7 @@ class _Target(NamedTuple):
 
 @triton.jit
 def philox_words(block, k, domain, key0, key1):  # type: ignore[no-untyped-def]
-    """Returns four words of Philox blocks.
+    """Return four words of Philox blocks.
 
     `block` (int64) and `k` (uint32) are scalars or tiles that broadcast.
     """
@@ -173,7 +173,7 @@ def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _drawn(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the four entries of blocks of a `normal` or `truncated_normal` direction."""
+    """Return the four entries of blocks of a `normal` or `truncated_normal` direction."""
     w0, w1, w2, w3 = philox_words(block, k, 0, key0, key1)
     if KIND == _NORMAL:
         e0, e1 = _box_muller(w0, w1)
@@ -190,7 +190,7 @@ def _drawn(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # type: igno
 
 @triton.jit
 def _unit(at):  # type: ignore[no-untyped-def]
-    """Returns a unit's key (two words), number, mass and bound."""
+    """Return a unit's key (two words), number, mass and bound."""
     key0 = tl.load(at).to(tl.uint32, bitcast=True)
     key1 = tl.load(at + 1).to(tl.uint32, bitcast=True)
     number = tl.load(at + 2).to(tl.uint32, bitcast=True)
@@ -201,7 +201,7 @@ def _unit(at):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def job_of(table, jobs, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the row of a table, `WIDTH` wide, that this program works on: the last whose first
+    """Return the row of a table, `WIDTH` wide, that this program works on: the last whose first
     program it is.
     """
     me = tl.program_id(0)
@@ -218,7 +218,7 @@ def job_of(table, jobs, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def pointer(at, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the address that a table has at `at`. 16-bit dtypes are given as their bits."""
+    """Return the address that a table has at `at`. 16-bit dtypes are given as their bits."""
     address = tl.load(at)
     if ALIGNED:
         address = tl.multiple_of(address, 16)
@@ -238,7 +238,7 @@ def read(x, p, inside, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rounded(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the nearest number that the dtype has.
+    """Return the nearest number that the dtype has.
 
     With `DRAW` one of the two next to it, by a random word.
     """
@@ -277,7 +277,7 @@ def write(out, p, inside, value, DTYPE: tl.constexpr):  # type: ignore[no-untype
 
 @triton.jit
 def _word_of(element, words):  # type: ignore[no-untyped-def]
-    """Returns the random word by which an element is rounded.
+    """Return the random word by which an element is rounded.
 
     `words` are the step and the key's words.
     """
@@ -291,7 +291,7 @@ def _word_of(element, words):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def moved(old, total, scale, element, words, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns a sum, or weights with scale * total added."""
+    """Return a sum, or weights with scale * total added."""
     if DTYPE == TOTAL:
         value = total
     else:
@@ -432,7 +432,7 @@ def _draw(out, values, words, size, start, DTYPE: tl.constexpr, TILE: tl.constex
 
 @triton.jit
 def _run_of(row, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns a run's operands, its size, and the index of its first element."""
+    """Return a run's operands, its size, and the index of its first element."""
     return (
         pointer(row + 1, A, False),
         pointer(row + 2, B, False),
@@ -604,7 +604,7 @@ def _interpreted() -> bool:
 
 
 def default_device() -> torch.device:
-    """Returns the device of results that no tensor says a place for."""
+    """Return the device of results that no tensor says a place for."""
     there_is_one = torch.cuda.is_available() and not _interpreted()
     return (
         torch.device("cuda", torch.cuda.current_device()) if there_is_one else torch.device("cpu")
@@ -665,7 +665,7 @@ class Prepared:
 
 
 def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Returns an array as a tensor on a device; a copy that nobody waits for."""
+    """Return an array as a tensor on a device; a copy that nobody waits for."""
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
@@ -683,7 +683,7 @@ def _about(spec: Spec, number: int, length: int) -> list[int]:
 
 
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
-    """Prepares (parts of one kind, scale) of each step in a block of `length` elements, for
+    """Prepare (parts of one kind, scale) of each step in a block of `length` elements, for
     `move_all`.
     """
     kind = _KINDS[next((part.spec.name for parts, _ in steps for part in parts), "rademacher")]
@@ -831,7 +831,7 @@ def project_sums(
 
 
 def project_all(spec: Spec, first: int, runs: Sequence[Operand]) -> dict[int, NDArray[np.float64]]:
-    """Returns `project_sums` of all runs of each block, added up in order.
+    """Return `project_sums` of all runs of each block, added up in order.
 
     `SQUARES`: of each block's squares.
 

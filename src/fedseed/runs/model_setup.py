@@ -24,9 +24,9 @@ from fedseed.objectives.losses import Choices, Objective, Scoring, TextObjective
 from fedseed.objectives.preferences import Preferences
 from fedseed.objectives.prepared import (
     Prepared,
-    about,
-    idle,
-    left_out,
+    describe_changes,
+    describe_idle,
+    describe_left_out,
     prepare,
     prepare_sets,
     with_reference,
@@ -35,7 +35,7 @@ from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.orbit import AdapterStart, Header
 from fedseed.processes import GROUP
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.stopping import VALIDATION_LOSS
 from fedseed.tasks.data import ClientData, Example, TaskData
@@ -378,7 +378,7 @@ def _of_parties(
     for data in parts:
         name = data.clients[0].name
         held = prepare(objective, f"the held-out examples of {name}", data.evaluation[""])
-        notes += left_out(held, equipment.limit)
+        notes += describe_left_out(held, equipment.limit)
         if data.scores and held.examples:
             notes += score_notes(objective, held, data.scores, equipment.measured)
         kept = prepare(objective, name, data.validation if recipe.stopping else ())
@@ -516,8 +516,8 @@ def hosted_of(
     notes = (
         *spec.notes,
         *filter(None, [quantised]),
-        *idle(prepared),
-        *(about(prepared, spec.limit) if spec.limit else ()),
+        *describe_idle(prepared),
+        *(describe_changes(prepared, spec.limit) if spec.limit else ()),
     )
     attack = spec.attack if spec.attack in SINGLE else None
     return lead_group(
