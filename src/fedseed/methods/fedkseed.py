@@ -25,15 +25,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import NEXT_PLAN, Answers, Round
-from fedseed.methods.payload import (
-    Array,
-    DecodeContext,
-    HalfArray,
-    Payload,
-    Scalar,
-    Scalars,
-    State,
-)
+from fedseed.methods.payload import Array, DecodeContext, Payload, Scalar, Scalars, State
 from fedseed.methods.zeroth import BasisName, Population
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.randomness.stream import draws
@@ -112,7 +104,7 @@ class HalfPairs(Pairs):
 
     pair_bytes: ClassVar[int] = 6
 
-    scalars: Annotated[NDArray[np.float32], HalfArray("f2", "n")]
+    scalars: Annotated[NDArray[np.float32], Array("f2", "n")]
 
 
 @dataclass(frozen=True)
