@@ -3,7 +3,8 @@
     settings      what config.json asks for that neither a loss nor an answer may depend on is
                   switched off (`settle`)
     at rest       parameters that are not tuned: those that the architecture freezes, those that it
-                  never saves, and those that no text reaches (a vision tower)
+                  never saves or writes to whenever it is loaded, and those that no text reaches (a
+                  vision tower)
     padding       whether an example's loss, or its answer, depends on what it shares a batch with
 
 `load_model` begins a model's traits; `examine` completes them by forward passes of a few tokens.
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedseed.errors import RecipeError
 from fedseed.models.quantization import splits_outliers
@@ -78,14 +80,18 @@ def settle(model: Any, base: str) -> Traits:
             f"config.json has {listed(changed, SHOWN)}: switched off, here and in an export"
         )
     by_name = dict(whole.named_parameters())
-    frozen, unsaved = _frozen_at_birth(whole), _never_saved(whole)
+    made = _make_outline(whole)
+    unsaved = _never_saved(whole)
+    rewritten = _rewritten_by_loading(made) - unsaved
+    frozen = _frozen_at_birth(made) - unsaved - rewritten
     for name in by_name:
-        if name in frozen or name in unsaved:
+        if name in frozen or name in unsaved or name in rewritten:
             by_name[name].requires_grad_(False)
             traits.at_rest.append(by_name[name])
     for names, why in (
         (sorted(unsaved & by_name.keys()), "are never saved with the model"),
-        (sorted((frozen - unsaved) & by_name.keys()), "are frozen by the architecture"),
+        (sorted(rewritten & by_name.keys()), "are changed whenever the model is loaded"),
+        (sorted(frozen & by_name.keys()), "are frozen by the architecture"),
     ):
         if names:
             traits.notes.append(f"not tuned, for they {why}: {listed(names, SHOWN)}")
@@ -113,17 +119,70 @@ def _switch_off(config: Any) -> Iterator[str]:
                 yield f"{name} = {str(value).lower()}"
 
 
-def _frozen_at_birth(model: Any) -> set[str]:
+def _make_outline(model: Any) -> Any:
+    """Return a new model of the same class and configuration, without weights.
+
+    For a class whose making reads values, it is the loaded model itself.
+    """
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            return type(model)(model.config)
+    except Exception:
+        return model
+
+
+def _frozen_at_birth(made: Any) -> set[str]:
     """Return the names of the parameters that the architecture itself freezes.
 
     Loading gives some of them a gradient again, by the version of transformers; the class knows.
     """
-    try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            made = type(model)(model.config)
-    except Exception:  # a class whose making reads values: what the loaded model says must do
-        made = model
     return {name for name, parameter in made.named_parameters() if not parameter.requires_grad}
+
+
+def _rewritten_by_loading(made: Any) -> set[str]:
+    """Return the names of the parameters that loading writes to after it has read the file.
+
+    From 5 on transformers initialises what the file did not have, and marks tensors that it had. A
+    few classes write to a slice of a tensor, such as the row of the padding token, and a slice has
+    no mark. A tuned value there would be lost when an export is loaded.
+
+    Args:
+        made: a model without weights; of another one nothing can be found out.
+    """
+    parameters = dict(made.named_parameters())
+    is_outline = all(parameter.is_meta for parameter in parameters.values())
+    if not is_outline or not hasattr(made, "initialize_weights"):
+        return set()
+    for tensor in made.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    for module in made.modules():
+        # the making of the outline has set this; loading comes to all modules
+        module._is_hf_initialized = False
+    with _WrittenStorages() as written, torch.random.fork_rng(devices=[]):
+        try:
+            made.initialize_weights()
+        except Exception:  # it reads values: the modules before it were looked at
+            pass
+    return {
+        name
+        for name, parameter in parameters.items()
+        if parameter.untyped_storage()._cdata in written.storages
+    }
+
+
+class _WrittenStorages(TorchDispatchMode):
+    """Collects the storages that torch functions write to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written and isinstance(value, torch.Tensor):
+                self.storages.add(value.untyped_storage()._cdata)
+        return func(*args, **(kwargs or {}))
 
 
 def _never_saved(model: Any) -> set[str]:
@@ -199,7 +258,7 @@ def _any_under(names: set[str], place: str) -> bool:
     return any(name.startswith(f"{place}.") for name in names)
 
 
-def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
+def examine(model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool = False) -> Traits:
     """Find out what no configuration says, by forward passes of a few tokens; once for a model.
 
     Parameters that no text reaches are frozen. Where padding changes an example's logits, or the
@@ -208,6 +267,8 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
     Args:
         model: a language model or a classifier of texts; it is asked in evaluation mode.
         texts: tokens of two texts of different length, as examples would have them.
+        reads_both_sides: whether a token's logits may depend on what stands after it, as where a
+            blank is filled.
 
     Returns:
         The model's traits, with a line for each thing found.
@@ -228,7 +289,7 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
     was_training = model.training
     model.eval()  # dropout would make two passes differ
     try:
-        _ask(model, traits, _Probe(model, texts))
+        _ask(model, traits, _Probe(model, texts, reads_both_sides))
     except RecipeError:
         raise
     except Exception as error:  # whatever a class of others raises, the run will meet it, too
@@ -284,13 +345,15 @@ def _rest_unreached(model: Any, traits: Traits, names: Sequence[str]) -> None:
 class _Probe:
     """Two texts of different length, and a model to ask about them."""
 
-    def __init__(self, model: Any, texts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool) -> None:
         self.model = model
         shorter, longer = sorted((list(text) for text in texts), key=len)
         self.shorter, self.longer = shorter, longer
         config = model.config
         self.encodes = bool(getattr(config, "is_encoder_decoder", False))
-        self.writes = bool(getattr(model, "can_generate", lambda: False)())
+        can_generate = bool(getattr(model, "can_generate", lambda: False)())
+        # transformers says of XLM's masked language model, too, that it can
+        self.writes = can_generate and not reads_both_sides
         self.is_causal = self.writes and not self.encodes
         self.splits_outliers = splits_outliers(model)
         pad = getattr(config.get_text_config(), "pad_token_id", None)

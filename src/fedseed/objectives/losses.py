@@ -78,6 +78,8 @@ class TextObjective(Objective):
 
     # it pads, where no other token does
     needed: ClassVar[tuple[str, str]] = ("eos_token", "end-of-sequence token")
+    # whether what is predicted of a token may depend on what stands after it
+    reads_both_sides: ClassVar[bool] = False
     encodes: ClassVar[bool] = False  # whether an encoder reads the prompts
 
     def __init__(

@@ -226,12 +226,15 @@ class Header:
         return self.digest_kind == other.digest_kind
 
     def versions_apart(self, other: "Header") -> str:
-        """Return a note for messages where the version of transformers explains other tensor names
-        or shapes in two bases; "" where it does not.
+        """Return a note for messages where another version of transformers may explain that two
+        bases differ; "" where it can't.
         """
-        mine, yours = ({t.name: t.shape for t in one.layout.tensors} for one in (self, other))
-        if mine == yours or self.libraries == other.libraries:
+        if self.libraries == other.libraries:
             return ""
+        mine, yours = ({t.name: t.shape for t in one.layout.tensors} for one in (self, other))
+        if mine == yours:
+            # an adapter's tensors are the same on bases that differ
+            return note_other_version(self.libraries, other.libraries)
         made = [
             f"{one.libraries or 'a transformers that is not named'} makes {len(tensors):,} tensors"
             for one, tensors in ((self, mine), (other, yours))
@@ -279,6 +282,22 @@ class Header:
         )
         facts = {name: getattr(self, name) for name in names if name not in left_out}
         return flat({**facts, "method": self.method.model_dump()})
+
+
+def note_other_version(here: str, there: str) -> str:
+    """Return a note for messages about bases that differ, and were loaded by two versions of
+    transformers; "" where a version is not known or both are the same.
+
+    Args:
+        here: libraries of this side, as `Header.libraries` has them.
+        there: libraries of the run or the orbit.
+    """
+    if here == there or not here or not there:
+        return ""
+    return (
+        f"; it is loaded by {here} here, and was by {there} there: two versions may make other "
+        "tensors of the same files, so all sites need one version"
+    )
 
 
 def _said(facts: dict[str, Any], key: str) -> object:
