@@ -168,6 +168,7 @@ class Check:
         item = self.items[0]
         assert self.plain_loss(item, tuned.model) == self.plain_loss(item, written), "logits differ"
         if self.kind in ("causal", "seq2seq"):
+            examine_base(tuned.model, self.objective)  # as a run does
             self.writes_alike(tuned.model, written)
 
     def writes_alike(self, tuned: Any, written: Any) -> None:
@@ -201,8 +202,14 @@ class Check:
         with torch.no_grad():
             if self.kind == "seq2seq":
                 source, target = ids[:, : item.response_start], ids[:, item.response_start :]
-                mask = torch.ones_like(source)
-                found = model(input_ids=source, attention_mask=mask, labels=target)
+                asked = {"input_ids": source, "attention_mask": torch.ones_like(source)}
+                if self.model_type == "fsmt":
+                    # of labels it makes no decoder's input, but takes the encoder's
+                    start = torch.tensor([[model.config.decoder_start_token_id]])
+                    asked["decoder_input_ids"] = torch.cat([start, target[:, :-1]], 1)
+                else:
+                    asked["labels"] = target
+                found = model(**asked)
                 return float(cross_entropy(found.logits[0].float(), target[0]))
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
         if self.kind == "causal":
@@ -259,8 +266,14 @@ class Check:
 
 def trains_in_plain_transformers(check: Check) -> None:
     """Raise AssertionError if a type has no finite gradient in plain transformers."""
+    # dropout is off, but Reformer asks for the mode in which it trains
     model = check.auto.from_pretrained(check.base, dtype=torch.float32)
-    ids = torch.tensor([[1, *range(20, 36), 2][:16]])
+    model.train(check.model_type == "reformer")
+    # a Perceiver's logits are of all positions that it has, and Reformer trains with all of them
+    whole = (check.kind, check.model_type) == ("masked", "perceiver")
+    whole = whole or check.model_type == "reformer"
+    length = model.config.max_position_embeddings if whole else 16
+    ids = torch.tensor([[1, *(20 + number % 16 for number in range(length - 2)), 2]])
     labels = torch.tensor([1]) if check.kind == "classification" else ids
     loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels).loss
     loss.backward()

@@ -11,9 +11,11 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from re import search
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -158,11 +160,11 @@ def _rewritten_by_loading(made: Any) -> set[str]:
     for module in made.modules():
         # the making of the outline has set this; loading comes to all modules
         module._is_hf_initialized = False
-    with _WrittenStorages() as written, torch.random.fork_rng(devices=[]):
-        try:
-            made.initialize_weights()
-        except Exception:  # it reads values: the modules before it were looked at
-            pass
+    written = _WrittenStorages()
+    # a module that reads values ends this: the modules before it were looked at
+    with suppress(Exception), written, torch.random.fork_rng(devices=[]), catch_warnings():
+        simplefilter("ignore")  # of tensors without elements
+        made.initialize_weights()
     return {
         name
         for name, parameter in parameters.items()
