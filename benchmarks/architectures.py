@@ -204,9 +204,11 @@ class Check:
                 source, target = ids[:, : item.response_start], ids[:, item.response_start :]
                 asked = {"input_ids": source, "attention_mask": torch.ones_like(source)}
                 if self.model_type == "fsmt":
-                    # of labels it makes no decoder's input, but takes the encoder's
+                    # of labels it makes no decoder's input, but takes the encoder's; and with a
+                    # cache it has no causal mask
                     start = torch.tensor([[model.config.decoder_start_token_id]])
                     asked["decoder_input_ids"] = torch.cat([start, target[:, :-1]], 1)
+                    asked["use_cache"] = False
                 else:
                     asked["labels"] = target
                 found = model(**asked)
