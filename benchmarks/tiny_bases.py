@@ -154,6 +154,7 @@ PARTICULAR: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "nemotron3_diarization": {"chunk_right_context": 4},
+    "ministral": {"head_dim": 16},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
     "qwen4_exp": QWEN4,
     "qwen4_exp_text": QWEN4,

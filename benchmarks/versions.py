@@ -364,10 +364,11 @@ def compare_models(one: Path, other: Path) -> Outcome:
 
 @contextmanager
 def nats_server(folder: Path) -> Iterator[str]:
-    """Run a nats-server, and give its address."""
+    """Run a nats-server with an empty store, and give its address."""
     sys.path.insert(0, str(ROOT / "tests"))
     from support.network import Server
 
+    shutil.rmtree(folder, ignore_errors=True)
     server = Server(folder)
     try:
         yield server.url

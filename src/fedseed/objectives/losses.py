@@ -163,8 +163,13 @@ class TextObjective(Objective):
                     types, _ = padded([segments[number] for number in numbers], 0)
                     inputs["token_type_ids"] = placed(types, device)
                 found: torch.Tensor = model(**inputs, **options).logits
-            # an adapter's virtual tokens stand before a row
-            return found[:, -ids.shape[1] :] if found.ndim > 2 else found
+            if found.ndim < 3:
+                return found
+            width = ids.shape[1]
+            if adapters.has_virtual_tokens(model):
+                return found[:, -width:]  # they stand before a row
+            # Perceiver has logits for all of its positions, the row's first
+            return found[:, :width]
 
         numbers = range(len(rows))
         return by_length(model, numbers, logits_together, lambda number: len(rows[number]))
