@@ -1,15 +1,17 @@
 """Does every model type of transformers work here? A tiny random base of each, through everything.
 
     python benchmarks/architectures.py [--kinds causal seq2seq classification masked]
-        [--only llama gpt2] [--share 0.1] [--seconds 300]
+        [--only llama gpt2] [--share 0.1] [--again fails] [--seconds 300]
         [--out docs/architectures.md] [--results runs/architectures.jsonl]
 
 Each type: built small and trained in plain transformers; loaded; its losses alone and in a padded
 batch against plain transformers (1e-4); one pass for a population against one at a time; FeedSign,
 Ferret, FedKSeed and FedAvg; replay; export, with equal logits and greedy text in plain
 transformers; nothing else changed. A process and a time limit for each. The whole takes hours on
-one core; what is in the results already, of the same versions, is not run again. The table goes
-into the documentation: works, refused because, fails.
+one core; what is in the results already, of the same versions, is not run again, unless --again
+names its verdict. Parts with results of their own can run side by side (--kinds): put their lines
+into one file, and start again for the table. The table goes into the documentation: works, refused
+because, fails.
 """
 
 import argparse
@@ -430,6 +432,12 @@ def sample(share: float, kinds: list[str], only: list[str], seed: int = 1) -> li
     return names[: max(1, round(share * len(names)))]
 
 
+def write_table(path: Path, rows: dict[tuple[str, str], Row]) -> None:
+    """Write the page of the documentation."""
+    known = {kind: len(tiny_bases.types_of(kind)) for kind in tiny_bases.KINDS}
+    path.write_text(table(list(rows.values()), known), encoding="utf-8")
+
+
 def main() -> None:
     """Try types, and write the table of all that were tried."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -438,6 +446,13 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", default=[], help="model types")
     parser.add_argument("--share", type=float, default=1.0, help="of the types, drawn at random")
+    parser.add_argument(
+        "--again",
+        nargs="+",
+        choices=VERDICTS,
+        default=[],
+        help="try types with these results again",
+    )
     parser.add_argument("--seconds", type=float, default=300.0, help="for one type at most")
     parser.add_argument("--out", type=Path, default=Path("docs/architectures.md"))
     parser.add_argument("--results", type=Path, default=Path("runs/architectures.jsonl"))
@@ -450,7 +465,8 @@ def main() -> None:
             if row["versions"] == versions():
                 rows[row["kind"], row["type"]] = row
     for kind, model_type in sample(options.share, options.kinds, options.only):
-        if (kind, model_type) in rows and not options.only:
+        known_row = rows.get((kind, model_type))
+        if known_row and known_row["verdict"] not in options.again and not options.only:
             continue
         found = examine_apart(kind, model_type, options.seconds)
         row = {"kind": kind, "type": model_type, "versions": versions(), **found}
@@ -458,8 +474,8 @@ def main() -> None:
         with options.results.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{kind:15} {model_type:28} {row['verdict']:10} {row['why'][:160]}", flush=True)
-        known = {kind: len(tiny_bases.types_of(kind)) for kind in tiny_bases.KINDS}
-        options.out.write_text(table(list(rows.values()), known), encoding="utf-8")
+        write_table(options.out, rows)
+    write_table(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ PARTICULAR: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dots3_note_text": {"per_layer_config": {}, "head_dim": 24},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 4},
-    "esmc": {"num_key_value_heads": HEADS},
+    "esmc": {"num_key_value_heads": HEADS, "vocab_size": VOCABULARY},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "nemotron3_diarization": {"chunk_right_context": 4},

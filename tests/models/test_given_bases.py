@@ -559,6 +559,63 @@ def test_a_masked_model_that_transformers_lets_write_fills_blanks(tmp_path):
         examine_base(other, CausalLM(tokenizer))
 
 
+def test_a_blank_is_scored_where_it_stands_in_a_perceiver(tmp_path):
+    """A Perceiver has logits for all of its positions, however short a text is."""
+    made(
+        tmp_path / "base",
+        "PerceiverForMaskedLM",
+        "PerceiverConfig",
+        vocab_size=1488,
+        d_model=32,
+        d_latents=32,
+        num_latents=4,
+        num_blocks=1,
+        num_self_attends_per_block=1,
+        num_self_attention_heads=2,
+        num_cross_attention_heads=2,
+        max_position_embeddings=64,
+    )
+    model, tokenizer = load_model(str(tmp_path / "base"), architecture="masked")
+    tokenizer.mask_token = tokenizer.convert_ids_to_tokens(5)
+    objective = MaskedLM(tokenizer)
+    rows = [[1, 20, 5, 30, 2], [1, 5, 40, 50, 60, 70, 2]]
+    found = objective.logits_of(model.eval(), rows)
+    for row, logits in zip(rows, found, strict=True):
+        ids = torch.tensor([row])
+        plain = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        assert plain.shape[0] == 64
+        torch.testing.assert_close(logits[: len(row)], plain[: len(row)], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("hash_seed", [None, 0])
+def test_a_reformer_draws_hashes_unless_it_has_a_seed(tmp_path, hash_seed):
+    """Texts of one chunk are hashed alike in both cases, longer ones are not."""
+    made(
+        tmp_path / "base",
+        "ReformerModelWithLMHead",
+        "ReformerConfig",
+        vocab_size=1488,
+        hidden_size=32,
+        num_attention_heads=2,
+        attention_head_size=16,
+        feed_forward_size=32,
+        attn_layers=["local", "lsh"],
+        axial_pos_shape=[8, 8],
+        axial_pos_embds_dim=[16, 16],
+        max_position_embeddings=64,
+        num_buckets=4,
+        is_decoder=True,
+        hash_seed=hash_seed,
+    )
+    model, tokenizer = load_model(str(tmp_path / "base"), architecture="causal")
+    if hash_seed is None:
+        with pytest.raises(RecipeError, match=r"draws at random .*\"hash_seed\": 0"):
+            examine_base(model, CausalLM(tokenizer))
+    else:
+        examine_base(model, CausalLM(tokenizer))
+        assert traits_of(model).examined
+
+
 def test_what_loading_writes_to_is_not_tuned(tmp_path):
     """Funnel sets the padding token's row to zero whenever it is loaded."""
     base = made(
