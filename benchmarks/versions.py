@@ -160,7 +160,7 @@ class Crossing:
         bases: list[str],
     ) -> None:
         self.folder, self.environments = folder, environments
-        self.savers = [one for one in environments if one.name in savers]
+        self.savers = [one for name in savers for one in environments if one.name == name]
         self.bases = bases
         self.data = folder / "data"
         self.data.mkdir(parents=True, exist_ok=True)
@@ -267,12 +267,23 @@ class Crossing:
             yield base, saver.name, writer.name, reader.name, outcome
 
     def cross_parties(self, server: str) -> Iterator[Row]:
-        """Yield base, saver, two parties' environments and the outcome for each federation."""
+        """Yield base, saver, two parties' environments and the outcome for each federation.
+
+        What the folder has from an earlier call is not run again.
+        """
+        path = self.folder / "federations.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        known = {tuple(case): Outcome(*outcome) for case, outcome in map(json.loads, lines)}
         for saver in self.savers:
             for base in self.bases:
                 for one, other in combinations(self.environments, 2):
-                    outcome = self.federate(server, saver, base, one, other)
-                    yield base, saver.name, one.name, other.name, outcome
+                    case = (base, saver.name, one.name, other.name)
+                    if case not in known:
+                        outcome = self.federate(server, saver, base, one, other)
+                        known[case] = outcome
+                        with path.open("a") as file:
+                            file.write(json.dumps([case, [outcome.verdict, outcome.text]]) + "\n")
+                    yield *case, known[case]
 
     def federate(
         self, server: str, saver: Environment, base: str, one: Environment, other: Environment
@@ -477,7 +488,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--work", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--environment", action="append", metavar="NAME=REQUIREMENT,...")
-    parser.add_argument("--savers", nargs="+", default=[NEWEST, "old"])
+    parser.add_argument("--savers", nargs="+", default=["old", NEWEST])
     parser.add_argument("--bases", nargs="+", default=list(BASES))
     parser.add_argument("--folder", type=Path, help="keeps environments, bases and runs")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "versions.md")
