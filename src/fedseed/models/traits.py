@@ -13,6 +13,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from re import search
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -153,7 +154,9 @@ def _rewritten_by_loading(made: Any) -> set[str]:
     """
     parameters = dict(made.named_parameters())
     is_outline = all(parameter.is_meta for parameter in parameters.values())
-    if not is_outline or not hasattr(made, "initialize_weights"):
+    # before 5 a module that was loaded is not initialised at all, and tensors have no mark
+    has_marks = find_spec("transformers.initialization") is not None
+    if not is_outline or not has_marks or not hasattr(made, "initialize_weights"):
         return set()
     for tensor in made.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True
