@@ -380,13 +380,14 @@ def table(rows: list[Row], known: dict[str, int]) -> str:
         "",
         f"Versions: {', '.join(sorted({row['versions'] for row in rows}))}.",
         "",
-        "| | types known | tried | works | refused, with a reason | fails | not built |",
-        "|---|---|---|---|---|---|---|",
+        "| | types known | tried | built | works | refused, with a reason | fails | not built |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for kind, count in known.items():
         mine = [row for row in rows if row["kind"] == kind]
         each = [str(sum(row["verdict"] == one for row in mine)) for one in VERDICTS]
-        lines.append(f"| {kind} | {count} | {len(mine)} | {' | '.join(each)} |")
+        built = sum(row["verdict"] != "not built" for row in mine)
+        lines.append(f"| {kind} | {count} | {len(mine)} | {built} | {' | '.join(each)} |")
     lines += [
         "",
         "*Not built*: the script can't make a small one, or it does not train in plain",
