@@ -50,7 +50,7 @@ def test_trace_and_largest_eigenvalue_are_those_of_the_hessian(measured):
 
 
 def test_steps_lower_the_loss_about_as_the_lemma_says_and_leave_the_weights(measured):
-    worker, items, curvature = measured
+    worker, _, curvature = measured
     before = worker.space.digest()
     ratio = curvature.descent_over_bound(directions=400)
     assert worker.space.digest() == before
