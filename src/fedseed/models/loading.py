@@ -403,10 +403,13 @@ def _fit(base: str, model: Any, processor: Any) -> None:
         processor.pad_token = processor.eos_token
 
 
-def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:
-    """Lets only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
+def choose_trainable(
+    model: torch.nn.Module, patterns: Sequence[str] | None, key: str = "model.trainable"
+) -> None:
+    """Let only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
 
-    What an adapter has fixed does not train either way.
+    What an adapter has fixed does not train either way. `key` is the recipe's key that has the
+    patterns.
 
     Raises RecipeError if nothing matches, or something that is quantised.
     """
@@ -420,7 +423,7 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
         if name not in fixed and any(fnmatchcase(name, pattern) for pattern in patterns)
     }
     if not matched:
-        raise RecipeError(f"model.trainable = {list(patterns)}: no parameter has a name like this")
+        raise RecipeError(f"{key} = {list(patterns)}: no parameter has a name like this")
     resting = {id(parameter) for parameter in traits_of(model).at_rest}
     chosen = {
         name

@@ -228,10 +228,12 @@ class Writer:
         self._ends = sorted(
             {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         )
-        self._how: dict[str, Any] = {"eos_token_id": self._ends or None}
+        self._how: dict[str, Any] = {
+            "eos_token_id": self._ends or None,
+            "logits_processor": [_refuse_nan],
+        }
         if temperature >= GREEDY_TEMPERATURE:
             self._how |= {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
-            self._how["logits_processor"] = [_refuse_nan]
 
     def after(self, prompt: str) -> Written:
         """Return the continuation of a prompt, which the model reads unchanged, as in training."""
