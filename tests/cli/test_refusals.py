@@ -149,3 +149,20 @@ def test_a_bases_name_is_shown_without_a_terminals_codes(capsys, monkeypatch):
     with pytest.raises(RecipeError):
         base_config("small\x1b[2J")
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_run_does_not_go_into_the_folder_of_its_data(tmp_path):
+    """Otherwise its metrics.jsonl is a client's file, and the run can't be resumed."""
+    well("new", tmp_path)
+    data = tmp_path / "data"
+    before = sorted(path.name for path in data.iterdir())
+    for out in (data, tmp_path / "data" / ".." / "data"):
+        refused(2, "is the folder of the data", "run", tmp_path / "recipe.toml", "--out", out)
+    assert sorted(path.name for path in data.iterdir()) == before
+    well("run", tmp_path / "recipe.toml", "--set", "rounds=1", "--out", data / "run")
+
+
+@pytest.mark.parametrize("size", ["0", "1B", "16", "28k", "1..2kB", "many", "-3kB", ""])
+def test_a_new_recipe_has_bytes_that_a_run_takes(size, tmp_path):
+    refused(2, f"--bytes {size}: write 28kB", "new", tmp_path / "demo", "--bytes", size)
+    assert not (tmp_path / "demo").exists()

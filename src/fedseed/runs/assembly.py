@@ -276,6 +276,22 @@ def _class_labels(named: Sequence[str], sets: Iterable[Iterable[Any]]) -> tuple[
     return numbers if seen.issubset(numbers) else tuple(named)
 
 
+def check_apart(recipe: Recipe, out: Path) -> None:
+    """Check that a run's files do not go into the folder of its data.
+
+    Raises:
+        RecipeError: they would, and be taken for a client's file the next time.
+    """
+    place = getattr(recipe.task, "path", None)
+    if not place or not Path(place).expanduser().is_dir():
+        return
+    if Path(place).expanduser().resolve() == out.expanduser().resolve():
+        raise RecipeError(
+            f"--out {out}: it is the folder of the data (task.path), and the run's files would be "
+            "taken for a client's; choose another folder"
+        )
+
+
 def build(
     recipe: Recipe,
     out: Path | str | None = None,
@@ -305,6 +321,8 @@ def build(
     """
     for tracker in recipe.tracking:
         tracker.check()
+    if out is not None:
+        check_apart(recipe, Path(out))
     if workers is not None and ray is None:
         warm()
     parts = load_parties(recipe) if recipe.of_parties and data is None else None
