@@ -10,7 +10,7 @@ import torch
 from fedseed import FedKSeed, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods import fedkseed
-from fedseed.methods.fedkseed import Accumulated, Pairs, Pool, probabilities
+from fedseed.methods.fedkseed import Accumulated, HalfPairs, Pairs, Pool, probabilities
 from fedseed.methods.payload import DecodeContext
 from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
@@ -47,6 +47,45 @@ def test_fedkseed_accumulates_with_the_clients_weights():
     np.testing.assert_array_equal(again.uses, step.uses)
     state = method.advance(state, step)
     np.testing.assert_array_equal(plan(method, state, 2).probabilities, probabilities(step))
+
+
+def test_scalars_in_half_precision_take_six_bytes_a_pair_and_are_rounded_to_nearest():
+    method = FedKSeed(candidates=8, steps=5, scalars="float16")
+    state = method.start(LAYOUT, 1)
+    rho = np.array([0.1, -3.0004, 70_000.0, -1e5, 1e-9], dtype=np.float32)
+    sent = HalfPairs(np.array([1, 1, 3, 4, 7], dtype=np.uint32), rho)
+    assert len(sent.encode()) == 5 * 6
+    read = method.decode_update(state, 1, sent.encode())
+    assert read.scalars.dtype == np.float32
+    assert read.scalars.tolist() == [float(np.float16(0.1)), -3.0, 65504.0, -65504.0, 0.0]
+    assert read.indices.tolist() == [1, 1, 3, 4, 7]
+    assert sent.content(0, sent.encode()).scalars == 5
+    with pytest.raises(MessageError, match="38 bytes, 6 for each"):
+        method.decode_update(state, 1, b"0" * 38)
+    with pytest.raises(MessageError, match="36 bytes of pairs: from 6 to 30, 6 for each"):
+        method.decode_update(state, 1, b"\0" * 36)
+    infinite = np.array([1], dtype="<u4").tobytes() + np.array([np.inf], dtype="<f2").tobytes()
+    with pytest.raises(MessageError, match="finite"):
+        method.decode_update(state, 1, infinite)
+    assert (
+        type(read.with_vector(np.arange(8.0), DecodeContext(method, state, "update", 1)))
+        is HalfPairs
+    )
+
+
+def test_a_run_in_half_precision_tunes_as_well_with_a_quarter_less_up():
+    runs = {
+        scalars: federation(
+            FedKSeed(**QUICK, candidates=64, steps=10, scalars=scalars), rounds=3, evaluate_every=3
+        ).run()
+        for scalars in ("float32", "float16")
+    }
+    whole, half = (runs[scalars].summary for scalars in ("float32", "float16"))
+    assert half["payload_bytes_up"] == whole["payload_bytes_up"] * 6 / 8
+    assert half["payload_bytes_down"] == whole["payload_bytes_down"]
+    gain = whole["baseline"]["loss"] - whole["final"]["loss"]
+    assert gain > 0 and abs(half["final"]["loss"] - whole["final"]["loss"]) < 0.02 * gain
+    assert half["weights_digest"] != whole["weights_digest"]
 
 
 def test_fedkseed_forgets_and_follows_its_schedule():

@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -267,7 +268,9 @@ class Adversary(RuleBasedStateMachine):
     def is_allowed(self, turn, recipe):
         """Whether a client with this recipe was allowed its last turn."""
         is_in_rounds = self.turns[turn.run, turn.client] <= recipe["rounds"]
-        if kind_of(recipe) != (turn.noise, turn.rate) or not is_in_rounds:
+        kind = np.float32(turn.noise), turn.rate  # the settings travel in 32 bits
+        noise, rate = kind_of(recipe)
+        if kind != (np.float32(noise), rate) or not is_in_rounds:
             return False
         budget = recipe["privacy"].get("budget")
         if budget is None:

@@ -343,7 +343,7 @@ FERRET += (
 )
 LORA = "model.adapter.kind=lora model.adapter.rank=128 model.adapter.alpha=256"
 MEZO_LORA = (
-    "rounds=500 stopping.patience=30 task.clients=3 method.steps=30 method.scale=1e-3 "
+    "rounds=500 stopping.patience=3 task.clients=3 method.steps=30 method.scale=1e-3 "
     f"method.batch=1 {LORA}"
 )
 STEPS = (

@@ -36,7 +36,7 @@ from fedseed.weights.layout import Layout, TensorEntry, cut
 # numbers that torch's optimisers keep for each weight; others: 2
 REMEMBERED = {"sgd": 0, "rmsprop": 1, "adagrad": 1}
 # float32 numbers kept for each weight
-AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "hiso": 1}
+AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "rmsprop": 1, "hiso": 1}
 # local steps that are timed; the time of the recipe's number of steps is computed from them
 FEW_STEPS = 3
 Shown = list[Table | str]  # what a terminal shows, from top to bottom

@@ -55,6 +55,9 @@ class Pairs(Scalars):
     each.
     """
 
+    # bytes of a pair
+    pair_bytes: ClassVar[int] = 8
+
     indices: Annotated[Uses, Array("u4", "n")]
     scalars: Annotated[NDArray[np.float32], Array("f4", "n")]
 
@@ -67,8 +70,10 @@ class Pairs(Scalars):
             context.lookup("candidates"),
         )
         if not 1 <= len(self.indices) <= max_pairs:
+            each = self.pair_bytes
             raise MessageError(
-                f"{8 * len(self.indices)} bytes of pairs: from 8 to {8 * max_pairs}, 8 for each"
+                f"{each * len(self.indices)} bytes of pairs: from {each} to {each * max_pairs}, "
+                f"{each} for each"
             )
         if int(self.indices.max()) >= candidates:
             raise MessageError(f"candidate {int(self.indices.max())}: the pool has {candidates}")
@@ -90,7 +95,16 @@ class Pairs(Scalars):
     def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> "Pairs":
         max_pairs = context.lookup("steps") * context.lookup("population")
         largest = np.sort(np.argsort(-np.abs(vector), kind="stable")[:max_pairs]).astype(np.uint32)
-        return Pairs(largest, vector[largest].astype(np.float32))
+        return type(self)(largest, vector[largest].astype(np.float32))
+
+
+@dataclass(frozen=True)
+class HalfPairs(Pairs):
+    """The same with rho in half precision: 6 bytes each."""
+
+    pair_bytes: ClassVar[int] = 6
+
+    scalars: Annotated[NDArray[np.float32], Array("f2", "n")]
 
 
 @dataclass(frozen=True)
@@ -135,6 +149,8 @@ class FedKSeed(Population):
         candidates: K, directions to choose among.
         importance: Pro: candidates are drawn by importance.
         steps: T, local steps a round.
+        scalars: rho in 4 bytes ("float32", as published) or in 2 ("float16", Appendix I), rounded
+            as it is sent; the accumulator, a sum over all rounds, stays in 4.
         importance_clip: |rho| counts for importance up to this.
         decay: the share of the accumulator that each round forgets, so that the weights go back
             towards the base.
@@ -145,13 +161,14 @@ class FedKSeed(Population):
     about: ClassVar[str] = (
         "forward passes only, a pool of K seeds; importance = true is FedKSeed-Pro (ICML 2024)"
     )
-    plan_type, update_type, step_type = Pool, Pairs, Accumulated
+    plan_type, step_type = Pool, Accumulated
     catch_up, from_base = NEXT_PLAN, True
     lasting_entries: ClassVar[bool] = True
 
     candidates: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
     importance: bool = False
     steps: PositiveInt = 200
+    scalars: Literal["float32", "float16"] = "float32"
     basis: BasisName = "hadamard"  # a pool costs as one direction
     learning_rate: PositiveFloat = 3e-7
     scale: PositiveFloat = 5e-4
@@ -195,7 +212,9 @@ class FedKSeed(Population):
                 terms = [Term(basis, [rho / n], j) for j, rho in usable]
                 client.apply(self.local_step(terms, client.round, order, len(pairs)))
         indices, scalars = zip(*pairs, strict=True)
-        return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
+        return self.update_type(
+            np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32)
+        )
 
     def draw(self, plan: Pool, seed: int) -> NDArray[np.int64]:
         """Return n candidates for each of T steps, uniformly or by the plan's probabilities,
@@ -240,6 +259,10 @@ class FedKSeed(Population):
 
     def advance(self, state: FedKSeedState, step: Accumulated) -> FedKSeedState:
         return replace(state, step=step)
+
+    @property
+    def update_type(self) -> type[Pairs]:  # type: ignore[override]
+        return HalfPairs if self.scalars == "float16" else Pairs
 
     @property
     def needs_each(self) -> str | None:

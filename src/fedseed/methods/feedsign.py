@@ -80,9 +80,10 @@ class FeedSign(Population, Stepwise):
                 f"{self.per_step:,} votes a "
                 f"step, at most {MAX_VOTES:,} are possible"
             )
-        if self.optimizer == "hiso":
+        if self.optimizer == "hiso" and not self.has_many_directions:
             raise ValueError(
-                'optimizer = "hiso" learns from the size of projections; votes have none'
+                'optimizer = "hiso" learns from how directions of a step add up, and a vote alone '
+                "has no size: take several a step (votes_per_round, or population)"
             )
         if self.normalize != "none":
             raise ValueError(

@@ -11,7 +11,8 @@ ICML 2025.
 
 K_l, how many directions each block gets (`allocation`):
 
-    norm      K_l = max(2, floor(K |Delta_l| / max |Delta|))    as in the paper's experiments
+    norm      K_l = max(2, floor(K |Delta_l| / max |Delta|))    as in the paper's experiments;
+              with `fixed_total` K_l in proportion to |Delta_l|, K in all
     sqrt      K_l in proportion to sqrt(|Delta_l| / rho_l)      Prop. 2
     previous  as sqrt, with |Delta_l| estimated from the last step, which everybody knows, so that
     all clients agree
@@ -216,8 +217,8 @@ class Ferret(BlockRates):
             keys below that are not given: one block, one seed a round, and as many coefficients as
             fit, in a bit each, or from 262 kB on in 4 bytes; bits tune better at equal bytes
             (docs/comparison.md).
-        directions: K. For allocation "norm" the count of the block with the largest update,
-            otherwise the total.
+        directions: K, the total over all blocks; for allocation "norm" without `fixed_total` the
+            count of the block with the largest update.
         basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well
             and costs the same for any number of directions (benchmarks/README.md).
         basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
@@ -225,6 +226,9 @@ class Ferret(BlockRates):
             magnitude for all of a block, up and down (`fedseed.methods.payload.RaggedBits`).
         allocation: how many directions K_l each block gets (`fedseed.methods.ferret`); "norm" is
             published.
+        fixed_total: for allocation "norm" K is the total, too (the constraint of Prop. 2), with at
+            least one direction for each block. Without it, as published, how many numbers a client
+            sends follows from its data, and so a comparison with other allocations is unfair.
         seeds: "per-client" (published; the step carries every client's seed and coefficients),
             "shared" (one a round) or "fixed": one for all rounds, so that the weights move in the
             span of its directions only.
@@ -256,6 +260,7 @@ class Ferret(BlockRates):
     basis_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 1
     scalars: Literal["float32", "bit"] = "float32"
     allocation: Allocation = "norm"
+    fixed_total: bool = False
     seeds: Literal["per-client", "shared", "fixed"] = "per-client"
     exact: bool = False
     streaming: bool = False
@@ -287,7 +292,7 @@ class Ferret(BlockRates):
         Raises ValueError if there are more blocks than directions.
         """
         blocks = len(layout.block_sizes)
-        if self.allocation != "norm" and self.directions < blocks:
+        if self.has_fixed_total and self.directions < blocks:
             raise ValueError(
                 f"method.directions = {self.directions}: the model has {blocks} blocks and each "
                 "needs at least one "
@@ -338,8 +343,10 @@ class Ferret(BlockRates):
         """
         sizes, basis, total = state.layout.block_sizes, self.directions_of(0), self.directions
         rho = np.array([basis.variance(size) for size in sizes])
-        # K is the count of the block with the largest update
         if self.allocation == "norm" and norms is not None:
+            if self.has_fixed_total:
+                return proportional(total, norms)
+            # K is the count of the block with the largest update
             largest = norms.max()
             relative = norms / largest if largest > 0 else np.zeros_like(norms)
             return np.maximum(2, np.floor(total * relative)).astype(np.int64)
@@ -378,6 +385,11 @@ class Ferret(BlockRates):
             return state
         squares = self.squares_after(state, self._parts(step))
         return replace(state, previous=step, steps_done=state.steps_done + 1, squares=squares)
+
+    @property
+    def has_fixed_total(self) -> bool:
+        """Return whether a client sends `directions` coefficients, whatever its change is."""
+        return self.fixed_total or self.allocation != "norm"
 
     @property
     def max_per_block(self) -> int:

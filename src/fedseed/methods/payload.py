@@ -46,6 +46,8 @@ Vector = NDArray[np.float64]
 _SIGNS = np.array([-1, 1], dtype=np.int8)  # of a bit
 # no honest projection, gradient or move of the weights is larger
 LARGEST = 1e6
+# the largest number of float16
+LARGEST_HALF = 65_504.0
 # smaller moves of the weights count as this one
 SMALLEST_MOVE = 1e-6
 
@@ -357,7 +359,11 @@ class Codec(ABC):
 
 @dataclass(frozen=True)
 class Array(Codec):
-    """A 1-D array."""
+    """A 1-D array.
+
+    "f2" are numbers of float32 that travel as float16, rounded to nearest; magnitudes above the
+    largest of these, 65,504, travel as that.
+    """
 
     dtype: str  # of its elements, as they travel
     length: int | str | Callable[["Reader"], int]  # how many there are, as this module says
@@ -367,6 +373,8 @@ class Array(Codec):
     multiplier: str | None = None
 
     def write_value(self, value: Any) -> bytes:
+        if self.dtype == "f2":
+            value = np.clip(np.asarray(value, dtype=np.float64), -LARGEST_HALF, LARGEST_HALF)
         return np.asarray(value).astype(f"<{self.dtype}").tobytes()
 
     def read_value(self, reader: "Reader") -> Any:
@@ -411,7 +419,7 @@ class Array(Codec):
 
     def decode_elements(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values that the elements stand for."""
-        return values
+        return values.astype(np.float32) if self.dtype == "f2" else values
 
 
 @dataclass(frozen=True)

@@ -62,13 +62,15 @@ class Stepwise(ZerothOrder):
 
     Args (besides those of `ZerothOrder`):
         optimizer: what the update, as a gradient, is given to: "sgd" (the methods as published),
-            "momentum", "nesterov" or "adam" (`fedseed.optimizers`; 4 or 8 bytes of memory per
-            parameter; a replay restores its averages); "adam-rebuilt": Adam of the last `horizon`
-            steps, without that memory, for the time it takes to make their directions again;
+            "momentum", "nesterov", "rmsprop" or "adam" (`fedseed.optimizers`; 4 bytes of memory per
+            parameter, Adam 8; a replay restores its averages); "adam-rebuilt": Adam of the last
+            `horizon` steps, without that memory, for the time it takes to make their directions
+            again;
             "hiso": a diagonal learnt from the steps, along which directions are scaled before they
             are looked along (4 bytes; beta2 is its 1 - nu).
         beta1: decay of the average gradient, for momentum and Adam.
-        beta2: decay of the average squared gradient, for Adam, "hiso" and divide_by = "scalar".
+        beta2: decay of the average squared gradient, for Adam, "rmsprop" (torch's alpha), "hiso"
+            and divide_by = "scalar".
         horizon: h, how many steps "adam-rebuilt" remembers.
         adam_eps: keeps their denominators away from zero.
         divide_by: what a step's coefficients are divided by: "deviation", that of the losses along
@@ -82,7 +84,9 @@ class Stepwise(ZerothOrder):
     stepwise: ClassVar[bool] = True
     state_type = StepState
 
-    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adam-rebuilt", "hiso"] = "sgd"
+    optimizer: Literal["sgd", "momentum", "nesterov", "rmsprop", "adam", "adam-rebuilt", "hiso"] = (
+        "sgd"
+    )
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     adam_eps: PositiveFloat = 1e-8

@@ -1,5 +1,6 @@
 """Loading models: the project's own bases, a local folder, or a hub name."""
 
+import json
 import pickle
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -320,9 +321,11 @@ def _tokenizer_remedy(place: str, error: Exception) -> str:
     """Return advice for a tokenizer that can't be loaded."""
     text = str(error).lower()
     if "does not exist or is not currently imported" in text:
+        saver = _saver_version(place)
+        newer = f"transformers {saver}" if saver else "a newer transformers"
         return (
-            "it was saved by a newer transformers than this one "
-            f"({transformers.__version__}), which knows no such class: install a newer one"
+            f"it was saved by {newer}, and this one ({transformers.__version__}) knows no such "
+            f"class: install {newer} here, or save the base with the older one"
         )
     # where sentencepiece is missing, transformers takes its tokenizer.model for tiktoken's, and
     # asks for tiktoken
@@ -333,6 +336,15 @@ def _tokenizer_remedy(place: str, error: Exception) -> str:
         installing = to_install("sentencepiece")
         return f"a tokenizer.model, such as LLaMA's, needs sentencepiece: {installing}"
     return "save it into the same folder (save_pretrained)"
+
+
+def _saver_version(place: str) -> str:
+    """Return the version of transformers that saved a folder; "" if the folder does not say it."""
+    try:
+        settings = json.loads(Path(place, "config.json").read_text(encoding="utf-8"))
+        return str(settings.get("transformers_version") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def outline(

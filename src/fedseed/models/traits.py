@@ -3,19 +3,24 @@
     settings      what config.json asks for that neither a loss nor an answer may depend on is
                   switched off (`settle`)
     at rest       parameters that are not tuned: those that the architecture freezes, those that it
-                  never saves, and those that no text reaches (a vision tower)
+                  never saves or writes to whenever it is loaded, and those that no text reaches (a
+                  vision tower)
     padding       whether an example's loss, or its answer, depends on what it shares a batch with
 
 `load_model` begins a model's traits; `examine` completes them by forward passes of a few tokens.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from re import search
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedseed.errors import RecipeError
 from fedseed.models.quantization import splits_outliers
@@ -79,14 +84,18 @@ def settle(model: Any, base: str) -> Traits:
             f"config.json has {listed(changed, SHOWN)}: switched off, here and in an export"
         )
     by_name = dict(whole.named_parameters())
-    frozen, unsaved = _frozen_at_birth(whole), _never_saved(whole)
+    made = _make_outline(whole)
+    unsaved = _never_saved(whole)
+    rewritten = _rewritten_by_loading(made) - unsaved
+    frozen = _frozen_at_birth(made) - unsaved - rewritten
     for name in by_name:
-        if name in frozen or name in unsaved:
+        if name in frozen or name in unsaved or name in rewritten:
             by_name[name].requires_grad_(False)
             traits.at_rest.append(by_name[name])
     for names, reason in (
         (sorted(unsaved & by_name.keys()), "are never saved with the model"),
-        (sorted((frozen - unsaved) & by_name.keys()), "are frozen by the architecture"),
+        (sorted(rewritten & by_name.keys()), "are changed whenever the model is loaded"),
+        (sorted(frozen & by_name.keys()), "are frozen by the architecture"),
     ):
         if names:
             traits.notes.append(f"not tuned, for they {reason}: {listed(names, SHOWN)}")
@@ -114,17 +123,72 @@ def _switch_off(config: Any) -> Iterator[str]:
                 yield f"{name} = {str(value).lower()}"
 
 
-def _frozen_at_birth(model: Any) -> set[str]:
+def _make_outline(model: Any) -> Any:
+    """Return a new model of the same class and configuration, without weights.
+
+    For a class whose making reads values, it is the loaded model itself.
+    """
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            return type(model)(model.config)
+    except Exception:
+        return model
+
+
+def _frozen_at_birth(made: Any) -> set[str]:
     """Return the names of the parameters that the architecture itself freezes.
 
     Loading gives some of them a gradient again, by the version of transformers; the class knows.
     """
-    try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            new_model = type(model)(model.config)
-    except Exception:  # a class whose making reads values: what the loaded model says must do
-        new_model = model
-    return {name for name, parameter in new_model.named_parameters() if not parameter.requires_grad}
+    return {name for name, parameter in made.named_parameters() if not parameter.requires_grad}
+
+
+def _rewritten_by_loading(made: Any) -> set[str]:
+    """Return the names of the parameters that loading writes to after it has read the file.
+
+    From 5 on transformers initialises what the file did not have, and marks tensors that it had. A
+    few classes write to a slice of a tensor, such as the row of the padding token, and a slice has
+    no mark. A tuned value there would be lost when an export is loaded.
+
+    Args:
+        made: a model without weights; of another one nothing can be found out.
+    """
+    parameters = dict(made.named_parameters())
+    is_outline = all(parameter.is_meta for parameter in parameters.values())
+    # before 5 a module that was loaded is not initialised at all, and tensors have no mark
+    has_marks = find_spec("transformers.initialization") is not None
+    if not is_outline or not has_marks or not hasattr(made, "initialize_weights"):
+        return set()
+    for tensor in made.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    for module in made.modules():
+        # the making of the outline has set this; loading comes to all modules
+        module._is_hf_initialized = False
+    written = _WrittenStorages()
+    # a module that reads values ends this: the modules before it were looked at
+    with suppress(Exception), written, torch.random.fork_rng(devices=[]), catch_warnings():
+        simplefilter("ignore")  # of tensors without elements
+        made.initialize_weights()
+    return {
+        name
+        for name, parameter in parameters.items()
+        if parameter.untyped_storage()._cdata in written.storages
+    }
+
+
+class _WrittenStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the storages that torch functions write to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written and isinstance(value, torch.Tensor):
+                self.storages.add(value.untyped_storage()._cdata)
+        return func(*args, **(kwargs or {}))
 
 
 def _never_saved(model: Any) -> set[str]:
@@ -202,7 +266,7 @@ def _any_under(names: set[str], place: str) -> bool:
     return any(name.startswith(f"{place}.") for name in names)
 
 
-def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
+def examine(model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool = False) -> Traits:
     """Find out what no configuration says, by forward passes of a few tokens; once for a model.
 
     Parameters that no text reaches are frozen. Where padding changes an example's logits, or the
@@ -211,6 +275,8 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
     Args:
         model: a language model or a classifier of texts; it is asked in evaluation mode.
         texts: tokens of two texts of different length, as examples would have them.
+        reads_both_sides: whether a token's logits may depend on what stands after it, as where a
+            blank is filled.
 
     Returns:
         The model's traits, with a line for each thing found.
@@ -231,7 +297,7 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
     was_training = model.training
     model.eval()  # dropout would make two passes differ
     try:
-        _ask(model, traits, _Probe(model, texts))
+        _ask(model, traits, _Probe(model, texts, reads_both_sides))
     except RecipeError:
         raise
     except Exception as error:  # whatever a class of others raises, the run will meet it, too
@@ -287,13 +353,15 @@ def _rest_unreached(model: Any, traits: Traits, names: Sequence[str]) -> None:
 class _Probe:
     """Two texts of different length, and a model to ask about them."""
 
-    def __init__(self, model: Any, texts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool) -> None:
         self.model = model
         shorter, longer = sorted((list(text) for text in texts), key=len)
         self.shorter, self.longer = shorter, longer
         config = model.config
         self.encodes = bool(getattr(config, "is_encoder_decoder", False))
-        self.writes = bool(getattr(model, "can_generate", lambda: False)())
+        can_generate = bool(getattr(model, "can_generate", lambda: False)())
+        # transformers says of XLM's masked language model, too, that it can
+        self.writes = can_generate and not reads_both_sides
         self.is_causal = self.writes and not self.encodes
         self.splits_outliers = splits_outliers(model)
         pad = getattr(config.get_text_config(), "pad_token_id", None)
@@ -331,8 +399,12 @@ class _Probe:
 
     def refuse_chance(self, base: str) -> None:
         """Raise RecipeError if two equal passes give two results."""
+        config = self.model.config
+        # Reformer draws hashes for texts that are longer than a chunk, which these may not be
+        hashes = "lsh" in (getattr(config, "attn_layers", None) or ())
+        draws_hashes = hashes and getattr(config, "hash_seed", None) is None
         first, second = (self.logits([self.longer])[0] for _ in range(2))
-        if self.differ(first, second):
+        if draws_hashes or self.differ(first, second):
             raise RecipeError(
                 f'model.base = "{base}": a {type(self.model).__name__} computes two losses for one '
                 "text, since it draws at random in evaluation, too; give it a seed in config.json "

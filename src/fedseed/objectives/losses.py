@@ -81,6 +81,8 @@ class TextObjective(Objective):
 
     # it pads, where no other token does
     needed: ClassVar[tuple[str, str]] = ("eos_token", "end-of-sequence token")
+    # whether what is predicted of a token may depend on what stands after it
+    reads_both_sides: ClassVar[bool] = False
     encodes: ClassVar[bool] = False  # whether an encoder reads the prompts
 
     def __init__(
@@ -169,10 +171,13 @@ class TextObjective(Objective):
                     types, _ = pad_rows([segments[number] for number in numbers], 0)
                     inputs["token_type_ids"] = to_device(types, device)
                 logits: torch.Tensor = model(**inputs, **options).logits
-            # an adapter's virtual tokens stand before a row
-            if logits.ndim > 2:
-                return logits[:, -ids.shape[1] :]
-            return logits
+            if logits.ndim < 3:
+                return logits
+            width = ids.shape[1]
+            if adapters.has_virtual_tokens(model):
+                return logits[:, -width:]  # they stand before a row
+            # Perceiver has logits for all of its positions, the row's first
+            return logits[:, :width]
 
         numbers = range(len(rows))
         return by_length(model, numbers, logits_together, lambda number: len(rows[number]))

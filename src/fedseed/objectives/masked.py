@@ -39,6 +39,7 @@ class MaskedLM(Scoring, TextObjective):
     """
 
     needed = ("mask_token", "mask token")
+    reads_both_sides = True
     options: ClassVar[Mapping[str, Any]] = {}  # of a forward pass
 
     def _word_ids(self, words: tuple[str, ...]) -> tuple[int, ...]:
@@ -101,6 +102,7 @@ class NextWords(MaskedLM):
     """
 
     needed = TextObjective.needed
+    reads_both_sides = False
     options: ClassVar[Mapping[str, Any]] = {"use_cache": False}
 
     def _word_tokens(self, word: str) -> list[int]:

@@ -117,6 +117,8 @@ class Rule:
     (torch.optim.SGD's)
     adam       m <- beta1 m + (1 - beta1) g,
                v <- beta2 v + (1 - beta2) g^2;      change = -rate m^ / (sqrt(v^) + eps)
+    rmsprop    v <- beta2 v + (1 - beta2) g^2;      change = -rate g / (sqrt(v) + eps)
+    (torch.optim.RMSprop's; its alpha is beta2)
     hiso       g <- g / (sqrt(h) + eps);            change = -rate g
                h <- beta2 h + (1 - beta2) g^2,      from h = 1 on
 
@@ -128,7 +130,7 @@ class Rule:
     (`ParameterSpace.perturbed`).
 
     Args:
-        kind: "momentum", "nesterov", "adam" or "hiso".
+        kind: "momentum", "nesterov", "adam", "rmsprop" or "hiso".
         rate: eta.
         beta1: decay of the average of g.
         beta2: decay of the average of g^2.
@@ -136,7 +138,7 @@ class Rule:
         corrected: whether Adam's averages are corrected for their zero start.
     """
 
-    kind: Literal["momentum", "nesterov", "adam", "hiso"]
+    kind: Literal["momentum", "nesterov", "adam", "rmsprop", "hiso"]
     rate: float
     beta1: float = 0.9
     beta2: float = 0.999
@@ -159,8 +161,9 @@ class Moments:
     Args:
         rule: how a gradient becomes a step.
         first: the average gradient, float32, shape (d,): an array or a tensor, changed in place;
-            empty for "hiso".
-        second: the average squared gradient, for Adam and "hiso" (ones at first); otherwise empty.
+            empty for "rmsprop" and "hiso".
+        second: the average squared gradient, for Adam, "rmsprop" and "hiso" (ones at first);
+            otherwise empty.
         steps: how many gradients there have been.
     """
 
@@ -185,6 +188,9 @@ class Moments:
             self.take(gradient, start)
             return gradient * -self.rule.rate
         self.take(gradient, start)
+        if self.rule.kind == "rmsprop":
+            root = _square_root(_to_dtype(self.second[span], gradient.dtype))
+            return (gradient * -self.rule.rate) / (root + self.rule.eps)
         if self.rule.kind == "nesterov":
             ahead = _to_dtype(self.first[span], gradient.dtype) * self.rule.beta1
             return (gradient + ahead) * -self.rule.rate
@@ -196,11 +202,11 @@ class Moments:
         gain = 1.0
         if rule.kind == "adam":
             gain = 1 - rule.beta1
-        if rule.kind != "hiso":
+        if rule.kind in ("momentum", "nesterov", "adam"):
             self.first[span] = (
                 _to_dtype(self.first[span], gradient.dtype) * rule.beta1 + gradient * gain
             )
-        if rule.kind in ("adam", "hiso"):
+        if rule.kind in ("adam", "rmsprop", "hiso"):
             square = (gradient * gradient) * (1 - rule.beta2)
             self.second[span] = _to_dtype(self.second[span], gradient.dtype) * rule.beta2 + square
 
@@ -209,7 +215,10 @@ class Moments:
         return _square_root(_to_dtype(self.second[span], dtype)) + self.rule.eps
 
     def descent(self, span: slice, dtype: Any) -> Any:
-        """Return the change of some weights by the averages; "nesterov" needs the gradient, too."""
+        """Return the change of some weights by the averages.
+
+        "nesterov" and "rmsprop" need the gradient, too.
+        """
         rule = self.rule
         m = _to_dtype(self.first[span], dtype)
         if rule.kind == "momentum":

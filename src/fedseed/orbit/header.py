@@ -234,12 +234,15 @@ class Header:
         return {tensor.name: tensor.shape for tensor in self.layout.tensors}
 
     def versions_apart(self, other_header: "Header") -> str:
-        """Return a note for messages where the version of transformers explains other tensor names
-        or shapes in two bases; "" where it does not.
+        """Return a note for messages where another version of transformers may explain that two
+        bases differ; "" where it can't.
         """
-        mine, yours = self._shapes(), other_header._shapes()
-        if mine == yours or self.libraries == other_header.libraries:
+        if self.libraries == other_header.libraries:
             return ""
+        mine, yours = self._shapes(), other_header._shapes()
+        if mine == yours:
+            # an adapter's tensors are the same on bases that differ
+            return note_other_version(self.libraries, other_header.libraries)
         counts = [
             f"{one.libraries or 'a transformers that is not named'} makes {len(tensors):,} tensors"
             for one, tensors in ((self, mine), (other_header, yours))
@@ -287,6 +290,22 @@ class Header:
         )
         facts = {name: getattr(self, name) for name in names if name not in left_out}
         return flat({**facts, "method": self.method.model_dump()})
+
+
+def note_other_version(here: str, there: str) -> str:
+    """Return a note for messages about bases that differ, and were loaded by two versions of
+    transformers; "" where a version is not known or both are the same.
+
+    Args:
+        here: libraries of this side, as `Header.libraries` has them.
+        there: libraries of the run or the orbit.
+    """
+    if here == there or not here or not there:
+        return ""
+    return (
+        f"; it is loaded by {here} here, and was by {there} there: two versions may make other "
+        "tensors of the same files, so all sites need one version"
+    )
 
 
 def _describe_fact(facts: dict[str, Any], key: str) -> object:

@@ -12,7 +12,7 @@ from fedseed.errors import MessageError, OrbitError
 from fedseed.methods import Method
 from fedseed.methods.payload import State
 from fedseed.models import adapters
-from fedseed.orbit.header import Header
+from fedseed.orbit.header import Header, note_other_version
 from fedseed.orbit.record import NO_DIGEST, Record
 from fedseed.text import listed
 from fedseed.weights.change import Add, AddFactors, Change, Rebuild, Replace, Term
@@ -152,7 +152,16 @@ def check_base(
     names = {name for name, _ in model.named_parameters()}
     if header.adapter is None and not names.issuperset(t.name for t in header.layout.tensors):
         raise OrbitError(f"{problem}. {_other_version(header, model)}")
-    raise OrbitError(problem)
+    raise OrbitError(problem + note_other_version(libraries_here(model), header.libraries))
+
+
+def libraries_here(model: torch.nn.Module) -> str:
+    """Return the libraries that named a model's tensors here; "" for other modules."""
+    if not hasattr(model, "config"):
+        return ""
+    import transformers
+
+    return f"transformers {transformers.__version__}"
 
 
 def _other_version(header: Header, model: torch.nn.Module) -> str:

@@ -34,6 +34,7 @@ from fedseed.objectives.prepared import (
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.orbit import AdapterStart, Header
+from fedseed.orbit.replay import libraries_here
 from fedseed.processes import GROUP
 from fedseed.recipe.settings import Recipe
 from fedseed.runs.spec import RunSpec
@@ -264,7 +265,7 @@ def examine_base(model: Any, objective: Objective) -> None:
     if isinstance(language, TextObjective):
         texts = [language.probe_ids(text) for text in PROBES]
         if all(texts):
-            examine(model, texts)
+            examine(model, texts, language.reads_both_sides)
 
 
 def fingerprint_of(processor: Any) -> Fingerprint | None:
@@ -541,8 +542,4 @@ def libraries_of(base: str, model: Any) -> str:
     """Return the libraries that named a model's tensors; "" for the project's own bases and other
     modules.
     """
-    if base in PACKAGED or not hasattr(model, "config"):
-        return ""
-    import transformers
-
-    return f"transformers {transformers.__version__}"
+    return "" if base in PACKAGED else libraries_here(model)
