@@ -84,7 +84,7 @@ def test_traces_are_bounded_as_projections(quiet, seeds):
     shape = {"steps": 2, "batch": 2, "population": 2, "learning_rate": 0.2, "seeds": seeds}
     method = protect(FedMeZO(**shape, schedule=schedule), CLIENT)
     state, by, protection = (
-        replace(method.start(LAYOUT, 7), done=1),
+        replace(method.start(LAYOUT, 7), rounds_done=1),
         0.75 * 0.2 / 2,
         protection_of(method),
     )
