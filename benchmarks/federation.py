@@ -59,7 +59,7 @@ SIZES = {"trivial": (20, 32, 5), "million": (512, 1024, 512)}
 
 def recipe(method: str, rounds: int, every: int) -> Any:
     """A recipe whose model and data come from `loaded`."""
-    from fedseed.runs.recipe import Recipe
+    from fedseed.recipe.settings import Recipe
 
     return Recipe.model_validate(
         {

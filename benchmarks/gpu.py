@@ -51,7 +51,8 @@ from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
 from fedseed.randomness.matrices import Matrices
-from fedseed.runs.recipe import packaged_recipes, read_recipe
+from fedseed.recipe.packaged import packaged_recipes
+from fedseed.recipe.reading import read_recipe
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Rebuild, Term
 from fedseed.weights.devices import peak_on

@@ -27,6 +27,7 @@ FLOORS = [
         "cli extension",
         "experiments flower own",
         "runs",
+        "recipe",
         "federation",
         "reports tracking",
         "transport",
@@ -198,7 +199,7 @@ LIGHT = [
     "fedseed.runs.folder",
     "fedseed.runs.loop",
     "fedseed.runs.network",
-    "fedseed.runs.recipe",
+    "fedseed.recipe.settings",
     "fedseed.runs.parties",
     "fedseed.transport.memory",
     "fedseed.transport.nats",
@@ -287,7 +288,7 @@ def attributes(name, classes):
 
 def test_classes_are_small():
     files = [*(SOURCE / "federation").rglob("*.py"), *(SOURCE / "transport").glob("*.py")]
-    runs = ("loop", "simulation", "network", "joining", "assembly", "equipment")
+    runs = ("loop", "simulation", "network", "joining", "assembly", "model_setup")
     files += [SOURCE / "runs" / f"{name}.py" for name in runs]
     classes = {
         n.name: n

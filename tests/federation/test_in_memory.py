@@ -14,8 +14,8 @@ from fedseed.federation.client.worker import Worker
 from fedseed.federation.control import LINE_FIELDS
 from fedseed.federation.messages import Message
 from fedseed.orbit import NO_DIGEST
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryEnd
 from support import problem as problems
 from support.heard import Ending

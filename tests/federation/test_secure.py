@@ -21,9 +21,9 @@ from fedseed.federation.protocol import SAID, plan_message
 from fedseed.privacy.secure import LostError
 from fedseed.privacy.secure.messages import Phase, Terms
 from fedseed.privacy.secure.settings import identity_text
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
 from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryClient
 from support.heard import Ending, Heard
 from support.network import federation_of, in_process, repeats, until

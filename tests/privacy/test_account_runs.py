@@ -11,7 +11,7 @@ from fedseed.methods.fedmezo import FedMeZO
 from fedseed.privacy.account import Limits
 from fedseed.privacy.account_file import FileAccount
 from fedseed.privacy.scalars import Releases, composed_epsilon
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 from support.asking import STEPS, Asker, Client, account_of, hosted_of, recipe_of, waited
 from support.forked import fedseed_forked
 from support.instruction_files import rows, write_lines
@@ -106,8 +106,8 @@ def asked(shared_server):
 
 def start_of(site):
     """How the orbit begins, as the client says it."""
+    from fedseed.recipe.reading import read_recipe
     from fedseed.runs.joining import Loading
-    from fedseed.runs.recipe import read_recipe
     from fedseed.tasks.data import OwnData
 
     recipe = read_recipe(str(site / "recipe.toml"))

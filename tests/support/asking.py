@@ -28,7 +28,7 @@ from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.protocol import Entry, header_entry, plan_message, step_entry
 from fedseed.methods.fedmezo import Rate, Trace, Traces
 from fedseed.privacy.account_file import FileAccount
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.nats import NatsClient

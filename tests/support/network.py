@@ -32,9 +32,9 @@ from fedseed.federation.messages import Message
 from fedseed.federation.protocol import Entry, read_step
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.messages import Phase
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
 from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make

@@ -43,15 +43,16 @@ from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.processes import COMMAND, start
 from fedseed.randomness.stream import Seed, check_seed
+from fedseed.recipe.keys import explain
+from fedseed.recipe.packaged import packaged_recipes, packaged_sweeps
+from fedseed.recipe.reading import read_recipe, read_toml
+from fedseed.recipe.settings import Recipe
 from fedseed.registry import one_line, resolve
 from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import Sheet
 from fedseed.reports.view import view_folder
 from fedseed.runs.folder import RunFolder
-from fedseed.runs.keys import explain
-from fedseed.runs.packaged import packaged_recipes, packaged_sweeps
-from fedseed.runs.recipe import Recipe, read_recipe, read_toml
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]  # values to choose from, by key
@@ -154,6 +155,12 @@ class Sweep(_Table):
     @classmethod
     def _a_line_each(cls, runs: list[SweepRun]) -> list[SweepRun]:
         return [line for run in runs for line in run.lines()]
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: list[Seed]) -> list[Seed]:
+        check_distinct(seeds, "seeds")
+        return seeds
 
     @model_validator(mode="after")
     def _names_differ(self) -> "Sweep":
@@ -291,11 +298,31 @@ def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Returns the seeds of a text such as "1,2,3". Raises RecipeError if one of them is no seed."""
+    """Return the seeds of a text such as "1,2,3".
+
+    Raises:
+        RecipeError: one of them is no seed, or comes twice.
+    """
     try:
-        return [check_seed(int(word), "--seeds") for word in text.split(",")]
+        seeds = [check_seed(int(word), "--seeds") for word in text.split(",")]
     except ValueError as error:
         raise RecipeError(f"--seeds {text}: write whole numbers, such as 1,2,3") from error
+    try:
+        check_distinct(seeds, f"--seeds {text}")
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    return seeds
+
+
+def check_distinct(values: Sequence[Any], source: str) -> None:
+    """Check that no value comes twice: one run would count as two in means and deviations.
+
+    Raises:
+        ValueError: one does; `source` says where.
+    """
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise ValueError(f"{source}: {value} comes twice; give each once")
 
 
 def made_sweep(

@@ -14,7 +14,7 @@ has opened the round before. The cryptography is in `fedseed.privacy.secure`, th
 """
 
 from fedseed.methods import Method
-from fedseed.methods.payload import About, State
+from fedseed.methods.payload import DecodeContext, State
 from fedseed.privacy.protection import summand
 
 ASK_ID_BYTES = 15  # phase, setup and, where they matter, round and attempt
@@ -24,4 +24,4 @@ NOTHING, SOMETHING, OPENED = 0, 1, 2
 def count_words(method: Method, state: State) -> int:
     """Return the number of words that a client sends: a vector, and a weight unless votes count."""
     kind = summand(method)
-    return kind.words(About(method, state, "update")) + (not kind.counted)
+    return kind.words(DecodeContext(method, state, "update")) + (not kind.counted)

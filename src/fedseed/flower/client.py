@@ -26,9 +26,9 @@ from fedseed.federation.client.replica import Replica
 from fedseed.federation.client.state import Hosted, WorkThread
 from fedseed.federation.cost import Cost
 from fedseed.flower.config import Place, place_of, recipe_of
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
 from fedseed.runs.joining import Loading
-from fedseed.runs.recipe import Recipe
 from fedseed.transport import flower_wire as wire
 from fedseed.transport.flower_node import NodeEnd
 

@@ -20,8 +20,10 @@ from fedseed.objectives.prepared import prepare_sets, with_reference
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.processes import warm
+from fedseed.recipe.reading import read_recipe, stored_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress, shown_by
-from fedseed.runs.equipment import (
+from fedseed.runs.model_setup import (
     Equipment,
     Evaluation,
     equip,
@@ -34,7 +36,6 @@ from fedseed.runs.equipment import (
 )
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.rates import find_rate, settled, with_rate
-from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
@@ -42,6 +43,29 @@ from fedseed.tasks.data import BETA, ClientData, TaskData
 from fedseed.tasks.files import Record, dataset_rows, is_dataset
 from fedseed.tasks.forms import examples_in
 from fedseed.tasks.record import clients_record, held_out_record, record_of
+
+
+def _client_data(datasets: Sequence[Any]) -> list[ClientData]:
+    """Return the clients' data with their names.
+
+    Raises:
+        RecipeError: the datasets, or one of them, are a mapping or a text: its keys or characters
+            would be taken for clients or examples.
+    """
+    if isinstance(datasets, (Mapping, str, bytes)):
+        raise RecipeError(
+            f"Federation: datasets is a {type(datasets).__name__}; give a list with each client's "
+            "rows, such as [rows, rows] (ClientData(name, rows) gives a client a name)"
+        )
+    clients = []
+    for number, rows in enumerate(datasets):
+        if isinstance(rows, (Mapping, str, bytes)):
+            raise RecipeError(
+                f"Federation: datasets[{number}] is a {type(rows).__name__}; give a list of rows"
+            )
+        named = isinstance(rows, ClientData)
+        clients.append(rows if named else ClientData(f"client-{number}", rows))
+    return clients
 
 
 class Federation(Simulation):
@@ -86,10 +110,7 @@ class Federation(Simulation):
     ) -> None:
         workers: Workers | None = settings.pop("workers", None)
         beta: float = settings.pop("beta", BETA)
-        clients = [
-            c if isinstance(c, ClientData) else ClientData(f"client-{i}", c)
-            for i, c in enumerate(datasets)
-        ]
+        clients = _client_data(datasets)
         measure = evaluation if callable(evaluation) else None
         held_out = {} if callable(evaluation) or evaluation is None else evaluation
         held_out = held_out if isinstance(held_out, Mapping) else {"": held_out}
@@ -256,6 +277,22 @@ def _class_labels(named: Sequence[str], sets: Iterable[Iterable[Any]]) -> tuple[
     return numbers if seen.issubset(numbers) else tuple(named)
 
 
+def check_apart(recipe: Recipe, out: Path) -> None:
+    """Check that a run's files do not go into the folder of its data.
+
+    Raises:
+        RecipeError: they would, and be taken for a client's file the next time.
+    """
+    place = getattr(recipe.task, "path", None)
+    if not place or not Path(place).expanduser().is_dir():
+        return
+    if Path(place).expanduser().resolve() == out.expanduser().resolve():
+        raise RecipeError(
+            f"--out {out}: it is the folder of the data (task.path), and the run's files would be "
+            "taken for a client's; choose another folder"
+        )
+
+
 def build(
     recipe: Recipe,
     out: Path | str | None = None,
@@ -285,6 +322,8 @@ def build(
     """
     for tracker in recipe.tracking:
         tracker.check()
+    if out is not None:
+        check_apart(recipe, Path(out))
     if workers is not None and ray is None:
         warm()
     parts = load_parties(recipe) if recipe.of_parties and data is None else None

@@ -28,10 +28,10 @@ from fedseed.privacy import mechanism_of
 from fedseed.privacy.account import Account
 from fedseed.privacy.account_file import SUFFIX, FileAccount
 from fedseed.privacy.secure.settings import identity_text
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
 from fedseed.runs.assembly import host
-from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of
-from fedseed.runs.recipe import Recipe
+from fedseed.runs.model_setup import Equipment, Evaluation, equip, evaluation_of
 from fedseed.tasks.data import OwnData, TaskData
 from fedseed.tasks.record import DataRecord, clients_record, held_out_record
 from fedseed.text import shown

@@ -16,8 +16,8 @@ from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings, mechanism_of, protect
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.stream import check_seed
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.answers import unverifiable
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.record import DataRecord
 from fedseed.tracking import Tracker
 from fedseed.weights.layout import DigestKind

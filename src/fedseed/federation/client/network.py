@@ -23,7 +23,7 @@ from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import LogContents
 from fedseed.orbit import NO_DIGEST, Record
 from fedseed.orbit.file import begin, write_orbit
-from fedseed.orbit.record import ending, link, packed
+from fedseed.orbit.record import ending, link, pack_records
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import End, Events, Transport
 
@@ -166,4 +166,4 @@ async def _write_log(end: End, run: str, path: Path) -> None:
         raise NetworkError(
             f"the log of run {run} can't be read again for its orbit: {error}"
         ) from error
-    write_orbit(path, begin(log.header), ending(packed(log.header.method, records)))
+    write_orbit(path, begin(log.header), ending(pack_records(log.header.method, records)))

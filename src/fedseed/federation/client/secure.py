@@ -13,7 +13,7 @@ from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.protocol import SAID
 from fedseed.federation.secure import ASK_ID_BYTES, NOTHING, OPENED, SOMETHING, count_words
 from fedseed.methods import Method
-from fedseed.methods.payload import About, State
+from fedseed.methods.payload import DecodeContext, State
 from fedseed.privacy.protection import summand
 from fedseed.privacy.secure import OpenedBeforeError
 from fedseed.privacy.secure.client import SecureClient
@@ -71,7 +71,7 @@ class Masking:
 
     def _words(self, state: State, number: int, client: int, update: bytes | None) -> Words:
         """Return weight * vector and the weight as whole numbers; zeros without an update."""
-        kind, context = summand(self.method), About(self.method, state, "update", number)
+        kind, context = summand(self.method), DecodeContext(self.method, state, "update", number)
         if update is None:
             return np.zeros(count_words(self.method, state), self.form.dtype)
         payload = Message.decode(update).payload

@@ -12,7 +12,7 @@ from fedseed.errors import NonFiniteError
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import Method, without_gradients
-from fedseed.methods.payload import About
+from fedseed.methods.payload import DecodeContext
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
@@ -140,7 +140,7 @@ class Worker:
         shared = SharedLosses(local_clients, part=part, parts=parts)
         for message, client in zip(messages, shared.members, strict=True):
             self._answer(message, client)  # for the losses that it evaluates
-        return shared.found
+        return shared.passes
 
     def _locals(
         self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]
@@ -182,7 +182,7 @@ class Worker:
         # the weights before the change, which a client need not remember
         if self.method.catch_up.replaces:
             state = self.method.advance(state, self.method.decode_step(state, self.space.dense()))
-        context = About(self.method, state, "update", message.round)
+        context = DecodeContext(self.method, state, "update", message.round)
         payload = alone(honest, kind, self.seed, message.client, context).encode()
         return replace(message, payload=payload).encode()
 

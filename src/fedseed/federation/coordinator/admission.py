@@ -157,6 +157,10 @@ class Reception:
     _ready_since: float | None = None
     _new_hellos: int = 0  # since all clients were last looked at
     _last_note: str = ""  # what the start waits for, as shown
+    # why there can be no run: what every hello is answered from then on
+    _disagreement: str = ""
+    # processes that were told so
+    _informed_hosts: set[str] = field(default_factory=set)
     # processes whose other versions were shown
     _other_versions: set[str] = field(default_factory=set)
 
@@ -174,7 +178,11 @@ class Reception:
         roster, called_at = self.roster, 0.0
         while True:
             self._new_hellos = 0
-            self._decide()
+            try:
+                self._decide()
+            except RecipeError as error:
+                await self._inform_clients(str(error))
+                raise
             # not at each hello: a call makes the next hello come
             now = time.monotonic()
             if now >= called_at + RESEND_SECONDS:
@@ -225,15 +233,26 @@ class Reception:
 
     def _fail_without_majority(self, clients: dict[str, int]) -> NoReturn:
         claims = self.agreement.claims
+        groups = self.agreement.groups(clients)
         opinions = "; ".join(
-            f"{count} ({list_names(hosts)}): {claims[hosts[0]]}"
-            for count, hosts in self.agreement.groups(clients)
+            f"{count} ({list_names(hosts)}): {claims[hosts[0]]}" for count, hosts in groups
         )
+        first, *others = (claims[hosts[0]].header for _, hosts in groups)
+        notes = [note for note in (other.versions_apart(first) for other in others) if note]
         raise RecipeError(
-            f"the clients do not agree on what the run is about: {opinions}; there is no majority: "
-            "name the right one in the recipe (federation.base_digest, and of methods that send "
-            "weights federation.weights_digest)"
+            f"the clients do not agree on what the run is about: {opinions}; there is no majority"
+            f"{notes[0] if notes else ''}: name the right one in the recipe "
+            "(federation.base_digest, and of methods that send weights federation.weights_digest)"
         )
+
+    async def _inform_clients(self, reason: str) -> None:
+        """Refuse all clients that are here, for as long as it takes them to say hello again."""
+        self._disagreement = reason
+        hosts = set(self.roster.spoken_for())
+        ends_at = time.monotonic() + RESEND_SECONDS
+        await self.session.call()
+        while not hosts <= self._informed_hosts and time.monotonic() < ends_at:
+            await self.session.pause(ends_at - time.monotonic())
 
     def _refuse_minorities(self, clients: dict[str, int]) -> None:
         """Outvote the processes whose claim is not that of the majority."""
@@ -341,6 +360,10 @@ class Reception:
         host = message.host
         if host != sender:
             raise MessageError(f"it speaks for client {host}")
+        if self._disagreement:
+            self._informed_hosts.add(host)
+            self.session.stir()
+            return Welcome(refused=shown(self._disagreement, MOST_REFUSAL)).encode()
         try:
             claim = self._check_hello(message)
         except (OrbitError, MessageError) as error:

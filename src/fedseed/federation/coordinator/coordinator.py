@@ -19,8 +19,8 @@ from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers
 from fedseed.methods.base import Round as PlannedRound
-from fedseed.methods.payload import About, Content, Payload, State
-from fedseed.privacy import misfit, protection_of
+from fedseed.methods.payload import Content, DecodeContext, Payload, State
+from fedseed.privacy import find_misfit, protection_of
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
 
@@ -79,7 +79,7 @@ class Coordinator:
         self.examples = list(examples)
         self.per_round = per_round
         self.aggregation = aggregation or Mean()
-        problem = misfit(method, self.aggregation, per_round)
+        problem = find_misfit(method, self.aggregation, per_round)
         if problem:
             raise ValueError(problem)
         self.state = method.start(layout, seed)
@@ -248,7 +248,7 @@ class Coordinator:
     def _decode_update(self, current: Round, data: bytes) -> tuple[Any, float]:
         """Decode an update; return it and its size. Raises MessageError."""
         update = self.method.decode_update(self.state, current.number, data)
-        return update, update.size(About(self.method, self.state, "update", current.number))
+        return update, update.size(DecodeContext(self.method, self.state, "update", current.number))
 
     def screen(self) -> dict[int, str]:
         """Refuse the updates that are out of all proportion, once all have come.
@@ -336,7 +336,7 @@ class Coordinator:
         if self.method.catch_up.replaces:
             size = max(self.current.sizes[answer.client] for answer in answers)
         else:
-            size = step.size(About(self.method, state, "step"))
+            size = step.size(DecodeContext(self.method, state, "step"))
         problem = self._steps.problem(size)
         if problem is None:
             problem = too_far(self.method.change(state, step), state.layout)
@@ -369,7 +369,7 @@ class Coordinator:
             contents.append(step.content(self.state.layout.size, payload))
             # whole weights do not show how large the steps to them were
             if not self.method.catch_up.replaces:
-                self._steps.take(step.size(About(self.method, self.state, "step")))
+                self._steps.take(step.size(DecodeContext(self.method, self.state, "step")))
             self._advance(step)
         return contents
 

@@ -16,7 +16,7 @@ from fedseed.federation.messages import EVERYBODY
 from fedseed.federation.protocol import SAID, plan_message
 from fedseed.federation.secure import ASK_ID_BYTES, OPENED, SOMETHING, count_words
 from fedseed.methods.base import Answer, Answers
-from fedseed.methods.payload import About, Array, Payload, Scalar
+from fedseed.methods.payload import Array, DecodeContext, Payload, Scalar
 from fedseed.privacy.protection import summand
 from fedseed.privacy.secure import LostError, TooFewError
 from fedseed.privacy.secure.fixed import Words
@@ -164,7 +164,7 @@ class SecureCoordinator(Coordinator):
             return answers
         if self._sum is None or isinstance(self._sum, str):
             raise RuntimeError("the round's sum was not opened")
-        context = About(self.method, self.state, "update", current.number)
+        context = DecodeContext(self.method, self.state, "update", current.number)
         self.untaken = self._impossible(current, self._sum, kind.counted)
         if self.untaken is not None:
             self.suspects.record_false_sum(current.number, sorted(current.updates))
@@ -174,7 +174,9 @@ class SecureCoordinator(Coordinator):
             vector = form.decode(self._sum)
         else:
             vector = form.decode(self._sum[:-1]) / int(self._sum[-1])
-        return replace(answers, answers=(Answer(EVERYBODY, 1.0, kind.of(vector, context)),))
+        return replace(
+            answers, answers=(Answer(EVERYBODY, 1.0, kind.from_vector(vector, context)),)
+        )
 
     def _impossible(self, current: Round, words: Words, counted: bool) -> str | None:
         """Return the reason why a sum can't be that of honest clients, or has no weight.

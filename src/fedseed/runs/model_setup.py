@@ -24,9 +24,9 @@ from fedseed.objectives.losses import Choices, Objective, Scoring, TextObjective
 from fedseed.objectives.preferences import Preferences
 from fedseed.objectives.prepared import (
     Prepared,
-    about,
-    idle,
-    left_out,
+    describe_changes,
+    describe_idle,
+    describe_left_out,
     prepare,
     prepare_sets,
     with_reference,
@@ -34,8 +34,9 @@ from fedseed.objectives.prepared import (
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.orbit import AdapterStart, Header
+from fedseed.orbit.replay import libraries_here
 from fedseed.processes import GROUP
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.stopping import VALIDATION_LOSS
 from fedseed.tasks.data import ClientData, Example, TaskData
@@ -99,7 +100,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
     trainable = trainable_names(model, settings.base, settings.trainable)
-    adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
+    adapter = adapters.choose_adapter(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapters.is_installed(model):
         if settings.adapter is not None:
             raise RecipeError(
@@ -110,11 +111,13 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         adapter = adapters.settings_of(model)
     made = equipped(recipe, data, kind, model, processor, room_left(recipe, model), trainable)
     if adapter is None:  # with an adapter, once that is there
+        key = "model.trainable"
         if trainable is None:
+            key = "method.targets"
             # before a method's own choice, which would be of what is not quantised
             check_tunable(model)
             trainable = chosen_targets(recipe.method, model)
-        choose_trainable(model, trainable)
+        choose_trainable(model, trainable, key)
     elif settings.trainable == "head":
         raise RecipeError(
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", '
@@ -170,7 +173,9 @@ def room_left(recipe: Recipe, model: Any) -> int | None:
     None: any number.
     """
     room = longest_input(model)
-    adapter = adapters.chosen(recipe.model.adapter, recipe.method.adapter, recipe.method.name)
+    adapter = adapters.choose_adapter(
+        recipe.model.adapter, recipe.method.adapter, recipe.method.name
+    )
     return None if room is None else room - adapters.virtual_tokens(adapter)
 
 
@@ -262,7 +267,7 @@ def examine_base(model: Any, objective: Objective) -> None:
     if isinstance(language, TextObjective):
         texts = [language.probe_ids(text) for text in PROBES]
         if all(texts):
-            examine(model, texts)
+            examine(model, texts, language.reads_both_sides)
 
 
 def fingerprint_of(processor: Any) -> Fingerprint | None:
@@ -378,7 +383,7 @@ def _of_parties(
     for data in parts:
         name = data.clients[0].name
         held = prepare(objective, f"the held-out examples of {name}", data.evaluation[""])
-        notes += left_out(held, equipment.limit)
+        notes += describe_left_out(held, equipment.limit)
         if data.scores and held.examples:
             notes += score_notes(objective, held, data.scores, equipment.measured)
         kept = prepare(objective, name, data.validation if recipe.stopping else ())
@@ -474,7 +479,7 @@ def hosted_of(
     has_adapter = adapters.is_installed(model)  # the base's own, which is tuned on
     hashed = adapters.base_digest if has_adapter else base_digest
     digest = spec.base_digest or hashed(model, spec.digest)
-    chosen = adapters.chosen(spec.adapter, method.adapter, method.name)
+    chosen = adapters.choose_adapter(spec.adapter, method.adapter, method.name)
     if has_adapter:
         chosen = adapters.settings_of(model)
     elif chosen is not None:
@@ -516,8 +521,8 @@ def hosted_of(
     notes = (
         *spec.notes,
         *filter(None, [quantised]),
-        *idle(prepared),
-        *(about(prepared, spec.limit) if spec.limit else ()),
+        *describe_idle(prepared),
+        *(describe_changes(prepared, spec.limit) if spec.limit else ()),
     )
     attack = spec.attack if spec.attack in SINGLE else None
     return lead_group(
@@ -539,8 +544,4 @@ def libraries_of(base: str, model: Any) -> str:
     """Return the libraries that named a model's tensors; "" for the project's own bases and other
     modules.
     """
-    if base in PACKAGED or not hasattr(model, "config"):
-        return ""
-    import transformers
-
-    return f"transformers {transformers.__version__}"
+    return "" if base in PACKAGED else libraries_here(model)
