@@ -1,5 +1,7 @@
 """What would destroy a file, or give another result than was asked for, is refused."""
 
+import json
+
 import pytest
 import torch
 
@@ -166,3 +168,20 @@ def test_a_run_does_not_go_into_the_folder_of_its_data(tmp_path):
 def test_a_new_recipe_has_bytes_that_a_run_takes(size, tmp_path):
     refused(2, f"--bytes {size}: write 28kB", "new", tmp_path / "demo", "--bytes", size)
     assert not (tmp_path / "demo").exists()
+
+
+def test_a_run_in_which_nobody_sent_anything_says_so(tmp_path):
+    """Have examples that are all too long, and short ones to evaluate on."""
+    rows = [{"prompt": "Say it " * 60, "completion": " now"}] * 3
+    (tmp_path / "north.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "asked.json").write_text('[{"prompt": "Say", "completion": " it"}]')
+    recipe = tmp_path / "long.toml"
+    recipe.write_text(
+        'rounds = 2\n[task]\nname = "files"\npath = "north.jsonl"\nclients = 1\n'
+        'evaluation_file = "asked.json"\n[evaluation]\nmax_length = 20\nrouge = false\n'
+        + METHODS["ferret"]
+    )
+    well("run", recipe, "--out", tmp_path / "run")
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "no client has sent anything in any round" in log
+    assert "learning_rate" not in log  # no rate would have moved the loss

@@ -42,6 +42,11 @@ NOISE_WARNING = 0.1
 LONG_ACCOUNT = 20_000  # rounds whose privacy takes seconds to count
 
 
+def _heard_nobody(metrics: Sequence[RoundLine]) -> bool:
+    """Return whether there were rounds, and no client has sent anything in any of them."""
+    return len(metrics) > 1 and not any(line.bytes_up for line in metrics[1:])
+
+
 class Run(ABC):
     """The rounds of one run; subclasses say where its clients are and who holds the weights.
 
@@ -271,6 +276,11 @@ class Run(ABC):
         )
         self.finish()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
+        if _heard_nobody(metrics):
+            self.progress.warn(
+                "no client has sent anything in any round: the model is the base, untuned; see "
+                "what each gives as its reason (log.txt, skipped in metrics.jsonl)"
+            )
         if folder is not None:
             try:
                 self.draw(folder, summary)
@@ -307,7 +317,7 @@ class Run(ABC):
         if not self._warned_of_divergence and (found := self._divergence(metrics)) is not None:
             self._warned_of_divergence = True
             self.progress.warn(f"{at}: the run has diverged: {found.reason}; {self._advise(found)}")
-        if "loss" in line.metrics and not self._warned_of_divergence:
+        if "loss" in line.metrics and not (self._warned_of_divergence or _heard_nobody(metrics)):
             self._warn_of_standing(metrics)
 
     def _warn_of_standing(self, metrics: list[RoundLine]) -> None:
