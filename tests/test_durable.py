@@ -57,6 +57,28 @@ def test_an_append_is_on_disk_before_it_returns(tmp_path, calls):
     assert path.read_bytes() == b"onetwo!"
 
 
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, ": make room there, then start this again"),
+        (errno.EDQUOT, ": make room there, or raise the quota, then start this again"),
+        (
+            errno.EFBIG,
+            r": raise the limit on the size of files \(ulimit -f\), then start this again",
+        ),
+        (errno.EIO, ""),
+    ],
+)
+def test_what_a_disk_refuses_is_said_with_the_remedy(tmp_path, monkeypatch, number, remedy):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(StorageError, match=f"a: can't be written: {os.strerror(number)}{remedy}$"):
+        write_whole(tmp_path / "a", b"data")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("failing", ["pwrite", "fsync"])
 def test_a_failed_append_is_taken_back(tmp_path, monkeypatch, failing):
     file, original, count = Appender(tmp_path / "a"), getattr(os, failing), [0]

@@ -33,6 +33,12 @@ NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 TOKEN_BYTES = 8  # of a temporary file's name
 _TEMPORARY = re.compile(rf"\.[0-9a-f]{{{2 * TOKEN_BYTES}}}\.part(\.[^.]*)?$")
 LOCKED_BYTE = 1 << 40
+# remedies where a file can't be written, by the number of the system's error
+REMEDIES = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or raise the quota",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+}
 LOCK_PAUSE_SECONDS = 0.01  # before a lock that is held is tried again
 
 
@@ -286,14 +292,13 @@ def sync_path(path: Path, flags: int = 0) -> None:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
+    """Turn an error of the system into a StorageError, with a remedy where there is one."""
     try:
         yield
     except OSError as error:
-        link = (
-            "it is a link, and nothing is written through one"
-            if error.errno == errno.ELOOP
-            else None
-        )
-        raise StorageError(
-            f"{path}: can't be written: {link or error.strerror or error}"
-        ) from error
+        problem = error.strerror or str(error)
+        if error.errno == errno.ELOOP:
+            problem = "it is a link, and nothing is written through one"
+        elif error.errno in REMEDIES:
+            problem = f"{problem}: {REMEDIES[error.errno]}, then start this again"
+        raise StorageError(f"{path}: can't be written: {problem}") from error

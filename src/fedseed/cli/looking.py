@@ -2,7 +2,6 @@
 before a run.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
@@ -79,6 +78,8 @@ def new(
 
     The recipe runs as it is.
     """
+    from fedseed.methods.ferret import OVERHEAD, Ferret
+
     template = Path(str(files("fedseed") / "cli" / "template"))
     there = (
         path
@@ -90,8 +91,12 @@ def new(
         raise FedseedError(
             f"{', '.join(taken)}: there already; choose another folder: fedseed new DIR"
         )
-    if re.fullmatch(r"[\d.]+ ?[kM]?B?", size) is None:
-        raise RecipeError(f"--bytes {size}: write 28kB, 1.5MB or a number of bytes")
+    try:
+        Ferret(bytes=int(size) if size.isdigit() else size)
+    except ValueError as error:
+        raise RecipeError(
+            f"--bytes {size}: write 28kB, 1.5MB or a number of bytes, {OVERHEAD + 1} at least"
+        ) from error
     value = size if size.isdigit() else f'"{size}"'
     try:
         for part in parts:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -37,6 +37,19 @@ from fedseed.text import clean
 if TYPE_CHECKING:
     from fedseed.objectives.generation import Writer
     from fedseed.runs.tuned import Tuned
+
+# what a comparison takes from a run's summary
+COMPARED = {
+    "baseline",
+    "clients",
+    "final",
+    "method",
+    "parameters",
+    "payload_bytes_down",
+    "payload_bytes_up",
+    "rounds",
+    "seconds",
+}
 
 SourceArgument = Annotated[
     str,
@@ -207,7 +220,7 @@ def generate(
     if prompt is not None and file is not None:
         raise RecipeError("generate: a PROMPT or --file, not both")
     talking = prompt is None and file is None and sys.stdin.isatty()
-    wanted = [] if talking else list(_prompts(prompt, file))
+    wanted = [] if talking else [_checked(text) for text in _prompts(prompt, file)]
     tuned = opening.open(source, quietly=True)
     from fedseed.objectives.generation import Writer
 
@@ -254,6 +267,36 @@ def _said(text: str) -> str:
     return text
 
 
+def _checked(text: str) -> str:
+    """Return a prompt. Raises RecipeError if it holds bytes that are no text in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RecipeError(
+            f"generate: the prompt is not UTF-8 (at character {error.start + 1}): convert it first"
+        ) from error
+    return text
+
+
+def _whole_summary(folder: Path) -> dict[str, Any]:
+    """Return a finished run's summary.
+
+    Raises:
+        FedseedError: summary.json is damaged, or is not a run's.
+    """
+    file = folder / "summary.json"
+    try:
+        summary = read_summary(folder)
+        absent = sorted(COMPARED - set(summary))
+    except (ValueError, TypeError) as error:
+        raise FedseedError(f"{file}: not a run's summary, or damaged: {error}") from error
+    if not isinstance(summary, dict) or absent:
+        raise FedseedError(
+            f"{file}: not a run's summary, or damaged: it has no {', '.join(absent[:3])}"
+        )
+    return summary
+
+
 def _seen(text: str) -> str:
     """Return a model's text without the codes that a terminal would obey."""
     return clean(text) if sys.stdout.isatty() else text
@@ -265,7 +308,7 @@ def _talk(writer: "Writer", chat: bool) -> None:
     print("Ctrl-D or an empty line ends.", file=sys.stderr)
     while True:
         try:
-            said = input("> ")
+            said = _checked(input("> "))
         except EOFError:
             print()
             return
@@ -374,7 +417,7 @@ def report(
             )
         common = Path(os.path.commonpath([folder.resolve() for folder in folders]))
         named = {str(folder.resolve().relative_to(common)): folder for folder in folders}
-        compared = [Compared(label, [read_summary(folder)]) for label, folder in named.items()]
+        compared = [Compared(label, [_whole_summary(folder)]) for label, folder in named.items()]
         sheets = [results_sheet("Comparison", compared), costs_sheet("Costs of a round", compared)]
         views = {"": {label: [view_folder(folder)] for label, folder in named.items()}}
         page = out or common / "report.html"

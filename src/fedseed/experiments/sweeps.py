@@ -156,6 +156,12 @@ class Sweep(_Table):
     def _a_line_each(cls, runs: list[SweepRun]) -> list[SweepRun]:
         return [line for run in runs for line in run.lines()]
 
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: list[Seed]) -> list[Seed]:
+        check_distinct(seeds, "seeds")
+        return seeds
+
     @model_validator(mode="after")
     def _names_differ(self) -> "Sweep":
         for what, names in (
@@ -292,11 +298,31 @@ def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Returns the seeds of a text such as "1,2,3". Raises RecipeError if one of them is no seed."""
+    """Return the seeds of a text such as "1,2,3".
+
+    Raises:
+        RecipeError: one of them is no seed, or comes twice.
+    """
     try:
-        return [check_seed(int(word), "--seeds") for word in text.split(",")]
+        seeds = [check_seed(int(word), "--seeds") for word in text.split(",")]
     except ValueError as error:
         raise RecipeError(f"--seeds {text}: write whole numbers, such as 1,2,3") from error
+    try:
+        check_distinct(seeds, f"--seeds {text}")
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    return seeds
+
+
+def check_distinct(values: Sequence[Any], source: str) -> None:
+    """Check that no value comes twice: one run would count as two in means and deviations.
+
+    Raises:
+        ValueError: one does; `source` says where.
+    """
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise ValueError(f"{source}: {value} comes twice; give each once")
 
 
 def made_sweep(

@@ -270,8 +270,13 @@ class Ferret(BlockRates):
     @classmethod
     def _of_a_budget(cls, data: Any) -> Any:
         budget = parse_bytes(data.get("bytes")) if isinstance(data, dict) else None
-        if not isinstance(budget, int) or budget <= OVERHEAD:
+        if not isinstance(budget, int) or isinstance(budget, bool) or budget <= 0:
             return data
+        if budget <= OVERHEAD:
+            raise ValueError(
+                f"bytes = {budget}: an update has {OVERHEAD} bytes besides its coefficients; allow "
+                f"for {OVERHEAD + 1} or more"
+            )
         bits = budget < MAX_SIZE // 4
         count = min(MAX_SIZE, (budget - OVERHEAD) * 8 if bits else (budget - OVERHEAD) // 4)
         defaults = {"blocks": "one", "allocation": "size", "seeds": "shared", "directions": count}

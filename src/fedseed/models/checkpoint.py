@@ -20,7 +20,7 @@ from fedseed.errors import RecipeError, closest
 from fedseed.models import PACKAGED
 from fedseed.models.foreign import check_regular
 from fedseed.processes import COMMAND
-from fedseed.text import first_line
+from fedseed.text import clean, first_line
 
 WEIGHT_FILES = (
     "*.safetensors",
@@ -162,7 +162,7 @@ def _ask(place: str) -> str:
 
     if COMMAND in os.environ:
         print(
-            f"fedseed: {place} is no folder here: asking the hub for it, for at most "
+            f"fedseed: {clean(str(place))} is no folder here: asking the hub for it, for at most "
             f"{PATIENCE_SECONDS:g} seconds",
             file=sys.stderr,
             flush=True,

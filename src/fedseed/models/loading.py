@@ -427,10 +427,13 @@ def _fit(base: str, model: Any, processor: Any) -> None:
         processor.pad_token = processor.eos_token
 
 
-def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:
+def choose_trainable(
+    model: torch.nn.Module, patterns: Sequence[str] | None, key: str = "model.trainable"
+) -> None:
     """Let only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
 
-    Parameters that an adapter has fixed do not train in any case.
+    Parameters that an adapter has fixed do not train in any case. `key` is the recipe's key that
+    has the patterns.
 
     Raises RecipeError if nothing matches, or something that is quantised.
     """
@@ -441,7 +444,7 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
     tunable = [name for name, _ in model.named_parameters() if name not in fixed]
     matched = {name for name in tunable if matches(name, patterns)}
     if not matched:
-        raise RecipeError(f"model.trainable = {list(patterns)}: no parameter has a name like this")
+        raise RecipeError(f"{key} = {list(patterns)}: no parameter has a name like this")
     resting = {id(parameter) for parameter in traits_of(model).at_rest}
     trained_names = {
         name

@@ -272,7 +272,10 @@ class Writer:
         if not isinstance(ends, list):
             ends = [ends]
         self._ends = sorted({tokenizer.eos_token_id, *ends} - {None})
-        self._options: dict[str, Any] = {"eos_token_id": self._ends or None}
+        self._options: dict[str, Any] = {
+            "eos_token_id": self._ends or None,
+            "logits_processor": [_refuse_nan],
+        }
         if temperature >= GREEDY_TEMPERATURE:
             self._options |= {
                 "do_sample": True,
@@ -280,7 +283,6 @@ class Writer:
                 "top_p": top_p,
                 "top_k": 0,
             }
-            self._options["logits_processor"] = [_refuse_nan]
 
     def continue_prompt(self, prompt: str) -> Written:
         """Return the continuation of a prompt, which the model reads unchanged, as in training."""

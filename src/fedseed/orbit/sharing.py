@@ -24,6 +24,10 @@ def folder_of(place: str) -> Path | None:
     Raises:
         RecipeError: it is neither.
     """
+    if not place:
+        raise RecipeError(
+            'place "": it is empty; give a folder, file:///FOLDER, or OWNER/NAME of the hub'
+        )
     parts = urlsplit(place)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):

@@ -173,9 +173,11 @@ class AccountFile:
             raise self._refusal("the file is gone, while this process works with it") from error
         except OSError as error:
             raise StorageError(f"{self.path}: can't be read: {error.strerror}") from error
+        # before `open`, which refuses a folder with the handle's number in place of a name
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise StorageError(f"{self.path}: no regular file; --account names a file")
         with open(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise StorageError(f"{self.path}: no regular file")
             file.seek(self.size - len(self._last_line))
             if file.read(len(self._last_line)) != self._last_line:
                 raise self._refusal("it was set back or changed while this process worked with it")

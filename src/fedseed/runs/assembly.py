@@ -45,6 +45,29 @@ from fedseed.tasks.forms import examples_in
 from fedseed.tasks.record import clients_record, held_out_record, record_of
 
 
+def _client_data(datasets: Sequence[Any]) -> list[ClientData]:
+    """Return the clients' data with their names.
+
+    Raises:
+        RecipeError: the datasets, or one of them, are a mapping or a text: its keys or characters
+            would be taken for clients or examples.
+    """
+    if isinstance(datasets, (Mapping, str, bytes)):
+        raise RecipeError(
+            f"Federation: datasets is a {type(datasets).__name__}; give a list with each client's "
+            "rows, such as [rows, rows] (ClientData(name, rows) gives a client a name)"
+        )
+    clients = []
+    for number, rows in enumerate(datasets):
+        if isinstance(rows, (Mapping, str, bytes)):
+            raise RecipeError(
+                f"Federation: datasets[{number}] is a {type(rows).__name__}; give a list of rows"
+            )
+        named = isinstance(rows, ClientData)
+        clients.append(rows if named else ClientData(f"client-{number}", rows))
+    return clients
+
+
 class Federation(Simulation):
     """A federation on this machine: of a model and data that a program has, or of a recipe
     (`from_file`).
@@ -87,10 +110,7 @@ class Federation(Simulation):
     ) -> None:
         workers: Workers | None = settings.pop("workers", None)
         beta: float = settings.pop("beta", BETA)
-        clients = [
-            c if isinstance(c, ClientData) else ClientData(f"client-{i}", c)
-            for i, c in enumerate(datasets)
-        ]
+        clients = _client_data(datasets)
         measure = evaluation if callable(evaluation) else None
         held_out = {} if callable(evaluation) or evaluation is None else evaluation
         held_out = held_out if isinstance(held_out, Mapping) else {"": held_out}
@@ -257,6 +277,22 @@ def _class_labels(named: Sequence[str], sets: Iterable[Iterable[Any]]) -> tuple[
     return numbers if seen.issubset(numbers) else tuple(named)
 
 
+def check_apart(recipe: Recipe, out: Path) -> None:
+    """Check that a run's files do not go into the folder of its data.
+
+    Raises:
+        RecipeError: they would, and be taken for a client's file the next time.
+    """
+    place = getattr(recipe.task, "path", None)
+    if not place or not Path(place).expanduser().is_dir():
+        return
+    if Path(place).expanduser().resolve() == out.expanduser().resolve():
+        raise RecipeError(
+            f"--out {out}: it is the folder of the data (task.path), and the run's files would be "
+            "taken for a client's; choose another folder"
+        )
+
+
 def build(
     recipe: Recipe,
     out: Path | str | None = None,
@@ -286,6 +322,8 @@ def build(
     """
     for tracker in recipe.tracking:
         tracker.check()
+    if out is not None:
+        check_apart(recipe, Path(out))
     if workers is not None and ray is None:
         warm()
     parts = load_parties(recipe) if recipe.of_parties and data is None else None

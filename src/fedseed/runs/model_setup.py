@@ -111,11 +111,13 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         adapter = adapters.settings_of(model)
     made = equipped(recipe, data, kind, model, processor, room_left(recipe, model), trainable)
     if adapter is None:  # with an adapter, once that is there
+        key = "model.trainable"
         if trainable is None:
+            key = "method.targets"
             # before a method's own choice, which would be of what is not quantised
             check_tunable(model)
             trainable = chosen_targets(recipe.method, model)
-        choose_trainable(model, trainable)
+        choose_trainable(model, trainable, key)
     elif settings.trainable == "head":
         raise RecipeError(
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", '

@@ -67,6 +67,8 @@ REMEDIES = {
     10047: "make room on the server, or raise its limits",
     10077: "raise the limits of the stream {stream}, or make room on its disk",
     10054: "raise max_msg_size of the stream {stream}",
+    10065: "another stream of the server, not {stream}, stores what is published below fedseed.: "
+    "take these subjects out of it (`nats stream ls` lists all)",
 }
 SEALED = 10109
 
