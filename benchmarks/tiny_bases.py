@@ -146,6 +146,7 @@ PARTICULAR: dict[str, dict[str, Any]] = {
     # these have no default, or one that does not go with a small model
     "cohere_compass_text": {"rope_parameters": {**ROPE, "full_attention": ROPE_OF_LAYER}},
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "encoder-decoder": {"decoder_start_token_id": 1},
     "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dots3_note_text": {"per_layer_config": {}, "head_dim": 24},

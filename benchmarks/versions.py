@@ -136,7 +136,7 @@ def replay_here(orbit: str, base: str) -> str:
     from fedseed import ParameterSpace
     from fedseed.runs.tuned import find_source, open_tuned
 
-    return ParameterSpace(open_tuned(find_source(orbit, base), check_all=True).model).digest()
+    return ParameterSpace(open_tuned(find_source(orbit), base, check_all=True).model).digest()
 
 
 # what leads them
@@ -228,9 +228,11 @@ class Crossing:
                     recipe = str(self.recipe(saver, base, method))
                     orders.append({"act": "run", "recipe": recipe, "out": str(out)})
                 answers = self.order(writer, orders)
-                written[writer] = dict(zip(cases, zip(outs, answers, strict=True), strict=True))
+                written[writer.name] = dict(
+                    zip(cases, zip(outs, answers, strict=True), strict=True)
+                )
             for writer, reader in permutations(self.environments, 2):
-                yield from self.read(saver, writer, reader, written[writer])
+                yield from self.read(saver, writer, reader, written[writer.name])
 
     def read(
         self,

@@ -377,7 +377,8 @@ class _Probe:
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": torch.tensor(mask, device=device),
         }
-        if self.encodes:
+        # a classifier makes its decoder's input itself, as in a run
+        if self.encodes and self.writes:
             # the decoder answers with the same tokens
             inputs["decoder_input_ids"] = inputs["input_ids"]
         if self.writes:
