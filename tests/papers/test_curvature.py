@@ -39,7 +39,7 @@ def hessian_of(worker, items):
 
 
 def test_trace_and_largest_eigenvalue_are_those_of_the_hessian(measured):
-    worker, _, curvature = measured
+    worker, items, curvature = measured
     whole = hessian_of(worker, items)
     assert curvature.largest == pytest.approx(float(torch.linalg.eigvalsh(whole)[-1]), rel=0.01)
     # Hutchinson's deviation over 64 probes of signs: the root of 2 |off-diagonal|^2 / 64
