@@ -93,13 +93,13 @@ class Appender:
     def is_in_place(self) -> bool:
         """Return whether the path still leads to this file: nobody has deleted or replaced it."""
         try:
-            there = self.path.lstat()
+            status = self.path.lstat()
         except FileNotFoundError:
             return False
-        return os.path.samestat(there, os.fstat(self.handle))
+        return os.path.samestat(status, os.fstat(self.handle))
 
     def append(self, data: bytes, sync: bool = True) -> None:
-        """Writes at the end, on disk before this returns.
+        """Write at the end, on disk before this returns.
 
         Args:
             data: what to write.
@@ -111,26 +111,26 @@ class Appender:
         """
         try:
             with _explained(self.path):
-                at = self.size
+                position = self.size
                 rest = memoryview(data)
                 while rest:
-                    written = os.pwrite(self.handle, rest, at)
-                    at, rest = at + written, rest[written:]
+                    count = os.pwrite(self.handle, rest, position)
+                    position, rest = position + count, rest[count:]
                 if sync:
                     os.fsync(self.handle)
         except BaseException:
             with suppress(OSError):
                 os.ftruncate(self.handle, self.size)
             raise
-        self.size = at
+        self.size = position
 
     def sync(self) -> None:
-        """Brings everything to the disk."""
+        """Bring everything to the disk."""
         with _explained(self.path):
             os.fsync(self.handle)
 
     def cut(self, size: int) -> None:
-        """Drops everything after the first `size` bytes."""
+        """Drop everything after the first `size` bytes."""
         if size < self.size:
             with _explained(self.path):
                 os.ftruncate(self.handle, size)
@@ -138,7 +138,7 @@ class Appender:
             self.size = size
 
     def close(self) -> None:
-        """Closes the file; may be called more than once."""
+        """Close the file; may be called more than once."""
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1
@@ -146,7 +146,7 @@ class Appender:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Hands out a temporary path beside `path`.
+    """Hand out a temporary path beside `path`.
 
     What was written there takes its place when the block ends well.
 
@@ -158,18 +158,18 @@ def replacing(path: Path) -> Iterator[Path]:
             left.
     """
     temporary = path.with_name(f"{path.stem}.{secrets.token_hex(TOKEN_BYTES)}.part{path.suffix}")
-    made = -1
+    handle = -1
     try:
         with _explained(path):
             _remove_left(path)
-            made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666)
-            lock_file(made, wait=True)  # until this process is gone: it is not left over
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666)
+            lock_file(handle, wait=True)  # until this process is gone: it is not left over
             yield temporary
             sync_path(temporary, NO_LINK)
             if os.name == "nt":
                 # an open file can't be moved there
-                os.close(made)
-                made = -1
+                os.close(handle)
+                handle = -1
             os.replace(temporary, path)
             sync_path(path.parent)
     except BaseException:
@@ -177,21 +177,21 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
         raise
     finally:
-        if made >= 0:
-            os.close(made)
+        if handle >= 0:
+            os.close(handle)
 
 
 def _remove_left(path: Path) -> None:
-    """Removes temporary files of processes that were killed while they wrote `path`."""
+    """Remove temporary files of processes that were killed while they wrote `path`."""
     with os.scandir(path.parent) as entries:
-        begun, end = f"{path.stem}.", f".part{path.suffix}"
-        length = len(begun) + 2 * TOKEN_BYTES + len(end)
-        found = [
+        beginning, end = f"{path.stem}.", f".part{path.suffix}"
+        length = len(beginning) + 2 * TOKEN_BYTES + len(end)
+        leftovers = [
             e.path
             for e in entries
-            if e.name.startswith(begun) and e.name.endswith(end) and len(e.name) == length
+            if e.name.startswith(beginning) and e.name.endswith(end) and len(e.name) == length
         ]
-    for name in found:
+    for name in leftovers:
         with suppress(OSError):
             handle = os.open(name, os.O_RDONLY | NO_LINK | NO_WAIT)
             try:
@@ -214,7 +214,7 @@ def finished_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file so that it is either whole, or as it was before."""
+    """Write a file so that it is either whole, or as it was before."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
@@ -274,12 +274,12 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
 
 
 def append_to(path: str, flags: int) -> int:
-    """Opens a file for `open`, as its `opener`, and follows no link."""
+    """Open a file for `open`, as its `opener`, and follows no link."""
     return os.open(path, flags | NO_LINK, 0o666)
 
 
 def sync_path(path: Path, flags: int = 0) -> None:
-    """Brings a file, or a folder's list of files, to the disk; `flags`: how else it is opened."""
+    """Bring a file, or a folder's list of files, to the disk; `flags`: how else it is opened."""
     if os.name == "nt":
         # folders can't be opened there, and a file that is open for reading can't be flushed
         return

@@ -193,7 +193,7 @@ def test_named_methods_send_their_adapter_and_leave_it_for_peft(tmp_path, name):
     recipe = read_recipe(
         "quickstart-fedavg", (*TINY, f"method.name={name}", "method.training.steps=2")
     )
-    federation = build(recipe, out=tmp_path / "run")
+    federation = build(recipe, folder=tmp_path / "run")
     summary = federation.run().summary
     size = {"fedit": 20480, "fedptuning": mlp_size(128, 128), "fedprompt": 2560}[name]
     assert summary["payload_bytes_up"] == 4 * size == 4 * summary["parameters"]

@@ -12,11 +12,11 @@ from fedseed.errors import FedseedError
 from fedseed.experiments.sweeps import SweepLine, WorkerPool
 from fedseed.reports.results import read_summary
 from fedseed.runs.assembly import build
-from fedseed_papers.catalogue import Form, chosen
+from fedseed_papers.catalogue import Form, choose_items
 from fedseed_papers.reproducing import Making
 from fedseed_papers.training import gap_sheet, judge, measured, probabilities, rounds_to_converge
 
-(ITEM,) = chosen("ferret/figure-2")
+(ITEM,) = choose_items("ferret/figure-2")
 
 
 def run(folder, losses, **summary):
@@ -206,7 +206,7 @@ def here(monkeypatch, quickly):
     def play(pool, job):
         if not (job.folder / "summary.json").exists():
             jobs.append(job)
-            build(job.read(), job.folder).run()
+            build(job.read_recipe(), job.folder).run()
         return None
 
     monkeypatch.setattr(WorkerPool, "run", play)
@@ -215,7 +215,7 @@ def here(monkeypatch, quickly):
 
 @pytest.mark.long
 def test_a_small_item_is_made_of_runs_and_taken_up_again(here, monkeypatch, tmp_path):
-    (item,) = chosen("fedkseed/figure-13")
+    (item,) = choose_items("fedkseed/figure-13")
     said = []
     making = Making(tmp_path, said.append, settings=TINY, seeds=[1])
     result = making.make(item, "small")

@@ -111,7 +111,7 @@ def start_of(site):
     from fedseed.tasks.data import OwnData
 
     recipe = read_recipe(str(site / "recipe.toml"))
-    return Loading(recipe, ["north"], own=OwnData(site / "north.jsonl"))().start
+    return Loading(recipe, ["north"], own_data=OwnData(site / "north.jsonl"))().start
 
 
 def test_three_logs_get_no_more_than_the_recipe(site, asked, shared_server):

@@ -9,7 +9,7 @@ from fedseed.errors import RecipeError
 from fedseed.methods.payload import DecodeContext
 from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protect, scalars
 from fedseed.privacy.secure.settings import SecureSums
-from fedseed.recipe.reading import stored_recipe
+from fedseed.recipe.reading import parse_stored_recipe
 from fedseed.recipe.settings import Recipe
 from support.heard import Ending
 from support.told import CLIENTS, PAGE, data, in_files, listed, still
@@ -330,5 +330,5 @@ def test_a_recipe_says_it_once():
     assert recipe.method.private == recipe.privacy == CLIENT and not recipe.evaluates
     text = recipe.to_toml()
     assert "[privacy]" in text and "private" not in text.replace("privacy", "")
-    assert stored_recipe(text) == recipe
+    assert parse_stored_recipe(text) == recipe
     assert Recipe.model_validate({"rounds": 1, "method": ZO}).method == ZOFedSGD(seeds="shared")

@@ -76,13 +76,13 @@ class Curvature:
         space, random = self.worker.space, torch.Generator().manual_seed(self.seed)
         start = torch.cat([p.detach().reshape(-1) for p in space.parameters]).clone()
         with torch.no_grad():
-            before = float(mean_loss(self.worker, self.items))
+            loss_before = float(mean_loss(self.worker, self.items))
             total = 0.0
             for _ in range(directions):
                 z = torch.randn(len(start), generator=random)
                 step = rate * float(z @ self.gradient) * z
                 torch.nn.utils.vector_to_parameters(start - step, space.parameters)
-                total += before - float(mean_loss(self.worker, self.items))
+                total += loss_before - float(mean_loss(self.worker, self.items))
             torch.nn.utils.vector_to_parameters(start, space.parameters)
         return total / directions / promised
 
@@ -102,5 +102,7 @@ def product(
     gradient: torch.Tensor, parameters: Sequence[torch.nn.Parameter], v: torch.Tensor
 ) -> torch.Tensor:
     """Return H v, from a gradient that can be differentiated."""
-    found = torch.autograd.grad(gradient @ v.to(gradient.dtype), parameters, retain_graph=True)
-    return torch.cat([f.reshape(-1) for f in found]).detach()
+    hessian_product = torch.autograd.grad(
+        gradient @ v.to(gradient.dtype), parameters, retain_graph=True
+    )
+    return torch.cat([f.reshape(-1) for f in hessian_product]).detach()

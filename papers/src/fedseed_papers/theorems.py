@@ -87,12 +87,12 @@ def curvature_factor(
     """Return E[(g^T z)^2 z^T H z] / (L |g|^2) over directions z, and its standard error: what a
     zeroth-order step adds to the quadratic term of the descent.
     """
-    found = []
+    factors = []
     per_chunk = max(1, CHUNK // len(gradient))
     for first in range(0, draws, per_chunk):
         z = on_sphere(random, min(per_chunk, draws - first), len(gradient))
-        found.append((z @ gradient) ** 2 * ((z * z) @ curve.spectrum))
-    values = np.concatenate(found) / (curve.spectrum[0] * float(gradient @ gradient))
+        factors.append((z @ gradient) ** 2 * ((z * z) @ curve.spectrum))
+    values = np.concatenate(factors) / (curve.spectrum[0] * float(gradient @ gradient))
     return float(values.mean()), float(values.std() / sqrt(draws))
 
 
@@ -222,8 +222,8 @@ def ferret_theorem_4(
         ends[ratio] = line.points[-1][1]
         lines.append(line)
         rows.append([f"{ratio}", f"{ends[ratio]:.2e}", f"{bound[-1][1]:.2e}"])
-    above = [ratio for ratio in ratios if ends[ratio] > bound[-1][1]]
-    below = [ratio for ratio in ratios if ratio not in above]
+    over_bound = [ratio for ratio in ratios if ends[ratio] > bound[-1][1]]
+    within_bound = [ratio for ratio in ratios if ratio not in over_bound]
     useful = 10 / (eta * steps)
     return Finding(
         [
@@ -231,9 +231,9 @@ def ferret_theorem_4(
                 "With eta = 1 / (20 beta T) the smallest squared gradient of R rounds is at most "
                 "20 D / (eta T R) + 360 eta beta T sigma^2, whatever d and K are.",
                 f"sigma = 0, R = {rounds:,}: within the bound at d / K = "
-                f"{', '.join(map(str, below)) or '-'}, above it at "
-                f"{', '.join(map(str, above)) or '-'}.",
-                judged(not above),
+                f"{', '.join(map(str, within_bound)) or '-'}, above it at "
+                f"{', '.join(map(str, over_bound)) or '-'}.",
+                judged(not over_bound),
             ),
             Claim(
                 "Communication rounds do not depend on d (insight c).",
@@ -291,11 +291,11 @@ def fedkseed_theorem_1(
         rounds = [round(d * multiple) for multiple in multiples]
         points = [(float(t), fedzo_gradient(d, t, clients, local, seeds)) for t in rounds]
         lines.append(Series(f"d = {d:,}", points, number=number))
-        said = [(float(t), bound(d, t)) for t in rounds]
-        bounds.append(Series(f"bound, d = {d:,}", said, number=number + len(lengths)))
-        ratios[d] = [y / b for (_, y), (_, b) in zip(points, said, strict=True)]
-    grows = [found[-1] / found[0] for found in ratios.values()]
-    constants = [max(found) for found in ratios.values()]
+        bound_points = [(float(t), bound(d, t)) for t in rounds]
+        bounds.append(Series(f"bound, d = {d:,}", bound_points, number=number + len(lengths)))
+        ratios[d] = [y / b for (_, y), (_, b) in zip(points, bound_points, strict=True)]
+    grows = [ratio_points[-1] / ratio_points[0] for ratio_points in ratios.values()]
+    constants = [max(ratio_points) for ratio_points in ratios.values()]
     wider = constants[-1] / constants[0]
     published = bound(3_426_473_600, 40 * 37 * 200 // (local * clients))
     return Finding(
@@ -404,8 +404,8 @@ def fedkseed_theorem_2(
             for table, bound in zip(measured, bounds, strict=True)
             for k in table
         )
-        at = float(pools[-3])
-        relative[name] = fmean(table[at] for table in measured) / fmean(sizes)
+        pool_size = float(pools[-3])
+        relative[name] = fmean(table[pool_size] for table in measured) / fmean(sizes)
     first, second = ratios
     return Finding(
         [
@@ -479,10 +479,10 @@ def feedsign_lemma_3_9(
             ("along the largest", first_axis(d)),
             ("random", random.normal(size=d)),
         ):
-            found, error = curvature_factor(curve, gradient, draws, random)
-            points[name].append((float(d), found))
-            worst = max(worst, (found - 4 * error) / zeta)
-            rows.append([f"{d:,}", name, f"{found:.2f}", f"{error:.2f}", f"{zeta:.2f}", f"{d:,}"])
+            factor, error = curvature_factor(curve, gradient, draws, random)
+            points[name].append((float(d), factor))
+            worst = max(worst, (factor - 4 * error) / zeta)
+            rows.append([f"{d:,}", name, f"{factor:.2f}", f"{error:.2f}", f"{zeta:.2f}", f"{d:,}"])
     bound = [(float(d), descent_factor(d, rank)) for d in lengths]
     ends = [y for _, y in points["along the largest"]]
     return Finding(
@@ -551,13 +551,13 @@ def feedsign_path(
         seed: of directions and noise.
         noise: the deviation of a batch's projection from the whole set's.
     """
-    random, found, w = np.random.default_rng(seed), [curve.loss(w)], w.copy()
+    random, losses, w = np.random.default_rng(seed), [curve.loss(w)], w.copy()
     for _ in range(steps):
         z = random.normal(size=len(w))
         projection = float(z @ curve.gradient(w)) + noise * random.normal()
         w -= eta * np.sign(projection) * z
-        found.append(curve.loss(w))
-    return found
+        losses.append(curve.loss(w))
+    return losses
 
 
 def feedsign_theorem_3_11(
@@ -586,7 +586,7 @@ def feedsign_theorem_3_11(
     bound = [(t + 1.0, floor + (start - floor) * (1 - shrinks) ** t) for t in looked]
     worst = max(y / b for (_, y), (_, b) in zip(measured.points, bound, strict=True))
 
-    settled = {
+    settled_losses = {
         e: fmean(
             fmean(feedsign_path(curve, random.normal(size=length), e, steps // 2, seed)[-500:])
             for seed in seeds
@@ -594,14 +594,14 @@ def feedsign_theorem_3_11(
         for e in floor_rates
     }
     printed = {e: feedsign_rate(e, curve)[1] / feedsign_rate(e, curve)[0] for e in floor_rates}
-    falls = settled[floor_rates[0]] / settled[floor_rates[-1]]
+    falls = settled_losses[floor_rates[0]] / settled_losses[floor_rates[-1]]
     printed_falls = printed[floor_rates[0]] / printed[floor_rates[-1]]
 
     size = float(np.linalg.norm(curve.gradient(w)))
     projections = np.abs(np.random.default_rng(3).normal(scale=size, size=1000))
     reversing = norm.cdf(-projections / (noise * size))
     largest = float(reversing.max())
-    held = feedsign_rate(eta, curve, largest)[0] / shrinks
+    held_rate = feedsign_rate(eta, curve, largest)[0] / shrinks
     return Finding(
         [
             Claim(
@@ -612,8 +612,8 @@ def feedsign_theorem_3_11(
             ),
             Claim(
                 "The floor can be lowered by a smaller learning rate (Remark 3.13).",
-                f"Measured {settled[floor_rates[0]]:.3g} at eta = {floor_rates[0]:g} and "
-                f"{settled[floor_rates[-1]]:.3g} at {floor_rates[-1]:g}.",
+                f"Measured {settled_losses[floor_rates[0]]:.3g} at eta = {floor_rates[0]:g} and "
+                f"{settled_losses[floor_rates[-1]]:.3g} at {floor_rates[-1]:g}.",
                 judged(falls > 2),
             ),
             Claim(
@@ -626,7 +626,7 @@ def feedsign_theorem_3_11(
                 "The sign-reversing probability is below one half for any direction.",
                 f"At most {largest:.4f} over 1,000 directions, with noise of batches as large as "
                 f"projections are. A has the factor 1 - 2 max p_t = {1 - 2 * largest:.4f}: "
-                f"the steps that are promised take {1 / held:.0f} times as long.",
+                f"the steps that are promised take {1 / held_rate:.0f} times as long.",
                 judged(largest < 0.5),
             ),
         ],
@@ -645,7 +645,7 @@ def feedsign_theorem_3_11(
             Panel(
                 "Theorem 3.11: the floor",
                 [
-                    Series("measured", list(settled.items()), number=0),
+                    Series("measured", list(settled_losses.items()), number=0),
                     Series("C / A", list(printed.items()), number=1),
                 ],
                 Axis("eta", log=True),
@@ -690,15 +690,15 @@ def fedmezo_lemma_2_2(
         along = []
         for first in range(0, draws, 10_000):
             z = random.normal(size=(min(10_000, draws - first), length))
-            above = (np.sin(x + scale * z) ** 2).sum(axis=1)
-            below = (np.sin(x - scale * z) ** 2).sum(axis=1)
-            along.append((above - below) / (2 * scale) * (z @ gradient) / square)
+            loss_above = (np.sin(x + scale * z) ** 2).sum(axis=1)
+            loss_below = (np.sin(x - scale * z) ** 2).sum(axis=1)
+            along.append((loss_above - loss_below) / (2 * scale) * (z @ gradient) / square)
         values = np.concatenate(along)
         points.append((scale, float(values.mean())))
         errors[scale] = float(values.std() / sqrt(draws))
     expected = [(scale, exp(-2 * scale**2)) for scale in scales]
     published = dict(points)[1e-3]
-    off = max(
+    largest_error = max(
         abs(y - e) / errors[scale] for (scale, y), (_, e) in zip(points, expected, strict=True)
     )
     return Finding(
@@ -711,7 +711,7 @@ def fedmezo_lemma_2_2(
             Claim(
                 "So at any mu: the estimator is unbiased.",
                 f"{points[-1][1]:.3f} at mu = {scales[-1]:g}: it is the gradient of the loss "
-                f"smoothed by mu z; within {off:.1f} standard errors of exp(-2 mu^2).",
+                f"smoothed by mu z; within {largest_error:.1f} standard errors of exp(-2 mu^2).",
                 judged(abs(points[-1][1] - 1) < 4 * errors[scales[-1]]),
             ),
         ],
@@ -804,8 +804,8 @@ def fedmezo_lemma_2_3(
             Panel(
                 "Lemma 2.3: change of the loss over |grad|^2 / L",
                 [
-                    Series(name, [(eta, of(eta)) for eta in rates], number=i)
-                    for i, (name, of) in enumerate(series.items())
+                    Series(name, [(eta, variance_of(eta)) for eta in rates], number=i)
+                    for i, (name, variance_of) in enumerate(series.items())
                 ],
                 Axis("eta L", log=True),
                 Axis("change"),
@@ -844,20 +844,20 @@ def fedmezo_theorem_3_1(
                 for _ in range(repeats)
             ]
         )
-        found, error = float(changes.mean()), float(changes.std() / sqrt(repeats))
+        mean_change, error = float(changes.mean()), float(changes.std() / sqrt(repeats))
         allowed = (
             -(2 / gamma - 2 * zeta / length) * eta * square
             + 2 * noise**2 * zeta * eta / (clients * local * length)
             + zeta * eta * scale**2 / (2 * clients * local)
         )
-        measured.append((square, found))
+        measured.append((square, mean_change))
         bounds.append((square, allowed))
-        rows.append([f"{square:.3g}", f"{found:.3g}", f"{error:.1g}", f"{allowed:.3g}"])
+        rows.append([f"{square:.3g}", f"{mean_change:.3g}", f"{error:.1g}", f"{allowed:.3g}"])
     far = measured[0][1] <= bounds[0][1]
     near = [
         square
-        for (square, found), (_, allowed), row in zip(measured, bounds, rows, strict=True)
-        if found - 4 * float(row[2]) > allowed
+        for (square, mean_change), (_, allowed), row in zip(measured, bounds, rows, strict=True)
+        if mean_change - 4 * float(row[2]) > allowed
     ]
     rounds = (64, 256, 1024)
     rate = [(float(t), rank**1.5 / sqrt(clients * local * t)) for t in rounds]
@@ -940,8 +940,8 @@ def mezo_round(
     places = np.tile(w, (clients, 1))
     for _ in range(local):
         z = random.normal(size=(clients, length))
-        off = random.normal(scale=noise * length**-0.5, size=(clients, length))
-        along = np.einsum("cd,cd->c", z, places * curve.spectrum + off)
+        client_offsets = random.normal(scale=noise * length**-0.5, size=(clients, length))
+        along = np.einsum("cd,cd->c", z, places * curve.spectrum + client_offsets)
         places -= eta * along[:, None] * z
     return curve.loss(places.mean(axis=0))
 

@@ -177,6 +177,8 @@ def _site(
         quiet()
         checked_recipe = recipe_of(recipe, run_config)
         _SITES[key] = Site(
-            Loading(checked_recipe, place.clients or everybody(checked_recipe), own=place.own_data)
+            Loading(
+                checked_recipe, place.clients or everybody(checked_recipe), own_data=place.own_data
+            )
         )
     return _SITES[key], place.select(list(_SITES[key].whole.items))

@@ -212,8 +212,7 @@ class Method(BaseModel, ABC, metaclass=Hinting):
             if autocast is not None and "float32" not in dtypes:
                 raise ValueError(
                     f'{table}.autocast = "{autocast}": the weights are {" and ".join(dtypes)} '
-                    "already; leave it out, "
-                    'or set model.dtype = "float32"'
+                    'already; leave it out, or set model.dtype = "float32"'
                 )
 
     def trained_numbers(self, layout: Layout) -> int | None:
@@ -361,8 +360,7 @@ def find_misfit(method: Method, rule: AggregationRule) -> str | None:
     if rule.needs_past and not method.lasting_entries:
         return (
             f"{prefix}: aggregation.{rule.needs_past} needs directions that are the same in every "
-            "round; leave it out, "
-            'or take such a method (fedkseed, ferret with seeds = "fixed", or one that sends '
-            "weights or gradients)"
+            'round; leave it out, or take such a method (fedkseed, ferret with seeds = "fixed", '
+            "or one that sends weights or gradients)"
         )
     return None

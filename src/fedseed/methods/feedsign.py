@@ -77,8 +77,7 @@ class FeedSign(Population, Stepwise):
         if self.per_step > MAX_VOTES:
             raise ValueError(
                 f"votes_per_round = {self.votes_per_round}, population = {self.population}: "
-                f"{self.per_step:,} votes a "
-                f"step, at most {MAX_VOTES:,} are possible"
+                f"{self.per_step:,} votes a step, at most {MAX_VOTES:,} are possible"
             )
         if self.optimizer == "hiso" and not self.has_many_directions:
             raise ValueError(

@@ -300,9 +300,8 @@ class Ferret(BlockRates):
         if self.has_fixed_total and self.directions < blocks:
             raise ValueError(
                 f"method.directions = {self.directions}: the model has {blocks} blocks and each "
-                "needs at least one "
-                "direction; take more directions, or fewer blocks than with blocks = "
-                f'"{self.blocks}"'
+                "needs at least one direction; take more directions, or fewer blocks than with "
+                f'blocks = "{self.blocks}"'
             )
         return FerretState(layout, seed)
 

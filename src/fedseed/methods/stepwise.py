@@ -98,9 +98,8 @@ class Stepwise(ZerothOrder):
     def _base_needs_plain_steps(self) -> "Stepwise":
         if self.optimizer != "sgd" and self.from_base:
             raise ValueError(
-                f'small_steps = "from-base" needs optimizer = "sgd": a step of {self.optimizer} is '
-                "no sum of "
-                'coefficients; "stochastic" loses no small steps either'
+                f'small_steps = "from-base" needs optimizer = "sgd": a step of {self.optimizer} '
+                'is no sum of coefficients; "stochastic" loses no small steps either'
             )
         if self.decay and not self.from_base:
             raise ValueError(
@@ -117,10 +116,9 @@ class Stepwise(ZerothOrder):
     def settings_problem(self) -> str | None:
         if self.divide_by == "scalar" and self.has_many_directions:
             return (
-                'divide_by = "scalar": a step has several directions, whose projections may cancel '
-                "in the sum that it "
-                'divides by: steps were up to 209 times the rate; take "deviation", or one '
-                "direction a step"
+                'divide_by = "scalar": a step has several directions, whose projections may '
+                "cancel in the sum that it divides by: steps were up to 209 times the rate; take "
+                '"deviation", or one direction a step'
             )
         return super().settings_problem
 

@@ -109,8 +109,7 @@ def choose_adapter(
         return requested or required
     raise RecipeError(
         f'model.adapter.kind = "{requested.kind}": {method} tunes "{required.kind}"; leave '
-        "model.adapter out, or take "
-        'method.name = "fedavg", which tunes any adapter'
+        'model.adapter out, or take method.name = "fedavg", which tunes any adapter'
     )
 
 

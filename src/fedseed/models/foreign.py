@@ -14,7 +14,7 @@ from typing import Any
 
 from fedseed.durable import is_irregular
 from fedseed.errors import RecipeError
-from fedseed.text import shown
+from fedseed.text import show_text
 
 # files of a model's own code
 CODE_FILES = ("modeling_*.py", "configuration_*.py", "tokenization_*.py")
@@ -49,7 +49,7 @@ def own_code(place: str, config: Mapping[str, Any]) -> str:
             waiting += table
     for pattern in CODE_FILES:
         sources += [path.name for path in folder.glob(pattern)]
-    return shown(", ".join(sorted(set(sources))))
+    return show_text(", ".join(sorted(set(sources))))
 
 
 def _names_code(key: str, value: Any) -> bool:
@@ -104,7 +104,8 @@ def check_files(base: str, place: str) -> None:
         for name in names:
             if not isinstance(name, str) or Path(name).name != name or name == ".." or "\\" in name:
                 raise RecipeError(
-                    f'model.base = "{base}": {path.name} names {shown(name)}: weights lie in the '
+                    f'model.base = "{base}": {path.name} names {show_text(name)}: weights '
+                    "lie in the "
                     "base's own folder"
                 )
     archives = [folder.glob(ending) for ending in ("*.bin", "*.pt", "*.pth", "*.npz")]

@@ -260,7 +260,7 @@ def head_parameters(model: Any, base: str) -> list[str]:
     if not hasattr(model, prefix or " ") or not names:
         raise RecipeError(
             f'model.base = "{base}": a {type(model).__name__} has no parameters outside of its '
-            "backbone that could be "
-            'a head; for model.trainable, give name patterns such as ["*.layers.3.*"]'
+            "backbone that could be a head; for model.trainable, give name patterns such as "
+            '["*.layers.3.*"]'
         )
     return names

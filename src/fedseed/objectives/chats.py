@@ -190,7 +190,7 @@ class ChatTemplate:
             remarks = (*chat.remarks, *(remark for remark, true in remarked.items() if true))
             return [self._tokens(text, answers, remarks) for text, answers in texts]
         except ValueError as error:
-            raise ValueError(f"{chat.where or repr(chat.prompt[:60])}: {error}") from error
+            raise ValueError(f"{chat.place or repr(chat.prompt[:60])}: {error}") from error
 
     def _uses_arguments(self, tools: Sequence[Message]) -> bool:
         """Return whether the template names all arguments that it is given besides the chat."""

@@ -16,7 +16,7 @@ from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.models.quantization import check_known
 from fedseed.privacy.protection import read_method
 from fedseed.randomness.stream import STREAM_VERSION
-from fedseed.text import flat, shown
+from fedseed.text import flat, show_text
 from fedseed.weights.dense_digest import dense_digest
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
@@ -161,8 +161,8 @@ class Header:
             if kind is None:
                 raise OrbitError(
                     f"the orbit's method {name!r} is unknown here (there are "
-                    f"{', '.join(REGISTRY.names())}): "
-                    "give the file that has it with --plugin, or install its package"
+                    f"{', '.join(REGISTRY.names())}): give the file that has it with --plugin, or "
+                    "install its package"
                 )
             if format == 2:  # which had other names for some settings
                 for table in (data["method"], data["method"].get("training")):
@@ -194,7 +194,7 @@ class Header:
             RecursionError,
             ValidationError,
         ) as error:
-            raise OrbitError(f"orbit header is not valid: {shown(error, _SHOWN)}") from error
+            raise OrbitError(f"orbit header is not valid: {show_text(error, _SHOWN)}") from error
 
     def check(self) -> None:
         """Raise ValueError for values that the types allow and no orbit has."""
@@ -205,7 +205,8 @@ class Header:
             )
         if self.dtype not in ITEM_BYTES:
             raise ValueError(
-                f"a base of dtype {shown(self.dtype)}: one of {', '.join(ITEM_BYTES)} is expected"
+                f"a base of dtype {show_text(self.dtype)}: one of {', '.join(ITEM_BYTES)} is "
+                "expected"
             )
         check_known(self.quantization)
         unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
@@ -313,8 +314,8 @@ def _describe_fact(facts: dict[str, Any], key: str) -> object:
     if not isinstance(value, Layout):
         return value
     return (
-        f"{value.size:,} parameters in {len(value.tensors)} tensors and "
-        f"{len(value.block_sizes)} blocks"
+        f"{value.size:,} parameters in {len(value.tensors)} tensors and {len(value.block_sizes)} "
+        "blocks"
     )
 
 

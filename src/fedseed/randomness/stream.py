@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedseed.errors import RecipeError
-from fedseed.text import shown
+from fedseed.text import show_text
 
 STREAM_VERSION = 1
 
@@ -104,7 +104,9 @@ def check_seed(seed: int, name: str = "seed") -> int:
         RecipeError: it is no whole number of 64 bits.
     """
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= index(seed) < SEEDS:
-        raise RecipeError(f"{name} = {shown(seed)}: a whole number from 0 to 2**64 - 1 is expected")
+        raise RecipeError(
+            f"{name} = {show_text(seed)}: a whole number from 0 to 2**64 - 1 is expected"
+        )
     return index(seed)
 
 

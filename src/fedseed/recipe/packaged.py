@@ -7,19 +7,20 @@ import tomllib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 
 from fedseed.registry import COMMANDS
 
 
 def packaged_recipes() -> dict[str, Path]:
-    """Returns the recipes that come with fedseed, by name."""
+    """Return the recipes that come with fedseed, by name."""
     folder = Path(str(files("fedseed") / "recipes"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def packaged_sweeps() -> dict[str, Path]:
-    """Returns the sweeps that come with fedseed and, in a folder `sweeps`, with packages that add
+    """Return the sweeps that come with fedseed and, in a folder `sweeps`, with packages that add
     commands, by name.
     """
     packages = sorted({point.module.partition(".")[0] for point in entry_points(group=COMMANDS)})
@@ -27,9 +28,8 @@ def packaged_sweeps() -> dict[str, Path]:
         files("fedseed") / "recipes" / "sweeps",
         *(files(package) / "sweeps" for package in packages),
     ]
-    return {
-        path.stem: path for folder in folders for path in sorted(Path(str(folder)).glob("*.toml"))
-    }
+    paths = chain.from_iterable(sorted(Path(str(folder)).glob("*.toml")) for folder in folders)
+    return {path.stem: path for path in paths}
 
 
 def titles(paths: Mapping[str, Path]) -> list[tuple[str, str]]:

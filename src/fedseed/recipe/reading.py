@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedseed.recipe.keys import explain
 from fedseed.recipe.packaged import packaged_recipes
 from fedseed.recipe.settings import Recipe
 from fedseed.registry import is_loaded, load_plugin, resolve
-from fedseed.tasks.rewards import placed
+from fedseed.tasks.rewards import resolve_function
 
 PLACES = (
     ("model", "base"),
@@ -36,12 +37,12 @@ MOST_DEEP = 32
 LONG_KEY = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{MOST_DEEP}}}[\w"']""".encode())
 
 
-def read_toml(path: Path, what: str = "") -> dict[str, Any]:
-    """Reads a TOML file's tables.
+def read_toml(path: Path, option: str = "") -> dict[str, Any]:
+    """Read a TOML file's tables.
 
     Args:
         path: the file.
-        what: stands before its name in errors, such as "--local ".
+        option: stands before its name in errors, such as "--local ".
 
     Raises:
         RecipeError: it can't be read, is no TOML, or larger than anybody writes one.
@@ -50,35 +51,37 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise RecipeError(f"{what}{path}: can't be read: {error.strerror}") from error
+        raise RecipeError(f"{option}{path}: can't be read: {error.strerror}") from error
     if len(data) > MOST_BYTES:
-        raise RecipeError(f"{what}{path}: more than {MOST_BYTES:,} bytes: this is no recipe")
+        raise RecipeError(f"{option}{path}: more than {MOST_BYTES:,} bytes: this is no recipe")
     # tomllib would take memory by the square of its parts
     long = LONG_KEY.search(data)
     if long:
         line = data.count(10, 0, long.start()) + 1
         raise RecipeError(
-            f"{what}{path} line {line}: a key of more than {MOST_DEEP} parts: this is no recipe"
+            f"{option}{path} line {line}: a key of more than {MOST_DEEP} parts: this is no recipe"
         )
     try:
-        found = tomllib.loads(data.decode())
+        content = tomllib.loads(data.decode())
     except RecursionError as error:
-        raise RecipeError(f"{what}{path}: not valid TOML: nested too deeply") from error
+        raise RecipeError(f"{option}{path}: not valid TOML: nested too deeply") from error
     except ValueError as error:  # of the text, its encoding, or a number of thousands of digits
-        raise RecipeError(f"{what}{path}: not valid TOML: {error}") from error
-    level: list[Any] = [found]
+        raise RecipeError(f"{option}{path}: not valid TOML: {error}") from error
+    level: list[Any] = [content]
     for _ in range(MOST_DEEP):
-        tables = [one.values() if isinstance(one, dict) else one for one in level]
-        level = [inner for values in tables for inner in values if isinstance(inner, dict | list)]
+        values = chain.from_iterable(
+            one.values() if isinstance(one, dict) else one for one in level
+        )
+        level = [value for value in values if isinstance(value, dict | list)]
         if not level:
-            return found
+            return content
     raise RecipeError(
-        f"{what}{path}: tables and lists are nested more than {MOST_DEEP} deep: this is no recipe"
+        f"{option}{path}: tables and lists are nested more than {MOST_DEEP} deep: this is no recipe"
     )
 
 
 def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Puts the values of overrides, such as "method.directions=1000", into a recipe's tables.
+    """Put the values of overrides, such as "method.directions=1000", into a recipe's tables.
 
     "~method.bytes" takes a key out, so that it has its default.
     """
@@ -113,17 +116,19 @@ def _take_out(data: dict[str, Any], key: str) -> None:
 
 
 def _load_plugins(
-    data: dict[str, Any], path: Path, given: Sequence[str | Path], trust: bool
+    data: dict[str, Any], path: Path, sources: Sequence[str | Path], trust: bool
 ) -> None:
-    """Loads the plug-ins given, and those that the recipe names if it is trusted.
+    """Load the plug-ins given, and those that the recipe names if it is trusted.
 
     Notes all of them in `data`.
     """
-    names = [load_plugin(source) for source in given]
-    own = data.get("plugins", [])
-    if not isinstance(own, list) or not all(isinstance(source, str) for source in own):
+    names = [load_plugin(source) for source in sources]
+    recipe_sources = data.get("plugins", [])
+    if not isinstance(recipe_sources, list) or not all(
+        isinstance(source, str) for source in recipe_sources
+    ):
         return  # said when the recipe is checked
-    for source in own:
+    for source in recipe_sources:
         name = resolve(source, path.parent)
         if not trust and not is_loaded(name):
             raise RecipeError(
@@ -138,22 +143,24 @@ def _load_plugins(
 
 
 def _find_beside(data: dict[str, Any], folder: Path) -> None:
-    """Lets the recipe's relative paths that lead somewhere from the folder of its file begin
+    """Let the recipe's relative paths that lead somewhere from the folder of its file begin
     there.
     """
     for name, key in PLACES:
         table = data.get(name)
-        place = table.get(key) if isinstance(table, dict) else None
+        place = None
+        if isinstance(table, dict):
+            place = table.get(key)
         if not isinstance(place, str) or not place or (name == "model" and place in PACKAGED):
             continue
         with suppress(OSError):  # no path at all
-            there = folder / place
-            if there.exists() and there.resolve() != Path(place).expanduser().resolve():
-                data[name][key] = str(there)
+            target = folder / place
+            if target.exists() and target.resolve() != Path(place).expanduser().resolve():
+                data[name][key] = str(target)
 
 
-def from_anywhere(data: dict[str, Any]) -> dict[str, Any]:
-    """Returns a recipe's tables, in which paths to data that lead somewhere from here now do so
+def make_paths_absolute(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's tables, in which paths to data that lead somewhere from here now do so
     from everywhere.
     """
     for name, key in PLACES:
@@ -164,7 +171,7 @@ def from_anywhere(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_auto(data: dict[str, Any]) -> None:
-    """Lets learning_rate = "auto" of a method be `tune_rate`, and the rate what it is by
+    """Let learning_rate = "auto" of a method be `tune_rate`, and the rate what it is by
     default.
     """
     method = data.get("method")
@@ -175,15 +182,17 @@ def _take_auto(data: dict[str, Any]) -> None:
 
 
 def _place_reward(data: dict[str, Any], path: Path, trust: bool, folder: Path | None) -> None:
-    """Gives the recipe's reward function the place of its file, from a folder or here, if it may be
+    """Give the recipe's reward function the place of its file, from a folder or here, if it may be
     run.
     """
     table = data.get("reward")
-    function = table.get("function") if isinstance(table, dict) else None
+    function = None
+    if isinstance(table, dict):
+        function = table.get("function")
     if not isinstance(table, dict) or not isinstance(function, str) or ":" not in function:
         # the check of the recipe reports the error
         return
-    place = placed(function, folder)
+    place = resolve_function(function, folder)
     if not trust and not is_loaded(place.rpartition(":")[0]):
         raise RecipeError(
             f'{path}: reward.function = "{function}" is code, and a recipe must not run '
@@ -199,7 +208,7 @@ def read_recipe(
     plugins: Sequence[str | Path] = (),
     trust_plugins: bool = False,
 ) -> Recipe:
-    """Returns a recipe from a TOML file or the name of a packaged one.
+    """Return a recipe from a TOML file or the name of a packaged one.
 
     Args:
         source: path or name.
@@ -246,17 +255,19 @@ def _instead(path: Path) -> str:
     except OSError:
         beside = {}
     near = closest(path.name, beside) or closest(f"{path.name}.toml", beside)
-    found = beside[near] if near else closest(str(path), packaged_recipes())
-    hint = "" if found is None else f"did you mean {found}? "
+    suggestion = beside[near] if near else closest(str(path), packaged_recipes())
+    hint = ""
+    if suggestion is not None:
+        hint = f"did you mean {suggestion}? "
     return f"{hint}`fedseed list recipes` shows those that come along, such as quickstart-ferret"
 
 
-def stored_recipe(text: str) -> Recipe:
-    """Returns a recipe as another process of the same run has it, from its `to_toml`.
+def parse_stored_recipe(text: str) -> Recipe:
+    """Return a recipe as another process of the same run has it, from its `to_toml`.
 
     Its plug-ins are loaded first.
 
-    They have been agreed to there. Raises RecipeError if one is not to be had any more.
+    The other process has agreed to them. Raises RecipeError if one is missing by now.
     """
     data = tomllib.loads(text)
     for name in data.get("plugins", []):

@@ -28,7 +28,7 @@ from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings, find_misfit, mechanism_of, protect
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.randomness.stream import Seed
-from fedseed.recipe.keys import ByName, told
+from fedseed.recipe.keys import ByName, plain_error
 from fedseed.registry import INCIDENTAL
 from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tasks.rewards import RewardSettings
@@ -158,25 +158,33 @@ class FederationSettings(Table):
             raise ValueError("give per_round or fraction, not both")
         names, open_ = self.clients, self.enrolment == "open"
         if open_ and names is not None:
-            raise told(
+            raise plain_error(
                 'federation.enrolment = "open": federation.clients says who takes part already; '
                 "leave one of them out"
             )
         if open_ and self.start_with is None:
-            raise told(
+            raise plain_error(
                 'federation.enrolment = "open": federation.start_with is not set; say how many '
                 "clients must have come before the first round"
             )
         if names == []:
-            raise told("federation.clients = []: name one client at least")
+            raise plain_error("federation.clients = []: name one client at least")
         for name in names or []:
-            if problem := name_problem(name):
-                raise told(f"federation.clients: {name!r}: {problem}")
+            problem = name_problem(name)
+            if problem:
+                raise plain_error(f"federation.clients: {name!r}: {problem}")
             if (names or []).count(name) > 1:
-                raise told(f"federation.clients: {name!r} stands there twice")
-        known = self.start_with if open_ else None if names is None else len(names)
-        if known is not None and (problem := self._too_many(known)):
-            raise told(problem)
+                raise plain_error(f"federation.clients: {name!r} stands there twice")
+        if open_:
+            client_count = self.start_with
+        elif names is None:
+            client_count = None
+        else:
+            client_count = len(names)
+        if client_count is not None:
+            problem = self._too_many(client_count)
+            if problem:
+                raise plain_error(problem)
         return self
 
     def access(
@@ -198,33 +206,36 @@ class FederationSettings(Table):
             raise RecipeError("where is the server? --nats URL, or federation.nats in the recipe")
         if key is None and self.key is not None:
             key = Path(self.key.replace("{name}", name)).expanduser()
-        return Access(
-            url, key, Path(self.ca).expanduser() if ca is None and self.ca is not None else ca
-        )
+        if ca is None and self.ca is not None:
+            ca = Path(self.ca).expanduser()
+        return Access(url, key, ca)
 
     def check(self, clients: int) -> None:
         """Check that the recipe can run with this number of clients.
 
         Raises RecipeError, which names the key, if they can't.
         """
-        if problem := self._too_many(clients):
+        problem = self._too_many(clients)
+        if problem:
             raise RecipeError(problem)
 
     def _too_many(self, clients: int) -> str | None:
-        count = "there is 1 client" if clients == 1 else f"there are {clients} clients"
-        there = (
-            f"the run may start with {clients} (federation.start_with)"
-            if self.enrolment == "open"
-            else count
-        )
+        count = "there is 1 client"
+        if clients != 1:
+            count = f"there are {clients} clients"
+        available = count
+        if self.enrolment == "open":
+            available = f"the run may start with {clients} (federation.start_with)"
         per_round = self.count(clients)
         if (self.start_with or 0) > clients:
-            return f"federation.start_with = {self.start_with}: {there}"
+            return f"federation.start_with = {self.start_with}: {available}"
         if per_round > clients:
-            return f"federation.per_round = {per_round}: {there}"
+            return f"federation.per_round = {per_round}: {available}"
         if self.minimum > per_round:
-            asked = f", and a round asks {per_round} of them" if per_round < clients else ""
-            return f"federation.minimum = {self.minimum}: {there}{asked}"
+            sampling = ""
+            if per_round < clients:
+                sampling = f", and a round asks {per_round} of them"
+            return f"federation.minimum = {self.minimum}: {available}{sampling}"
         return None
 
     def count(self, clients: int) -> int:
@@ -233,7 +244,9 @@ class FederationSettings(Table):
             return self.per_round
         # rounded down, as the papers' code does: 5% of 738 are 36; the little bit is for 0.29 *
         # 100, which is below 29
-        return clients if self.fraction is None else max(1, floor(self.fraction * clients + 1e-9))
+        if self.fraction is None:
+            return clients
+        return max(1, floor(self.fraction * clients + 1e-9))
 
     @property
     def names_parties(self) -> bool:
@@ -321,78 +334,80 @@ class Recipe(Table):
             self = self.model_copy(update={"method": self._protected(self.privacy)})
         for name in self.evaluation.metrics:
             if metrics.REGISTRY.find(name) is None:
-                raise told(
+                raise plain_error(
                     f"evaluation.metrics = {self.evaluation.metrics}: {name!r}: "
                     f"{metrics.REGISTRY.unknown(name)}"
                 )
-        per_round, clients, sums = (
-            self.federation.per_round,
-            self.federation.clients,
-            self.secure_sums,
-        )
-        known = per_round or (None if clients is None else self.federation.count(len(clients)))
-        problems = (
-            settings_problem(
-                self.model.quantization,
-                self.model.trainable,
-                (self.model.adapter or self.method.adapter) is not None
-                or is_adapter_folder(self.model.base),
-                self.model.device,
-                self.method.name,
-            ),
-            find_misfit(self.method, self.aggregation, known),
-            None if self.attack is None else attack_problem(self.method, self.attack.kind),
-            None
-            if sums is None
-            else secure_problem(sums, self.method, self.aggregation, per_round),
-            None if sums is None else sums.missing_key(clients or ()),
-            None
-            if self.reward is None
-            else self.reward.problem() or without_gradients(self.method),
-        )
-        if problem := next(filter(None, problems), None):
-            raise told(problem)
+        problem = next(filter(None, self._problems()), None)
+        if problem:
+            raise plain_error(problem)
         if self.federation.names_parties and not self.task.own_data:
             key = "clients" if self.federation.clients is not None else "enrolment"
-            raise told(
+            raise plain_error(
                 f'federation.{key}: task.name = "{self.task.name}" names its clients itself, and '
-                "deals them its data; "
-                'leave it out, or take task.name = "files", of which each client has data of its '
-                "own"
+                'deals them its data; leave it out, or take task.name = "files", of which each '
+                "client has data of its own"
             )
         for key, value in _whole_numbers(self.model_dump()):
             if value > LARGEST and key.rpartition(".")[2] != "seed":
-                raise told(f"{key} = {value}: at most {LARGEST:,}")
+                raise plain_error(f"{key} = {value}: at most {LARGEST:,}")
         if self.stopping is not None and not self.evaluates:
-            whose = self.method.name if self.secure_sums is None else "what single clients hold out"
-            raise told(
+            whose = "what single clients hold out"
+            if self.secure_sums is None:
+                whose = self.method.name
+            raise plain_error(
                 f"stopping: {whose} is private here, and nothing is evaluated; leave it out, or "
-                "let the "
-                "validation loss be told with evaluation.disclose = true, which no epsilon counts"
+                "disclose the validation loss with evaluation.disclose = true, which no epsilon "
+                "counts"
             )
         try:
             method = lasting(self.method, self.rounds)
         except ValueError as error:
-            raise told(str(error)) from error
-        return self if method is self.method else self.model_copy(update={"method": method})
+            raise plain_error(str(error)) from error
+        if method is self.method:
+            return self
+        return self.model_copy(update={"method": method})
+
+    def _problems(self) -> Iterator[str | None]:
+        """Return what is wrong between tables, one after the other; None where nothing is."""
+        method, rule, clients = self.method, self.aggregation, self.federation.clients
+        per_round = self.federation.per_round
+        yield settings_problem(
+            self.model.quantization,
+            self.model.trainable,
+            (self.model.adapter or method.adapter) is not None
+            or is_adapter_folder(self.model.base),
+            self.model.device,
+            method.name,
+        )
+        answers = per_round
+        if per_round is None and clients is not None:
+            answers = self.federation.count(len(clients))
+        yield find_misfit(method, rule, answers)
+        if self.attack is not None:
+            yield attack_problem(method, self.attack.kind)
+        if self.secure_sums is not None:
+            yield secure_problem(self.secure_sums, method, rule, per_round)
+            yield self.secure_sums.missing_key(clients or ())
+        if self.reward is not None:
+            yield self.reward.problem() or without_gradients(method)
 
     def _protected(self, privacy: PrivacySettings) -> Method:
-        """Returns the method with `[privacy]`. Raises PydanticCustomError."""
+        """Return the method with `[privacy]`. Raises PydanticCustomError."""
         if self.evaluation.disclose and self.of_parties and not self.task.shares_evaluation:
-            raise told(
+            raise plain_error(
                 "evaluation.disclose = true with [privacy]: each client would tell what it "
                 "measures on held-out data of its own; leave it out"
             )
         if privacy.level == "example" and self.evaluation.truncate == "split":
-            raise told(
+            raise plain_error(
                 'evaluation.truncate = "split" with privacy.level = "example": a text would be '
-                "several examples, of "
-                'which epsilon counts one; take "left" or "right"'
+                'several examples, of which epsilon counts one; take "left" or "right"'
             )
         try:
             return protect(self.method, privacy)
         except ValueError as error:
-            raise told(str(error)) from error
+            raise plain_error(str(error)) from error
 
     @property
     def of_parties(self) -> bool:
@@ -409,18 +424,20 @@ class Recipe(Table):
         With secure sums, examples that belong to no client may be evaluated on. Those that clients
         hold out would tell the clients apart.
         """
-        theirs = (
+        held_out_by_clients = (
             self.secure_sums is not None and self.of_parties and not self.task.shares_evaluation
         )
-        return (mechanism_of(self.method) is None and not theirs) or self.evaluation.disclose
+        return (
+            mechanism_of(self.method) is None and not held_out_by_clients
+        ) or self.evaluation.disclose
 
     def to_toml(self) -> str:
-        """Returns the complete recipe, defaults included."""
+        """Return the complete recipe, defaults included."""
         return tomli_w.dumps(self.model_dump(exclude_none=True, exclude={"method": {"private"}}))
 
 
 def _whole_numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
-    """Returns the whole numbers of a table and of those in it, with their dotted keys."""
+    """Return the whole numbers of a table and of those in it, with their dotted keys."""
     if isinstance(value, int):
         yield key, value
     elif isinstance(value, dict | list | tuple):

@@ -4,6 +4,7 @@ what measures it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,13 +67,13 @@ class Equipment:
     limit: str  # what makes an example too long, for a person
     # how many tokens the base takes; None: any number
     room: int | None
-    # what a classifier tells apart, in the order of its outputs
+    # a classifier's classes, in the order of its outputs
     classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what a person should know about the base
 
 
 def equip(recipe: Recipe, data: TaskData) -> Equipment:
-    """Loads a recipe's model for the examples of its task.
+    """Load a recipe's model for the examples of its task.
 
     Raises:
         RecipeError: it can't be had, or does not fit the data or the method.
@@ -86,7 +87,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     from fedseed.models.traits import traits_of
 
     settings = recipe.model
-    kind, head = kind_for(recipe, data)
+    kind, head = choose_kind(recipe, data)
     model, processor = load_model(
         settings.base,
         settings.dtype,
@@ -109,7 +110,9 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
                 "(merge_and_unload of peft)"
             )
         adapter = adapters.settings_of(model)
-    made = equipped(recipe, data, kind, model, processor, room_left(recipe, model), trainable)
+    equipment = assemble_equipment(
+        recipe, data, kind, model, processor, room_left(recipe, model), trainable
+    )
     if adapter is None:  # with an adapter, once that is there
         key = "model.trainable"
         if trainable is None:
@@ -123,10 +126,10 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", '
             '"*classifier*"] for both'
         )
-    return replace(made, trainable=trainable, notes=tuple(traits_of(model).notes))
+    return replace(equipment, trainable=trainable, notes=tuple(traits_of(model).notes))
 
 
-def kind_for(
+def choose_kind(
     recipe: Recipe, data: TaskData, config: Mapping[str, Any] | None = None
 ) -> "tuple[ExampleKind, Head | None]":
     """Return the kind of examples that a recipe's model learns from, and a classifier's head (None
@@ -176,10 +179,12 @@ def room_left(recipe: Recipe, model: Any) -> int | None:
     adapter = adapters.choose_adapter(
         recipe.model.adapter, recipe.method.adapter, recipe.method.name
     )
-    return None if room is None else room - adapters.virtual_tokens(adapter)
+    if room is None:
+        return None
+    return room - adapters.virtual_tokens(adapter)
 
 
-def equipped(
+def assemble_equipment(
     recipe: Recipe,
     data: TaskData,
     kind: "ExampleKind",
@@ -199,7 +204,7 @@ def equipped(
         RecipeError: the examples can't be made ready by such a processor, the model tells other
             classes apart than the data have, or its losses would mean nothing.
     """
-    measured, limit = within(recipe.evaluation, positions)
+    measured, limit = limit_settings(recipe.evaluation, positions)
     if data.chat_template:
         processor.chat_template = data.chat_template
     try:
@@ -218,7 +223,7 @@ def equipped(
 def match_outputs(
     recipe: Recipe, data: TaskData, kind: "ExampleKind", model: Any, objective: Objective
 ) -> tuple[str, ...]:
-    """Tells a classifier's objective which output stands for which class of the data.
+    """Tell a classifier's objective which output stands for which class of the data.
 
     Returns:
         The names of the model's outputs, in their order.
@@ -251,7 +256,7 @@ def match_outputs(
 
 
 def examine_base(model: Any, objective: Objective) -> None:
-    """Finds out what passes of a few tokens tell about a language model (`fedseed.models.traits`),
+    """Find out what passes of a few tokens tell about a language model (`fedseed.models.traits`),
     and tells its objective for how many tokens it has an embedding.
 
     Raises:
@@ -263,7 +268,9 @@ def examine_base(model: Any, objective: Objective) -> None:
 
     objective.rows = embedding_rows(model)
     around_language = Rewarded | Choices | Preferences
-    language = objective.language if isinstance(objective, around_language) else objective
+    language = objective
+    if isinstance(objective, around_language):
+        language = objective.language
     if isinstance(language, TextObjective):
         texts = [language.probe_ids(text) for text in PROBES]
         if all(texts):
@@ -277,7 +284,7 @@ def fingerprint_of(processor: Any) -> Fingerprint | None:
         processor: the tokenizer, with the template that chats are written by.
 
     Returns:
-        None of an image processor, or where there is none.
+        None for an image processor, or without a processor.
     """
     if not hasattr(processor, "convert_ids_to_tokens"):
         return None
@@ -287,7 +294,9 @@ def fingerprint_of(processor: Any) -> Fingerprint | None:
     return Fingerprint(tokens_digest(processor), template_digest(processor), versions_here())
 
 
-def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
+def limit_settings(
+    settings: EvaluationSettings, positions: int | None
+) -> tuple[EvaluationSettings, str]:
     """Return settings for a model with this number of positions, and the limit of an example.
 
     None stands for any number of positions. The limit is described for messages.
@@ -299,7 +308,7 @@ def within(settings: EvaluationSettings, positions: int | None) -> tuple[Evaluat
     return settings, f"evaluation.max_length = {settings.max_length:,} tokens"
 
 
-def evaluation_of(
+def make_evaluation(
     recipe: Recipe,
     equipment: Equipment,
     data: TaskData,
@@ -331,27 +340,30 @@ def evaluation_of(
         raise RecipeError(
             f'stopping: task.name = "{recipe.task.name}" has no validation examples to stop by'
         )
-    kept = {"validation_": data.validation} if recipe.stopping else {}
+    validation_sets = {}
+    if recipe.stopping:
+        validation_sets = {"validation_": data.validation}
     try:
-        sets, notes = prepare_sets(objective, {**data.evaluation, **kept}, equipment.limit)
+        sets, notes = prepare_sets(
+            objective, {**data.evaluation, **validation_sets}, equipment.limit
+        )
     except ValueError as error:
         name = recipe.model.base
         raise RecipeError(
             f'task.name = "{recipe.task.name}" with model.base = "{name}": {error}'
         ) from error
     sets = {prefix: add_reference(one) for prefix, one in sets.items()}
-    validation = [item for prefix in kept for item in sets.pop(prefix).items]
+    validation = list(chain.from_iterable(sets.pop(prefix).items for prefix in validation_sets))
     if data.scores:
         notes += short_answers(objective, sets, equipment.room, measured)
         for one in sets.values():
             notes += score_notes(objective, one, data.scores, measured)
 
     def evaluate(model: Any) -> dict[str, float]:
-        found = (
-            (key, measure(model, objective, one, data.scores, measured))
-            for key, one in sets.items()
-        )
-        metrics = {prefix + name: value for prefix, named in found for name, value in named.items()}
+        metrics: dict[str, float] = {}
+        for prefix, examples in sets.items():
+            figures = measure(model, objective, examples, data.scores, measured)
+            metrics |= {prefix + name: value for name, value in figures.items()}
         if validation:
             metrics[VALIDATION_LOSS] = mean_loss(model, objective, validation)
         return metrics
@@ -363,11 +375,13 @@ def _referring(
     equipment: Equipment, base: Callable[[], Any] | None
 ) -> Callable[[Prepared], Prepared]:
     """Return the function that adds the base's values to examples, for losses that need them
-    (`evaluation_of`).
+    (`make_evaluation`).
     """
     if not isinstance(equipment.objective, Preferences):
         return lambda prepared: prepared
-    model = equipment.model if base is None else base()
+    model = equipment.model
+    if base is not None:
+        model = base()
     return lambda prepared: with_reference(equipment.objective, model, prepared)
 
 
@@ -378,23 +392,25 @@ def _of_parties(
     add_reference: Callable[[Prepared], Prepared],
 ) -> tuple[Evaluation, list[str]]:
     objective = equipment.objective
-    found: list[tuple[str, TaskData, Prepared, list[Any]]] = []
+    parties: list[tuple[str, TaskData, Prepared, list[Any]]] = []
     notes = []
     for data in parts:
         name = data.clients[0].name
-        held = prepare(objective, f"the held-out examples of {name}", data.evaluation[""])
-        notes += describe_left_out(held, equipment.limit)
-        if data.scores and held.examples:
-            notes += score_notes(objective, held, data.scores, equipment.measured)
-        kept = prepare(objective, name, data.validation if recipe.stopping else ())
-        found.append((name, data, add_reference(held), add_reference(kept).items))
+        held_out = prepare(objective, f"the held-out examples of {name}", data.evaluation[""])
+        notes += describe_left_out(held_out, equipment.limit)
+        if data.scores and held_out.examples:
+            notes += score_notes(objective, held_out, data.scores, equipment.measured)
+        prepared_validation = prepare(objective, name, data.validation if recipe.stopping else ())
+        parties.append(
+            (name, data, add_reference(held_out), add_reference(prepared_validation).items)
+        )
 
     def evaluate(model: Any) -> dict[str, Any]:
         by_client: dict[str, dict[str, float]] = {}
-        for name, data, held, validation in found:
-            figures = by_client[name] = {HELD_OUT: len(held.examples)}
-            if held.examples:
-                figures |= measure(model, objective, held, data.scores, equipment.measured)
+        for name, data, held_out, validation in parties:
+            figures = by_client[name] = {HELD_OUT: len(held_out.examples)}
+            if held_out.examples:
+                figures |= measure(model, objective, held_out, data.scores, equipment.measured)
             if validation:
                 figures |= {
                     VALIDATION: len(validation),
@@ -405,10 +421,10 @@ def _of_parties(
     return evaluate, notes
 
 
-def loss_of(
+def make_loss_evaluation(
     objective: Objective, sets: Mapping[str, Sequence[Any]], model: Any = None
 ) -> Evaluation:
-    """Measures mean losses on sets of held-out examples, by their prefixes.
+    """Measure mean losses on sets of held-out examples, by their prefixes.
 
     Args:
         objective: makes losses of examples.
@@ -418,8 +434,12 @@ def loss_of(
     Raises:
         RecipeError: a set has no usable example.
     """
-    made = {prefix: prepare(objective, prefix, examples) for prefix, examples in sets.items()}
-    prepared = {prefix: with_reference(objective, model, one).items for prefix, one in made.items()}
+    prepared_sets = {
+        prefix: prepare(objective, prefix, examples) for prefix, examples in sets.items()
+    }
+    prepared = {
+        prefix: with_reference(objective, model, one).items for prefix, one in prepared_sets.items()
+    }
     for prefix, items in prepared.items():
         if not items:
             raise RecipeError(
@@ -436,7 +456,7 @@ def loss_of(
     return evaluate
 
 
-def hosted_of(
+def host_examples(
     spec: RunSpec,
     model: torch.nn.Module,
     objective: Objective,
@@ -444,7 +464,7 @@ def hosted_of(
     names: Sequence[str],
     evaluate: Evaluation,
 ) -> Hosted:
-    """Returns a model at its base with some clients' examples.
+    """Return a model at its base with some clients' examples.
 
     Every client's answer is a message of its own.
 
@@ -468,30 +488,27 @@ def hosted_of(
     if len(items) < len(prepared):
         raise RecipeError("two clients have the same name")
     method, seed = spec.method, spec.seed
-    quantization = spec.quantization or quantization_of(model)
-    if quantization in BITS and quantization_of(model) != quantization:
-        raise RecipeError(
-            f'model.quantization = "{quantization}": the model is not quantised so; load it with '
-            f'load_model(base, quantization="{quantization}")'
-        )
+    quantization = _check_quantization(spec, model)
     base_dtype = dtype_name(next(p for p in model.parameters() if p.is_floating_point()))
     quantised = describe_quantized(model)
     has_adapter = adapters.is_installed(model)  # the base's own, which is tuned on
-    hashed = adapters.base_digest if has_adapter else base_digest
-    digest = spec.base_digest or hashed(model, spec.digest)
-    chosen = adapters.choose_adapter(spec.adapter, method.adapter, method.name)
+    hashed = base_digest
     if has_adapter:
-        chosen = adapters.settings_of(model)
-    elif chosen is not None:
-        model = adapters.install(model, chosen, seed, spec.base)
-    if chosen is not None and spec.trainable is not None:
+        hashed = adapters.base_digest
+    digest = spec.base_digest or hashed(model, spec.digest)
+    adapter = adapters.choose_adapter(spec.adapter, method.adapter, method.name)
+    if has_adapter:
+        adapter = adapters.settings_of(model)
+    elif adapter is not None:
+        model = adapters.install(model, adapter, seed, spec.base)
+    if adapter is not None and spec.trainable is not None:
         # brings transformers; models without it do without
         from fedseed.models.loading import choose_trainable
 
         choose_trainable(model, spec.trainable)
     check_tunable(model)
     trainable = spec.trainable
-    if trainable is None and chosen is None:
+    if trainable is None and adapter is None:
         trainable = chosen_targets(method, model)
         if trainable is not None:
             freeze_others(model, trainable)
@@ -500,10 +517,12 @@ def hosted_of(
     except ValueError as error:
         raise RecipeError(str(error)) from error
     worker.private = spec.private
-    patterns = None if trainable is None else tuple(trainable)
+    patterns = None
+    if trainable is not None:
+        patterns = tuple(trainable)
     start = None
-    if chosen is not None:
-        start = AdapterStart(chosen, adapters.start_digest(model, worker.space))
+    if adapter is not None:
+        start = AdapterStart(adapter, adapters.start_digest(model, worker.space))
     header = Header(
         spec.base,
         digest,
@@ -524,7 +543,9 @@ def hosted_of(
         *describe_idle(prepared),
         *(describe_changes(prepared, spec.limit) if spec.limit else ()),
     )
-    attack = spec.attack if spec.attack in SINGLE else None
+    attack = None
+    if spec.attack in SINGLE:
+        attack = spec.attack
     return lead_group(
         Hosted(
             names,
@@ -538,6 +559,20 @@ def hosted_of(
             secure=spec.secure_sums,
         )
     )
+
+
+def _check_quantization(spec: RunSpec, model: torch.nn.Module) -> str:
+    """Return how a model is quantised; "" if it is not.
+
+    Raises RecipeError: the run asks for another quantisation.
+    """
+    quantization = spec.quantization or quantization_of(model)
+    if quantization in BITS and quantization_of(model) != quantization:
+        raise RecipeError(
+            f'model.quantization = "{quantization}": the model is not quantised so; load it with '
+            f'load_model(base, quantization="{quantization}")'
+        )
+    return quantization
 
 
 def libraries_of(base: str, model: Any) -> str:

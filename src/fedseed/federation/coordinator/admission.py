@@ -22,7 +22,7 @@ from fedseed.orbit import Header
 from fedseed.orbit.file import scan
 from fedseed.orbit.header import START
 from fedseed.orbit.record import LINK_BYTES
-from fedseed.text import shown
+from fedseed.text import show_text
 
 REMEDY = "name the clients in its recipe (federation.clients)"
 # bytes of a message of scalars (two million), and of a client's blobs besides its messages
@@ -363,12 +363,12 @@ class Reception:
         if self._disagreement:
             self._informed_hosts.add(host)
             self.session.stir()
-            return Welcome(refused=shown(self._disagreement, MOST_REFUSAL)).encode()
+            return Welcome(refused=show_text(self._disagreement, MOST_REFUSAL)).encode()
         try:
             claim = self._check_hello(message)
         except (OrbitError, MessageError) as error:
             self.session.rejected.add(host, str(error))
-            return Welcome(refused=shown(error, MOST_REFUSAL)).encode()
+            return Welcome(refused=show_text(error, MOST_REFUSAL)).encode()
         if not self._decided:
             self.agreement.claims[host] = claim
         self.roster.outvote(host, False)

@@ -28,7 +28,7 @@ from fedseed.federation.cost import MOST_PHASES, Cost
 from fedseed.federation.protocol import list_names
 from fedseed.orbit.record import NO_DIGEST
 from fedseed.reports.results import PHASES, RoundLine
-from fedseed.text import shown
+from fedseed.text import show_text
 
 # deadlines that pass before a run without a usable evaluation ends, if all hosts report
 MOST_DEADLINES = 3
@@ -146,7 +146,7 @@ class Inquiry:
         self._phases = phases
         for client in report.by_client or {}:
             if client not in self.roster.numbers or self.roster.host_of(client) != host:
-                raise MessageError(f"it evaluates for client {shown(client, 40)}")
+                raise MessageError(f"it evaluates for client {show_text(client, 40)}")
         if report.metrics is not None and not self.session.settings.each_evaluates:
             if not report.metrics:
                 raise MessageError("an evaluation without a metric")

@@ -23,7 +23,7 @@ from fedseed.privacy.secure.fixed import Words
 from fedseed.privacy.secure.messages import SETUP_BYTES, Phase
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.privacy.secure.summing import Asking, Summing, save_proof
-from fedseed.text import shown
+from fedseed.text import show_text
 
 FIRST_EXCLUSION = 8  # rounds of the first exclusion of a client that may have lied in a sum
 
@@ -313,7 +313,7 @@ class SecureTalk:
             )
         elif kind != SOMETHING:
             self.session.progress.warn(
-                f"{name} says nothing for a secure sum: {shown(body.decode(errors='replace'))}"
+                f"{name} says nothing for a secure sum: {show_text(body.decode(errors='replace'))}"
             )
         if self._answers.keys() >= self._asks.keys():
             self.session.stir()

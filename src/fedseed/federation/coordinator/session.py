@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.reports.progress import Progress
-from fedseed.text import shown
+from fedseed.text import show_text
 from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.layout import DigestKind
 
@@ -55,7 +55,7 @@ class Rejected:
     def add(self, sender: str, reason: str) -> None:
         """Count one more refusal."""
         self._since += 1
-        sender, reason = shown(sender, MOST_NAME), shown(reason)
+        sender, reason = show_text(sender, MOST_NAME), show_text(reason)
         if sender not in self._reasons and len(self._reasons) >= MOST_SENDERS:
             sender = OTHERS
         is_new = (sender, reason) not in self._counts
