@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedseed.errors import MessageError, StorageError
-from fedseed.federation.secure import OPENED, SOMETHING, Masking, answer_ask
+from fedseed.federation.client.secure import Masking, answer_ask
+from fedseed.federation.secure import OPENED, SOMETHING
 from fedseed.methods import ZOFedSGD
 from fedseed.privacy.secure import LostError, OpenedBeforeError, TooFewError, keys
 from fedseed.privacy.secure.client import SecureClient
