@@ -1,15 +1,17 @@
 """Does every model type of transformers work here? A tiny random base of each, through everything.
 
     python benchmarks/architectures.py [--kinds causal seq2seq classification masked]
-        [--only llama gpt2] [--share 0.1] [--seconds 300]
+        [--only llama gpt2] [--share 0.1] [--again fails] [--seconds 300]
         [--out docs/architectures.md] [--results runs/architectures.jsonl]
 
 Each type: built small and trained in plain transformers; loaded; its losses alone and in a padded
 batch against plain transformers (1e-4); one pass for a population against one at a time; FeedSign,
 Ferret, FedKSeed and FedAvg; replay; export, with equal logits and greedy text in plain
 transformers; nothing else changed. A process and a time limit for each. The whole takes hours on
-one core; what is in the results already, of the same versions, is not run again. The table goes
-into the documentation: works, refused because, fails.
+one core; what is in the results already, of the same versions, is not run again, unless --again
+names its verdict. Parts with results of their own can run side by side (--kinds): put their lines
+into one file, and start again for the table. The table goes into the documentation: works, refused
+because, fails.
 """
 
 import argparse
@@ -40,7 +42,7 @@ from fedseed.objectives.generation import generate
 from fedseed.objectives.masked import MaskedLM
 from fedseed.orbit.export import export_model
 from fedseed.processes import IMPORTED
-from fedseed.runs.equipment import examine_base
+from fedseed.runs.model_setup import examine_base
 from fedseed.runs.tuned import find_source, open_tuned
 from fedseed.tasks.data import Cloze
 from fedseed.weights.row_losses import row_losses
@@ -168,6 +170,7 @@ class Check:
         item = self.items[0]
         assert self.plain_loss(item, tuned.model) == self.plain_loss(item, written), "logits differ"
         if self.kind in ("causal", "seq2seq"):
+            examine_base(tuned.model, self.objective)  # as a run does
             self.writes_alike(tuned.model, written)
 
     def writes_alike(self, tuned: Any, written: Any) -> None:
@@ -201,8 +204,16 @@ class Check:
         with torch.no_grad():
             if self.kind == "seq2seq":
                 source, target = ids[:, : item.response_start], ids[:, item.response_start :]
-                mask = torch.ones_like(source)
-                found = model(input_ids=source, attention_mask=mask, labels=target)
+                asked = {"input_ids": source, "attention_mask": torch.ones_like(source)}
+                if self.model_type == "fsmt":
+                    # of labels it makes no decoder's input, but takes the encoder's; and with a
+                    # cache it has no causal mask
+                    start = torch.tensor([[model.config.decoder_start_token_id]])
+                    asked["decoder_input_ids"] = torch.cat([start, target[:, :-1]], 1)
+                    asked["use_cache"] = False
+                else:
+                    asked["labels"] = target
+                found = model(**asked)
                 return float(cross_entropy(found.logits[0].float(), target[0]))
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
         if self.kind == "causal":
@@ -259,8 +270,14 @@ class Check:
 
 def trains_in_plain_transformers(check: Check) -> None:
     """Raise AssertionError if a type has no finite gradient in plain transformers."""
+    # dropout is off, but Reformer asks for the mode in which it trains
     model = check.auto.from_pretrained(check.base, dtype=torch.float32)
-    ids = torch.tensor([[1, *range(20, 36), 2][:16]])
+    model.train(check.model_type == "reformer")
+    # a Perceiver's logits are of all positions that it has, and Reformer trains with all of them
+    whole = (check.kind, check.model_type) == ("masked", "perceiver")
+    whole = whole or check.model_type == "reformer"
+    length = model.config.max_position_embeddings if whole else 16
+    ids = torch.tensor([[1, *(20 + number % 16 for number in range(length - 2)), 2]])
     labels = torch.tensor([1]) if check.kind == "classification" else ids
     loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels).loss
     loss.backward()
@@ -363,13 +380,14 @@ def table(rows: list[Row], known: dict[str, int]) -> str:
         "",
         f"Versions: {', '.join(sorted({row['versions'] for row in rows}))}.",
         "",
-        "| | types known | tried | works | refused, with a reason | fails | not built |",
-        "|---|---|---|---|---|---|---|",
+        "| | types known | tried | built | works | refused, with a reason | fails | not built |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for kind, count in known.items():
         mine = [row for row in rows if row["kind"] == kind]
         each = [str(sum(row["verdict"] == one for row in mine)) for one in VERDICTS]
-        lines.append(f"| {kind} | {count} | {len(mine)} | {' | '.join(each)} |")
+        built = sum(row["verdict"] != "not built" for row in mine)
+        lines.append(f"| {kind} | {count} | {len(mine)} | {built} | {' | '.join(each)} |")
     lines += [
         "",
         "*Not built*: the script can't make a small one, or it does not train in plain",
@@ -415,6 +433,12 @@ def sample(share: float, kinds: list[str], only: list[str], seed: int = 1) -> li
     return names[: max(1, round(share * len(names)))]
 
 
+def write_table(path: Path, rows: dict[tuple[str, str], Row]) -> None:
+    """Write the page of the documentation."""
+    known = {kind: len(tiny_bases.types_of(kind)) for kind in tiny_bases.KINDS}
+    path.write_text(table(list(rows.values()), known), encoding="utf-8")
+
+
 def main() -> None:
     """Try types, and write the table of all that were tried."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -423,6 +447,13 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", default=[], help="model types")
     parser.add_argument("--share", type=float, default=1.0, help="of the types, drawn at random")
+    parser.add_argument(
+        "--again",
+        nargs="+",
+        choices=VERDICTS,
+        default=[],
+        help="try types with these results again",
+    )
     parser.add_argument("--seconds", type=float, default=300.0, help="for one type at most")
     parser.add_argument("--out", type=Path, default=Path("docs/architectures.md"))
     parser.add_argument("--results", type=Path, default=Path("runs/architectures.jsonl"))
@@ -435,7 +466,8 @@ def main() -> None:
             if row["versions"] == versions():
                 rows[row["kind"], row["type"]] = row
     for kind, model_type in sample(options.share, options.kinds, options.only):
-        if (kind, model_type) in rows and not options.only:
+        known_row = rows.get((kind, model_type))
+        if known_row and known_row["verdict"] not in options.again and not options.only:
             continue
         found = examine_apart(kind, model_type, options.seconds)
         row = {"kind": kind, "type": model_type, "versions": versions(), **found}
@@ -443,8 +475,8 @@ def main() -> None:
         with options.results.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{kind:15} {model_type:28} {row['verdict']:10} {row['why'][:160]}", flush=True)
-        known = {kind: len(tiny_bases.types_of(kind)) for kind in tiny_bases.KINDS}
-        options.out.write_text(table(list(rows.values()), known), encoding="utf-8")
+        write_table(options.out, rows)
+    write_table(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ from typing import Any
 import torch
 
 from fedseed.orbit import Orbit
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 
 COMMON = ("evaluation.rouge=false",)
 ONE_CLIENT = ("task.clients=1", "federation.per_round=1")

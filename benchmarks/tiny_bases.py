@@ -124,13 +124,48 @@ START_IS_END = [
     "prophetnet",
     "led",
 ]
+ROPE_OF_LAYER = {"rope_type": "default", "rope_theta": 10000.0}
+ROPE = {"sliding_attention": ROPE_OF_LAYER}
+QWEN4 = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 64,
+    "indexer_compress_ratio": 4,
+    "hc_lowrank": 16,
+    "ngram_vocab_size_base": VOCABULARY,
+    "split_ngram_parts": 1,
+}
 # what a type needs besides
 PARTICULAR: dict[str, dict[str, Any]] = {
     **{name: {"decoder_start_token_id": 0} for name in START_IS_PAD},
     **{name: {"decoder_start_token_id": 2} for name in START_IS_END},
     "led": {"decoder_start_token_id": 2, "attention_window": [16, 16]},
     "longcat_flash": {"head_dim": 8, "num_key_value_heads": HEADS},
-    "recurrent_gemma": {"num_hidden_layers": 3},
+    "recurrent_gemma": {"num_hidden_layers": 3, "block_types": ["recurrent", "attention"]},
+    # these have no default, or one that does not go with a small model
+    "cohere_compass_text": {"rope_parameters": {**ROPE, "full_attention": ROPE_OF_LAYER}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "dots3_note_text": {"per_layer_config": {}, "head_dim": 24},
+    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 4},
+    "esmc": {"num_key_value_heads": HEADS, "vocab_size": VOCABULARY},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "nemotron3_diarization": {"chunk_right_context": 4},
+    "ministral": {"head_dim": 16},
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
+    "qwen4_exp": QWEN4,
+    "qwen4_exp_text": QWEN4,
+    "vibevoice_asr": {"acoustic_tokenizer_chunk_size": 3200},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "num_hidden_layers": 4,
+    },
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "bamba": {"attn_layer_indices": [1]},
     "dbrx": {
@@ -157,6 +192,7 @@ PARTICULAR: dict[str, dict[str, Any]] = {
     },
     "funnel": {"d_inner": 96, "block_sizes": [1, 1], "d_head": 16, "n_head": 4},
     "perceiver": {
+        "vocab_size": VOCABULARY,
         "d_latents": 64,
         "num_latents": 8,
         "num_blocks": 1,
@@ -232,11 +268,13 @@ def settings_of(kind: type, depth: int = 0) -> dict[str, Any]:
             elif isinstance(value, list | tuple) and value and all(map(is_number, value)):
                 made[name] = value if "layer" in name else [min(one, small) for one in value][:2]
     made |= inner_settings(kind, default, depth)
-    made |= layer_settings(kind, default)
+    particular = PARTICULAR.get(getattr(kind, "model_type", ""), {})
+    if "layers_block_type" not in particular:
+        made |= layer_settings(kind, default)
     if "kv_lora_rank" in made and "num_key_value_heads" in made:
         # latent attention has a key for each head
         made["num_key_value_heads"] = made.get("num_attention_heads", HEADS)
-    return made | PARTICULAR.get(getattr(kind, "model_type", ""), {})
+    return made | particular
 
 
 def fields_of(kind: type) -> dict[str, Any]:
@@ -288,6 +326,9 @@ def layer_settings(kind: type, default: Any) -> dict[str, Any]:
     types = value_of(default, "layer_types", None)
     if not isinstance(types, list | tuple) or len(set(types)) < 2:
         return {}
+    alias = (getattr(kind, "attribute_map", None) or {}).get("layer_types", "layer_types")
+    if isinstance(getattr(kind, alias, None), property):
+        return {}  # it follows from other settings
     each = list(dict.fromkeys(types))
     names = fields_of(kind)
     made: dict[str, Any] = {"layer_types": each}
@@ -348,6 +389,8 @@ def stir(model: torch.nn.Module) -> None:
 def configuration_of(kind: str, model_type: str) -> Any:
     """Return a small configuration of a model type."""
     config = CONFIG_MAPPING[model_type](**settings_of(CONFIG_MAPPING[model_type]))
+    if kind != "causal" and model_type == "reformer":
+        config.is_decoder = False
     if kind == "classification":
         config.num_labels = 2
         config.id2label, config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}

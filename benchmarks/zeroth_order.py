@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from fedseed.recipe.reading import read_recipe
 from fedseed.reports.tables import human_bytes
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 
 # label, recipe, further settings
 RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (

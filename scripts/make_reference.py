@@ -20,8 +20,8 @@ from pydantic import BaseModel
 from fedseed.methods import METHODS
 from fedseed.models.adapters import AnyAdapter
 from fedseed.privacy import PrivacySettings
-from fedseed.runs.keys import Key, among, keys_of
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.keys import Key, among, keys_of
+from fedseed.recipe.settings import Recipe
 from fedseed.text import flat
 
 ROOT = Path(__file__).parents[1]

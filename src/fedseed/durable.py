@@ -7,6 +7,7 @@ somebody else.
 
 import errno
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -30,7 +31,14 @@ except ImportError:
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 TOKEN_BYTES = 8  # of a temporary file's name
+_TEMPORARY = re.compile(rf"\.[0-9a-f]{{{2 * TOKEN_BYTES}}}\.part(\.[^.]*)?$")
 LOCKED_BYTE = 1 << 40
+# remedies where a file can't be written, by the number of the system's error
+REMEDIES = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or raise the quota",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+}
 LOCK_PAUSE_SECONDS = 0.01  # before a lock that is held is tried again
 
 
@@ -193,6 +201,18 @@ def _remove_left(path: Path) -> None:
                 os.close(handle)
 
 
+def finished_files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a folder that match a pattern, sorted by name.
+
+    Temporary files of `replacing`, which a killed process may have left, are not among them.
+
+    Args:
+        folder: the folder; it need not exist.
+        pattern: as for `Path.glob`.
+    """
+    return sorted(path for path in folder.glob(pattern) if not _TEMPORARY.search(path.name))
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file so that it is either whole, or as it was before."""
     with replacing(path) as temporary:
@@ -272,14 +292,13 @@ def sync_path(path: Path, flags: int = 0) -> None:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
+    """Turn an error of the system into a StorageError, with a remedy where there is one."""
     try:
         yield
     except OSError as error:
-        link = (
-            "it is a link, and nothing is written through one"
-            if error.errno == errno.ELOOP
-            else None
-        )
-        raise StorageError(
-            f"{path}: can't be written: {link or error.strerror or error}"
-        ) from error
+        problem = error.strerror or str(error)
+        if error.errno == errno.ELOOP:
+            problem = "it is a link, and nothing is written through one"
+        elif error.errno in REMEDIES:
+            problem = f"{problem}: {REMEDIES[error.errno]}, then start this again"
+        raise StorageError(f"{path}: can't be written: {problem}") from error

@@ -51,7 +51,7 @@ _LOCK = threading.Lock()
 
 def alone(what: str) -> None:
     """Raises RecipeError if torchrun has started this process with others
-    (`fedseed.federation.group`).
+    (`fedseed.federation.client.group`).
     """
     if GROUP > 1:
         raise RecipeError(

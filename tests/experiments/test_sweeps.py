@@ -9,8 +9,8 @@ import pytest
 from fedseed.errors import RecipeError
 from fedseed.experiments import sweeps
 from fedseed.experiments.sweeps import How, Sweep, Sweeping, WorkerPool, read_sweep
-from fedseed.runs.packaged import packaged_sweeps
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.packaged import packaged_sweeps
+from fedseed.recipe.reading import read_recipe
 from support.network import until
 
 TINY = [

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fedseed.federation.session import RESEND_SECONDS
 
 from fedseed import FedAvg, ParameterSpace
 from fedseed.errors import RecipeError
@@ -90,6 +91,23 @@ async def test_one_against_one_is_an_error_that_says_what_to_name(lie):
         ) as found:
             await one.assembling
         assert BEGINS in str(found.value) and HONEST.base_digest in str(found.value)
+
+
+async def test_who_disagrees_is_told_why_there_is_no_run():
+    """Both sides hear of both versions, in the answer to the next hello."""
+    headers = {
+        "a": replace(HONEST, base_digest="cd" * 16, libraries="transformers 4.56.2"),
+        "b": replace(HONEST, libraries="transformers 5.24.0"),
+    }
+    async with Talk(("a", "b")) as one:
+        for name, header in headers.items():
+            assert "refused" not in await one.hello(name, header=header)
+        for name, header in headers.items():
+            refused = (await one.hello(name, header=header))["refused"]
+            assert "transformers 4.56.2" in refused and "transformers 5.24.0" in refused
+            assert "all sites need one version" in refused
+        with pytest.raises(RecipeError, match="there is no majority"):
+            await asyncio.wait_for(one.assembling, RESEND_SECONDS / 2)  # for all have been told
 
 
 @pytest.mark.parametrize("pins", [{"base_digest": HONEST.base_digest}, {"weights_digest": BEGINS}])

@@ -65,10 +65,11 @@ def test_the_table_counts_what_was_tried():
             "versions": "v",
         },
         {"kind": "masked", "type": "c", "verdict": "fails", "why": "loads: x", "versions": "v"},
+        {"kind": "masked", "type": "d", "verdict": "not built", "why": "y", "versions": "v"},
     ]
     page = architectures.table(rows, {"causal": 5, "masked": 2})
-    assert "| causal | 5 | 2 | 1 | 1 | 0 | 0 |" in page
-    assert "| masked | 2 | 1 | 0 | 0 | 1 | 0 |" in page
+    assert "| causal | 5 | 2 | 2 | 1 | 1 | 0 | 0 |" in page
+    assert "| masked | 2 | 2 | 1 | 0 | 0 | 1 | 1 |" in page
     assert "| b (causal) | for \\| reasons |" in page and "| c (masked) | loads: x |" in page
 
 

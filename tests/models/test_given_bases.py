@@ -17,10 +17,12 @@ from fedseed.models.loading import load_model, locate
 from fedseed.models.traits import traits_of
 from fedseed.objectives.generation import generate
 from fedseed.objectives.losses import CausalLM
+from fedseed.objectives.masked import MaskedLM
 from fedseed.objectives.seq2seq import Seq2SeqLM
 from fedseed.orbit import Orbit
+from fedseed.recipe.reading import read_recipe
+from fedseed.runs.model_setup import examine_base
 from fedseed.runs.preview import preview
-from fedseed.runs.recipe import read_recipe
 from fedseed.runs.tuned import evaluate, find_source, open_tuned
 from fedseed.tasks.data import Example
 from fedseed.weights.digest import base_digest
@@ -534,6 +536,120 @@ def test_a_base_that_looks_ahead_is_refused(tmp_path):
     Federation.from_file(path, progress=False)
 
 
+def test_a_masked_model_that_transformers_lets_write_fills_blanks(tmp_path):
+    """XLM's class for masks has a head that generates; a blank is filled from both sides."""
+    made(
+        tmp_path / "base",
+        "XLMWithLMHeadModel",
+        "XLMConfig",
+        vocab_size=1488,
+        emb_dim=32,
+        n_layers=1,
+        n_heads=2,
+        max_position_embeddings=64,
+    )
+    model, tokenizer = load_model(str(tmp_path / "base"), architecture="masked")
+    tokenizer.mask_token = tokenizer.convert_ids_to_tokens(5)
+    assert model.can_generate()
+    examine_base(model, MaskedLM(tokenizer))
+    assert traits_of(model).examined and not traits_of(model).equal_prompts
+    # the same model is refused where it would continue texts
+    other, _ = load_model(str(tmp_path / "base"), architecture="masked")
+    with pytest.raises(RecipeError, match="later tokens change"):
+        examine_base(other, CausalLM(tokenizer))
+
+
+def test_a_blank_is_scored_where_it_stands_in_a_perceiver(tmp_path):
+    """A Perceiver has logits for all of its positions, however short a text is."""
+    made(
+        tmp_path / "base",
+        "PerceiverForMaskedLM",
+        "PerceiverConfig",
+        vocab_size=1488,
+        d_model=32,
+        d_latents=32,
+        num_latents=4,
+        num_blocks=1,
+        num_self_attends_per_block=1,
+        num_self_attention_heads=2,
+        num_cross_attention_heads=2,
+        max_position_embeddings=64,
+    )
+    model, tokenizer = load_model(str(tmp_path / "base"), architecture="masked")
+    tokenizer.mask_token = tokenizer.convert_ids_to_tokens(5)
+    objective = MaskedLM(tokenizer)
+    rows = [[1, 20, 5, 30, 2], [1, 5, 40, 50, 60, 70, 2]]
+    found = objective.logits_of(model.eval(), rows)
+    for row, logits in zip(rows, found, strict=True):
+        ids = torch.tensor([row])
+        plain = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        assert plain.shape[0] == 64
+        torch.testing.assert_close(logits[: len(row)], plain[: len(row)], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("hash_seed", [None, 0])
+def test_a_reformer_draws_hashes_unless_it_has_a_seed(tmp_path, hash_seed):
+    """Texts of one chunk are hashed alike in both cases, longer ones are not."""
+    made(
+        tmp_path / "base",
+        "ReformerModelWithLMHead",
+        "ReformerConfig",
+        vocab_size=1488,
+        hidden_size=32,
+        num_attention_heads=2,
+        attention_head_size=16,
+        feed_forward_size=32,
+        attn_layers=["local", "lsh"],
+        axial_pos_shape=[8, 8],
+        axial_pos_embds_dim=[16, 16],
+        max_position_embeddings=64,
+        num_buckets=4,
+        is_decoder=True,
+        hash_seed=hash_seed,
+    )
+    model, tokenizer = load_model(str(tmp_path / "base"), architecture="causal")
+    if hash_seed is None:
+        with pytest.raises(RecipeError, match=r"draws at random .*\"hash_seed\": 0"):
+            examine_base(model, CausalLM(tokenizer))
+    else:
+        examine_base(model, CausalLM(tokenizer))
+        assert traits_of(model).examined
+
+
+def test_what_loading_writes_to_is_not_tuned(tmp_path):
+    """Funnel sets the padding token's row to zero whenever it is loaded."""
+    base = made(
+        tmp_path / "base",
+        "FunnelForMaskedLM",
+        "FunnelConfig",
+        vocab_size=1488,
+        d_model=32,
+        n_head=2,
+        d_head=16,
+        d_inner=64,
+        block_sizes=[1],
+        num_decoder_layers=1,
+        pad_token_id=0,
+    )
+    name = "funnel.embeddings.word_embeddings.weight"
+    row = base.get_parameter(name)[0]
+    assert row.abs().max() > 0
+    model, _ = load_model(str(tmp_path / "base"), architecture="masked")
+    if torch.equal(model.get_parameter(name)[0], row):
+        pytest.skip("this version of transformers leaves the row as it is")
+    notes = traits_of(model).notes
+    assert [n for n in notes if "changed whenever the model is loaded" in n and name in n], notes
+    resting = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert name in resting and name not in {t.name for t in ParameterSpace(model).layout.tensors}
+
+
+def test_what_loading_leaves_alone_is_tuned(tmp_path):
+    made(tmp_path / "base", "LlamaForCausalLM", "LlamaConfig", **LLAMA)
+    model, _ = load_model(str(tmp_path / "base"), architecture="causal")
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert traits_of(model).notes == []
+
+
 # Configurations
 
 
@@ -590,7 +706,7 @@ def test_answers_depend_on_nothing_but_their_prompt(what, tmp_path):
     assert model.generation_config.to_dict() == own  # as it was, for the export
     from fedseed.objectives.generation import Writer
 
-    assert isinstance(Writer(model, tokenizer, 8).after(prompts[0]).text, str)
+    assert isinstance(Writer(model, tokenizer, 8).continue_prompt(prompts[0]).text, str)
 
 
 def test_added_tokens_without_rows_are_refused_before_the_run(tmp_path):
@@ -813,14 +929,24 @@ def test_a_tokenizer_of_a_newer_transformers_is_named(tmp_path):
     try:
         AutoTokenizer.from_pretrained(tmp_path / "base")
     except ValueError:
-        with pytest.raises(RecipeError, match=rf"newer transformers.*{transformers.__version__}"):
+        with pytest.raises(RecipeError, match=rf"saved by transformers {transformers.__version__}"):
             load_model(str(tmp_path / "base"))
     else:  # this version takes another class for it, and loads
         load_model(str(tmp_path / "base"))
     from fedseed.models.loading import _tokenizer_remedy
 
     error = ValueError("Tokenizer class X does not exist or is not currently imported.")
-    assert "newer transformers" in _tokenizer_remedy(str(tmp_path), error)
+    (tmp_path / "elsewhere").mkdir()
+    assert "newer transformers" in _tokenizer_remedy(str(tmp_path / "elsewhere"), error)
+    for settings, saver in (
+        ('{"transformers_version": "9.8.7"}', "transformers 9.8.7"),
+        ('{"model_type": "llama"}', "a newer transformers"),
+        ("[]", "a newer transformers"),
+        ("{", "a newer transformers"),
+    ):
+        (tmp_path / "elsewhere" / "config.json").write_text(settings)
+        remedy = _tokenizer_remedy(str(tmp_path / "elsewhere"), error)
+        assert f"saved by {saver}, and this one ({transformers.__version__})" in remedy
 
 
 def test_a_gguf_alone_is_named(tmp_path):
@@ -872,6 +998,16 @@ def test_an_orbit_of_another_version_names_both(tmp_path):
         space_of(older, model)
     said = header.versions_apart(older)
     assert "4.56.2" in said and transformers.__version__ in said and "one version" in said
+    # of one layout, such as an adapter's, the versions are named where the bases differ
+    adapted = replace(header, libraries="transformers 4.56.2", base_digest="ab" * 16)
+    with pytest.raises(OrbitError, match=rf"{transformers.__version__} here.*4\.56\.2 there"):
+        check_base(adapted, model)
+    said = header.versions_apart(adapted)
+    assert f"transformers {transformers.__version__} here" in said and "4.56.2 there" in said
+    # nothing is known of versions that a header does not name
+    assert header.versions_apart(replace(adapted, libraries="")) == ""
+    with pytest.raises(OrbitError, match=r"the orbit's base has (ab)+$"):
+        check_base(replace(adapted, libraries=""), model)
     # the version alone is no difference, and stands in no header of the project's own bases
     assert header.differences(replace(header, libraries="transformers 4.56.2")) == []
-    assert header.versions_apart(replace(header, libraries="transformers 4.56.2")) == ""
+    check_base(replace(header, libraries="transformers 4.56.2"), model)

@@ -12,7 +12,7 @@ from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.orbit import Record
 from fedseed.orbit.file import write_orbit
-from fedseed.orbit.record import ending, packed
+from fedseed.orbit.record import ending, pack_records
 from support.chat_bases import LLAMA, chat_base
 from support.command import refused
 
@@ -213,7 +213,9 @@ def test_requests_beyond_what_waits_and_weights_that_are_wrong_are_told(
     run = tuned(base, tmp_path / "run", 1, ["the film was great"])
     orbit = Orbit.open(run / "model.orbit")
     steps = [Record(r.round, r.payload, "12" * 16) for r in orbit.records]
-    write_orbit(tmp_path / "wrong.orbit", orbit.start, ending(packed(orbit.header.method, steps)))
+    write_orbit(
+        tmp_path / "wrong.orbit", orbit.start, ending(pack_records(orbit.header.method, steps))
+    )
     service = server.Service(server.named([str(run), str(tmp_path / "wrong.orbit")]))
     client = TestClient(service.app())
     asked = {"model": "run", "prompt": "the film", "max_tokens": 4, "temperature": 0}

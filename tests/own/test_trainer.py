@@ -21,11 +21,11 @@ from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.objectives.losses import CausalLM
 from fedseed.own.trainer import TrainerLoss, _TrainersPart
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import shown_by
 from fedseed.reports.results import read_metrics
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Example, OwnData
 from fedseed.transport import transport
 from fedseed.transport.base import Access

@@ -10,9 +10,9 @@ import torch
 from fedseed import Federation, ZOFedSGD
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models.loading import load_model, locate
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading, joining
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData
 from fedseed.tasks.record import DataPart, describe_changes, digest_of
 from fedseed.transport.memory import Hub

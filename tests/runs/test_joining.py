@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.client.network import NetworkClient
 from fedseed.privacy import mechanism_of
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading, joining
-from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.transport.memory import Hub
 from support.instruction_files import rows, write_lines
 from support.left import before

@@ -11,9 +11,9 @@ import torch
 from fedseed.errors import FedseedError
 from fedseed.models.loading import load_model
 from fedseed.orbit import Orbit
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import orbit_place
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport as transport_at
 from fedseed.transport.base import Access

@@ -12,9 +12,10 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.methods.zeroth import ZerothOrder
 from fedseed.models.loading import load_model
 from fedseed.orbit.export import export_model
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading, joining, keep, orbit_place
-from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.runs.tuned import find_source, open_tuned
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport as transport_at

@@ -8,10 +8,11 @@ from fedseed import Federation, Orbit, registry
 from fedseed.aggregation import REGISTRY
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
+from fedseed.recipe.keys import find_keys, keys_of, near_key
+from fedseed.recipe.packaged import packaged_recipes
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import FederationSettings, Recipe
 from fedseed.runs.folder import RunFolder, compare_recipes
-from fedseed.runs.keys import find_keys, keys_of, near_key
-from fedseed.runs.packaged import packaged_recipes
-from fedseed.runs.recipe import FederationSettings, Recipe, read_recipe
 from fedseed.tasks import CLOZE, MEZO
 from fedseed.text import flat
 from support.documents import ROOT
@@ -342,7 +343,7 @@ FERRET += (
 )
 LORA = "model.adapter.kind=lora model.adapter.rank=128 model.adapter.alpha=256"
 MEZO_LORA = (
-    "rounds=500 stopping.patience=30 task.clients=3 method.steps=30 method.scale=1e-3 "
+    "rounds=500 stopping.patience=3 task.clients=3 method.steps=30 method.scale=1e-3 "
     f"method.batch=1 {LORA}"
 )
 STEPS = (

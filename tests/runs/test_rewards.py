@@ -7,8 +7,8 @@ import pytest
 from fedseed import Orbit
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
+from fedseed.recipe.reading import read_recipe, stored_recipe
 from fedseed.reports.results import read_metrics, read_summary
-from fedseed.runs.recipe import read_recipe, stored_recipe
 from support.command import fedseed, well
 from support.instruction_files import rows, write_clients
 

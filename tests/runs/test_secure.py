@@ -11,13 +11,14 @@ import torch
 
 from fedseed import Federation, FedKSeed, FedMeZO, FeedSign, Ferret, Subspace, ZOFedSGD
 from fedseed.errors import MessageError, RecipeError
-from fedseed.federation.secure import Masking
+from fedseed.federation.client.secure import Masking
 from fedseed.orbit.signature import generate_key
 from fedseed.privacy.secure.messages import Phase, unframe
 from fedseed.privacy.secure.settings import SecureSums, identity_text
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
 from fedseed.runs.joining import identities
-from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.training.settings import LocalTraining
 from support.secure import in_the_clear
 from support.tiers import mark

@@ -8,11 +8,11 @@ import pytest
 
 from fedseed.cli import network
 from fedseed.errors import RecipeError
+from fedseed.recipe.settings import Recipe
 from fedseed.runs import joining
 from fedseed.runs.joining import Loading
 from fedseed.runs.network import coordinate
 from fedseed.runs.parties import load_data, names_beforehand
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Chat, Choice, ClientData, Example, OwnData
 from fedseed.transport.base import Access
 from support.command import fedseed

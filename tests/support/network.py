@@ -21,20 +21,20 @@ import pytest
 import torch
 import torch._dynamo  # this and the rest: forked processes (`forked_ready.py`) need not import it
 
-import fedseed.federation.answers
-import fedseed.federation.secure
+import fedseed.federation.client.answers
+import fedseed.federation.client.secure
 import fedseed.runs.network
 from fedseed import Orbit
+from fedseed.federation.client.network import NetworkClient
+from fedseed.federation.coordinator.secure import SecureCoordinator
 from fedseed.federation.large import is_stored
 from fedseed.federation.messages import Message
-from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, read_step
-from fedseed.federation.secure import SecureCoordinator
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.messages import Phase
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
 from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make
@@ -362,7 +362,7 @@ def host(order, recipe, way, progress):
     - `opened`: the folder for what it remembers of them; beside it `openings-NUMBER` has the rounds
     that it has opened."""
     if "lie" in order:
-        fedseed.federation.secure.SecureClient = partial(Liar, lie=order["lie"])
+        fedseed.federation.client.secure.SecureClient = partial(Liar, lie=order["lie"])
     if "opened" in order:
         open_round = SecureClient._open
 
@@ -374,14 +374,14 @@ def host(order, recipe, way, progress):
 
         SecureClient._open = opens
     if "silent" in order:
-        try_ask = fedseed.federation.answers.Answers.try_ask
+        try_ask = fedseed.federation.client.answers.Answers.try_ask
 
         async def says(self):
             if self._asks and self._asks[0][1][0] == Phase[order["silent"]]:
                 return bool(self._asks.popleft())
             return await try_ask(self)
 
-        fedseed.federation.answers.Answers.try_ask = says
+        fedseed.federation.client.answers.Answers.try_ask = says
     problem = Problem()
     for number in order.get("idle", ()):
         problem.clients[number] = []

@@ -20,7 +20,7 @@ from fedseed.cli.common import (
 from fedseed.errors import FedseedError, RecipeError
 
 if TYPE_CHECKING:
-    from fedseed.runs.recipe import Recipe
+    from fedseed.recipe.settings import Recipe
     from fedseed_papers.audits.page import Audit
 
 app = typer.Typer(

@@ -15,6 +15,8 @@ from fedseed.errors import RecipeError
 Scale = Literal["exact", "small", "published"]
 SCALES: tuple[Scale, ...] = ("exact", "small", "published")
 NOTHING = "nothing to measure"
+# in place of a scenario: the mean over all that have the line, as in a table's last column
+EVERY_SCENARIO = "*"
 TITLES = {"ferret": "Ferret", "fedkseed": "FedKSeed", "feedsign": "FeedSign", "fedmezo": "FedMeZO"}
 
 
@@ -29,7 +31,7 @@ class Form(_Table):
 
     Args:
         metric: of the runs; the item's if it is left out.
-        scenario: of the sweep; the first one if it is left out.
+        scenario: of the sweep; the first one if it is left out; "*": the mean over all of them.
         order: lines from the best to the worst; the first is judged against the last.
         ties: the first may also be as good as the last.
         alike: lines that differ by no more than their deviation.
@@ -86,9 +88,10 @@ class Item(_Table):
     wants: str
     minutes: float | None = None
     small: str | None = None
-    published: str | None = None
+    published: str | list[str] | None = None
     metric: str = "loss"
     published_metric: str | None = None
+    gap: str | None = None
     claims: list[Expected] = []
     differs: list[str] = []
 
@@ -108,6 +111,13 @@ class Item(_Table):
     def key(self) -> str:
         """Returns the item's name within its paper."""
         return self.name.partition("/")[2]
+
+    def sources(self, scale: Scale) -> tuple[str, ...]:
+        """Return the sweeps, recipe or maker that a scale takes; none for "exact"."""
+        source = {"small": self.small, "published": self.published}.get(scale)
+        if source is None:
+            return ()
+        return (source,) if isinstance(source, str) else tuple(source)
 
     def metric_at(self, scale: Scale) -> str:
         """Returns what curves, and claims that name no metric, are about."""

@@ -17,7 +17,7 @@ from fedseed.aggregation import Mean
 from fedseed.methods import FeedSign
 from fedseed.methods.base import Answer, Answers
 from fedseed.methods.feedsign import Votes
-from fedseed.orbit.record import Record, packed
+from fedseed.orbit.record import Record, pack_records
 from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.tables import Sheet
 from fedseed.weights.layout import Layout, TensorEntry
@@ -64,7 +64,7 @@ def figure_5(steps: int = 10_000) -> Finding:
     """Bytes of an orbit of FeedSign's steps."""
     method, votes = FeedSign(), np.where(payloads.numbers(steps) > 0, 1, -1).astype(np.int8)
     records = [Record(t + 1, Votes(votes[t : t + 1]).encode()) for t in range(steps)]
-    parts = list(packed(method, records))
+    parts = list(pack_records(method, records))
     payload = sum(len(part.payload) for part in parts)
     whole = sum(len(part.encode()) for part in parts)
     return Finding(
@@ -371,7 +371,7 @@ TABLE_11: tuple[tuple[str, str, tuple[float, ...]], ...] = (
 
 def table_11() -> Finding:
     """The settings of the published recipes beside the paper's."""
-    from fedseed.runs.recipe import read_recipe
+    from fedseed.recipe.reading import read_recipe
 
     claims, rows = [], []
     for experiment, name, said in TABLE_11:

@@ -28,9 +28,9 @@ from fedseed.experiments.sweeps import (
     find_sweep,
     read_sweep,
 )
+from fedseed.recipe.reading import read_recipe
 from fedseed.reports.results import read_summary
-from fedseed.runs.recipe import read_recipe
-from fedseed_papers import fedkseed, feedsign, ferret
+from fedseed_papers import fedkseed, feedsign, ferret, theorems
 from fedseed_papers.catalogue import SCALES, Item, Scale, catalogue
 from fedseed_papers.findings import (
     Finding,
@@ -45,9 +45,10 @@ from fedseed_papers.measuring import SEEDS, SMALL_MAKERS, made_small, opt_125m
 from fedseed_papers.training import as_mapping, finding
 
 EXACT: Mapping[str, Mapping[str, Callable[..., Finding]]] = {
-    "ferret": ferret.EXACT,
-    "fedkseed": fedkseed.EXACT,
-    "feedsign": feedsign.EXACT,
+    "ferret": {**ferret.EXACT, **theorems.FERRET},
+    "fedkseed": {**fedkseed.EXACT, **theorems.FEDKSEED},
+    "feedsign": {**feedsign.EXACT, **theorems.FEEDSIGN},
+    "fedmezo": theorems.FEDMEZO,
 }
 RESULT = "result.json"
 getloadavg = getattr(os, "getloadavg", None)  # Windows has none
@@ -165,17 +166,19 @@ class Making:
     def _found(self, item: Item, scale: Scale) -> tuple[Finding, dict[str, Any]]:
         if scale == "exact":
             return EXACT[item.paper][item.key](), {}
-        source = item.small if scale == "small" else item.published
-        assert source is not None  # the catalogue says so
-        if source in SMALL_MAKERS:
-            return made_small(source, tuple(self.seeds or SEEDS)), {}
-        sweep, lines = self._sweep(source)
+        sources = item.sources(scale)
+        if sources[0] in SMALL_MAKERS:
+            return made_small(sources[0], tuple(self.seeds or SEEDS)), {}
+        sweeps = [self._sweep(source) for source in sources]
+        lines = [line for _, found in sweeps for line in found]
         if not any(line.folders for line in lines):
             why = next((text for line in lines for text in line.failed.values()), "")
-            raise FedseedError(f"every run of {source} failed: {why}")
-        runs = (self.out / "runs" / source).rglob("summary.json")
+            raise FedseedError(f"every run of {', '.join(sources)} failed: {why}")
+        runs = [
+            run for source in sources for run in (self.out / "runs" / source).rglob("summary.json")
+        ]
         took = sum(read_summary(run.parent)["seconds"]["total"] for run in runs)
-        return finding(item, scale, sweep, lines), {"lines": as_mapping(lines), "runs took": took}
+        return finding(item, scale, sweeps), {"lines": as_mapping(lines), "runs took": took}
 
     def _sweep(self, source: str) -> tuple[Sweep, list[SweepLine]]:
         """Returns a sweep's lines, or those of a recipe over five seeds, run as far as they are
@@ -232,10 +235,7 @@ def _facts(item: Item, scale: Scale, settings: Sequence[str]) -> dict[str, str]:
     """Returns what a page says of where its numbers come from."""
     facts = {
         "paper wants": "-" if scale == "exact" else item.wants,
-        "sweep or recipe": (
-            item.small if scale == "small" else item.published if scale == "published" else None
-        )
-        or "-",
+        "sweep or recipe": ", ".join(item.sources(scale)) or "-",
         "settings": " ".join(settings) or "-",
         "load": f"{getloadavg()[2]:.1f} over the last quarter of an hour, this included"
         if getloadavg

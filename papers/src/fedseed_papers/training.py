@@ -16,7 +16,7 @@ from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.results import read_lines, read_metrics, read_summary
 from fedseed.reports.tables import Sheet, mean_and_deviation
 from fedseed_papers import statistics
-from fedseed_papers.catalogue import Form, Item, Scale
+from fedseed_papers.catalogue import EVERY_SCENARIO, Form, Item, Scale
 from fedseed_papers.findings import Claim, Finding
 from fedseed_papers.statistics import NOTHING, Evidence
 
@@ -115,8 +115,20 @@ MEASURES: dict[str, Callable[[Path], float]] = {
 }
 
 
+# what FeedSign's tables have: accuracy, or F1 where answers are generated (Appendix C.1)
+SCORE = "score"
+
+
+def score(folder: Path) -> float:
+    """Return the accuracy of a finished run, or its F1 where answers are generated."""
+    final = read_summary(folder)["final"]
+    return float(final.get("accuracy", final.get("f1", nan)))
+
+
 def lower_is_better(metric: str) -> bool:
     """Returns whether less is better: of losses, and of everything that is spent."""
+    if metric == SCORE:
+        return False
     return metric in MEASURES or metrics.lower_is_better(metric)
 
 
@@ -127,6 +139,8 @@ def measured(folder: Path, metric: str) -> float:
     """
     if metric in MEASURES:
         return MEASURES[metric](folder)
+    if metric == SCORE:
+        return score(folder)
     summary = read_summary(folder)
     if metric.endswith("loss") and summary.get("diverged") is not None:
         return nan
@@ -148,31 +162,40 @@ def judge(
     )
 
 
-def folders_of(form: Form, named: str, lines: Sequence[SweepLine]) -> Mapping[int, Path]:
-    """Returns the finished runs of a line that a form names, by seed."""
+def runs_of(form: Form, named: str, lines: Sequence[SweepLine]) -> list[Mapping[int, Path]]:
+    """Return the finished runs of a line that a form names, by seed, for each scenario it is about.
+
+    An empty list: there is no such line, or a scenario without a finished run.
+    """
     label, _, scenario = named.partition(" @ ")
-    scenario = scenario or (
-        form.scenario if form.scenario is not None else lines[0].scenario if lines else ""
-    )
-    return next(
-        (line.folders for line in lines if (line.scenario, line.label) == (scenario, label)), {}
-    )
+    if not scenario:
+        first = lines[0].scenario if lines else ""
+        scenario = first if form.scenario is None else form.scenario
+    found = [
+        line.folders
+        for line in lines
+        if line.label == label and scenario in (line.scenario, EVERY_SCENARIO)
+    ]
+    return found if all(found) else []
+
+
+def mean_by_seed(runs: Sequence[Mapping[int, Path]], metric: str) -> dict[int, float]:
+    """Return a line's number for each seed that all scenarios have: the mean over scenarios."""
+    seeds = [seed for seed in runs[0] if all(seed in run for run in runs)] if runs else []
+    return {seed: fmean(measured(run[seed], metric) for run in runs) for seed in seeds}
 
 
 def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[str, Evidence]:
     """Returns the lines' numbers in words, and what is known of a claim."""
-    runs = {label: folders_of(form, label, lines) for label in form.labels}
-    values = {
-        label: {seed: measured(f, metric) for seed, f in found.items()}
-        for label, found in runs.items()
-    }
+    runs = {label: runs_of(form, label, lines) for label in form.labels}
+    values = {label: mean_by_seed(found, metric) for label, found in runs.items()}
     missing = [label for label in form.labels if not values[label]]
     if missing:
         return f"Not measured: no run of {', '.join(missing)} was finished.", NOTHING
     here = f"{metric}: " + ", ".join(
         f"{label} {_shown(metric, list(found.values()))}" for label, found in values.items()
     )
-    folders = [folder for found in runs.values() for folder in found.values()]
+    folders = [folder for found in runs.values() for run in found for folder in run.values()]
     if metric == "memory":  # float32 weights' part of a process's peak, the largest of the lines'
         share = max(
             4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders
@@ -217,11 +240,12 @@ def margin(
 
 def before(folder: Path, metric: str) -> float:
     """Returns a metric of the base that a run began with; NaN: there is none."""
-    return (
-        nan
-        if metric in MEASURES
-        else float((read_summary(folder).get("baseline") or {}).get(metric, nan))
-    )
+    if metric in MEASURES:
+        return nan
+    base = read_summary(folder).get("baseline") or {}
+    if metric == SCORE:
+        return float(base.get("accuracy", base.get("f1", nan)))
+    return float(base.get(metric, nan))
 
 
 def _shown(metric: str, values: Sequence[float]) -> str:
@@ -245,12 +269,21 @@ def curves(lines: Sequence[SweepLine], metric: str, scenario: str) -> list[Panel
     return charts.curves(runs, scenario, [metric])
 
 
-def finding(item: Item, scale: Scale, sweep: Sweep, lines: Sequence[SweepLine]) -> Finding:
-    """Returns what a sweep's runs say about an item at a scale."""
+def finding(
+    item: Item, scale: Scale, sweeps: Sequence[tuple[Sweep, Sequence[SweepLine]]]
+) -> Finding:
+    """Return what the runs of an item's sweeps say about it at a scale.
+
+    Args:
+        item: the item of the catalogue.
+        scale: "small" or "published".
+        sweeps: each sweep with its finished lines.
+    """
+    lines = [line for _, found in sweeps for line in found]
     forms, metric = item.claims_at(scale), item.metric_at(scale)
     claims = judge(forms, metric, lines)
     asked = (metric, *(form.metric for _, form in forms), "loss")
-    metrics = dict.fromkeys(m for m in asked if m is not None and m not in MEASURES)
+    metrics = dict.fromkeys(m for m in asked if m is not None and m not in (*MEASURES, SCORE))
     scenarios = list(dict.fromkeys(line.scenario for line in lines))
     panels = [
         panel
@@ -273,12 +306,13 @@ def finding(item: Item, scale: Scale, sweep: Sweep, lines: Sequence[SweepLine]) 
         )
     )
     tables = [
-        *sheets(sweep, lines),
+        *(sheet for sweep, found in sweeps for sheet in sheets(sweep, found)),
+        *([] if item.gap is None else [gap_sheet(item.gap, lines)]),
         _spent_sheet(lines),
         _seeds_sheet(lines, list(dict.fromkeys([*asked[:-1], "loss"]))),
     ]
     return Finding(
-        claims, reason, panels, tables, sweep.seeds, item.differs if scale == "small" else ()
+        claims, reason, panels, tables, sweeps[0][0].seeds, item.differs if scale == "small" else ()
     )
 
 
@@ -298,6 +332,33 @@ def _probability_panel(lines: Sequence[SweepLine]) -> Panel:
         Axis("candidate, by rank"),
         Axis("probability times K"),
     )
+
+
+def gap_sheet(reference: str, lines: Sequence[SweepLine]) -> Sheet:
+    """Return how far each line's score is from the reference's, scenario by scenario.
+
+    The last column is the mean over the scenarios that both lines have: the column "Gap" of
+    FeedSign's tables.
+    """
+    scores = {
+        (line.label, line.scenario): fmean(score(folder) for folder in line.folders.values())
+        for line in lines
+        if line.folders
+    }
+    scenarios = list(dict.fromkeys(line.scenario for line in lines))
+    rows = []
+    for label in dict.fromkeys(line.label for line in lines):
+        gaps = {
+            scenario: scores[label, scenario] - scores[reference, scenario]
+            for scenario in scenarios
+            if (label, scenario) in scores and (reference, scenario) in scores
+        }
+        if label == reference or not gaps:
+            continue
+        cells = [f"{gaps[s]:+.1f}" if s in gaps else "-" for s in scenarios]
+        rows.append([label, *cells, f"{fmean(gaps.values()):+.1f}"])
+    note = f"Score minus that of {reference}: accuracy, or F1 where answers are generated."
+    return Sheet("Gap", ("line", *(s or "all" for s in scenarios), "Gap"), rows, note)
 
 
 def _spent_sheet(lines: Sequence[SweepLine]) -> Sheet:

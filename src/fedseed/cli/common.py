@@ -26,14 +26,14 @@ from fedseed.reports.progress import Screen
 from fedseed.text import clean
 
 if TYPE_CHECKING:
-    from fedseed.runs.recipe import Recipe
+    from fedseed.recipe.settings import Recipe
 
 console = Screen()
 
 
 def complete_recipes(incomplete: str) -> list[str]:
     """Return the packaged recipes, and the recipes in the folder, that a word may become."""
-    from fedseed.runs.packaged import packaged_recipes
+    from fedseed.recipe.packaged import packaged_recipes
 
     folder = Path(incomplete).parent
     with suppress(OSError):
@@ -44,8 +44,8 @@ def complete_recipes(incomplete: str) -> list[str]:
 
 def complete_keys(incomplete: str) -> list[str]:
     """Return the keys of recipes that a word may become."""
-    from fedseed.runs.keys import keys_of
-    from fedseed.runs.recipe import Recipe
+    from fedseed.recipe.keys import keys_of
+    from fedseed.recipe.settings import Recipe
 
     return [key.key for key in keys_of(Recipe) if key.key.startswith(incomplete)]
 
@@ -146,7 +146,7 @@ class Reading:
                 imported.
         """
         with waiting(f"reading {recipe}"):
-            from fedseed.runs.recipe import read_recipe
+            from fedseed.recipe.reading import read_recipe
 
             checked = read_recipe(recipe, [*self.changes, *more], self.plugins, self.trust_plugins)
             if here and not checked.of_parties:

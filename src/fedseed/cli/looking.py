@@ -32,7 +32,7 @@ from fedseed.errors import FedseedError, RecipeError, StorageError
 from fedseed.registry import Registry
 
 if TYPE_CHECKING:
-    from fedseed.runs.keys import Key
+    from fedseed.recipe.keys import Key
 
 # a column of a list in a file; a longer cell moves what comes after it
 WIDEST = 60
@@ -126,8 +126,8 @@ def explain(
 ) -> None:
     """Say what a recipe's key means: type, default, and which methods or tasks have it."""
     with waiting("reading the keys of recipes"):
-        from fedseed.runs.keys import find_keys, keys_of, near_key
-        from fedseed.runs.recipe import Recipe
+        from fedseed.recipe.keys import find_keys, keys_of, near_key
+        from fedseed.recipe.settings import Recipe
 
         keys = keys_of(Recipe)
     found = find_keys(keys, key)
@@ -401,20 +401,20 @@ def _rows_of_models() -> list[tuple[str, ...]]:
 
 
 def _rows_of_keys() -> list[tuple[str, ...]]:
-    from fedseed.runs.keys import keys_of
-    from fedseed.runs.recipe import Recipe
+    from fedseed.recipe.keys import keys_of
+    from fedseed.recipe.settings import Recipe
 
     return [(key.key, key.kind, key.default, ", ".join(key.of)) for key in keys_of(Recipe)]
 
 
 def _rows_of_sweeps() -> list[tuple[str, ...]]:
-    from fedseed.runs.packaged import packaged_sweeps, titles
+    from fedseed.recipe.packaged import packaged_sweeps, titles
 
     return [*titles(packaged_sweeps())]
 
 
 def _rows_of_recipes() -> list[tuple[str, ...]]:
-    from fedseed.runs.packaged import packaged_recipes, titles
+    from fedseed.recipe.packaged import packaged_recipes, titles
 
     return [*titles(packaged_recipes())]
 

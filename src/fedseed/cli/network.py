@@ -39,6 +39,8 @@ from fedseed.federation.protocol import list_names
 from fedseed.metrics import metric_of, metric_title, shown_metrics
 from fedseed.orbit import Orbit
 from fedseed.processes import alone
+from fedseed.recipe.reading import read_recipe, read_toml
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Shown
 from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import read_summary
@@ -47,7 +49,6 @@ from fedseed.runs.answers import FILE, read_answers
 from fedseed.runs.ending import read_ending
 from fedseed.runs.folder import compare_recipes
 from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe, read_recipe, read_toml
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport

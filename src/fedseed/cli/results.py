@@ -124,7 +124,7 @@ def export(
     if tuned.header is None or tuned.facts is None:
         raise RecipeError(f"{source} is a model already: there is nothing to export")
     export_model(out, tuned.model, tuned.processor, tuned.header, tuned.facts, merge)
-    say(f"round {tuned.facts.steps} of {tuned.facts.of}; digest {tuned.facts.digest}")
+    say(f"round {tuned.facts.steps} of {tuned.facts.total_steps}; digest {tuned.facts.digest}")
     say(f"{'Adapter' if tuned.header.adapter is not None and not merge else 'Model'}: {out}")
 
 
@@ -230,7 +230,9 @@ def generate(
         return
     for one in wanted:
         text = (
-            writer.answer([{"role": "user", "content": one}]) if chat else writer.after(one)
+            writer.answer([{"role": "user", "content": one}])
+            if chat
+            else writer.continue_prompt(one)
         ).text
         lines = file is not None and file.suffix == ".jsonl"
         print(
@@ -315,7 +317,7 @@ def _talk(writer: "Writer", chat: bool) -> None:
         if chat:
             turns.append({"role": "user", "content": said})
             turns.append({"role": "assistant", "content": writer.answer(turns).text})
-        print(_seen(turns[-1]["content"] if chat else writer.after(said).text))
+        print(_seen(turns[-1]["content"] if chat else writer.continue_prompt(said).text))
 
 
 @grouped

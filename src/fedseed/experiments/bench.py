@@ -22,12 +22,12 @@ from fedseed.models.architectures import architecture_of
 from fedseed.models.loading import base_config, choose_trainable, outline, trainable_names
 from fedseed.models.targets import chosen_targets
 from fedseed.objectives.tokens import longest_input
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.machine import available_memory, resident_memory
 from fedseed.reports.tables import human_bytes, human_seconds, plain_table
 from fedseed.runs.assembly import build
-from fedseed.runs.equipment import kind_for
+from fedseed.runs.model_setup import kind_for
 from fedseed.runs.parties import load_data
-from fedseed.runs.recipe import Recipe
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.devices import peak_on
 from fedseed.weights.digest import dtype_name
@@ -36,7 +36,7 @@ from fedseed.weights.layout import Layout, TensorEntry, cut
 # numbers that torch's optimisers keep for each weight; others: 2
 REMEMBERED = {"sgd": 0, "rmsprop": 1, "adagrad": 1}
 # float32 numbers kept for each weight
-AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "hiso": 1}
+AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "rmsprop": 1, "hiso": 1}
 # local steps that are timed; the time of the recipe's number of steps is computed from them
 FEW_STEPS = 3
 Shown = list[Table | str]  # what a terminal shows, from top to bottom
@@ -149,7 +149,7 @@ def _outline(recipe: Recipe) -> Any:
         settings.quantization,
     )
     trainable = trainable_names(model, settings.base, settings.trainable)
-    adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
+    adapter = adapters.choose_adapter(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapter is not None:
         with torch.device("meta"):
             model = adapters.wrap(model, adapter, settings.base)

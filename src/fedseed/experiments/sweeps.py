@@ -43,15 +43,16 @@ from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.processes import COMMAND, start
 from fedseed.randomness.stream import Seed, check_seed
+from fedseed.recipe.keys import explain
+from fedseed.recipe.packaged import packaged_recipes, packaged_sweeps
+from fedseed.recipe.reading import read_recipe, read_toml
+from fedseed.recipe.settings import Recipe
 from fedseed.registry import one_line, resolve
 from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import Sheet
 from fedseed.reports.view import view_folder
 from fedseed.runs.folder import RunFolder
-from fedseed.runs.keys import explain
-from fedseed.runs.packaged import packaged_recipes, packaged_sweeps
-from fedseed.runs.recipe import Recipe, read_recipe, read_toml
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]  # values to choose from, by key

@@ -3,19 +3,24 @@
     settings      what config.json asks for that neither a loss nor an answer may depend on is
                   switched off (`settle`)
     at rest       parameters that are not tuned: those that the architecture freezes, those that it
-                  never saves, and those that no text reaches (a vision tower)
+                  never saves or writes to whenever it is loaded, and those that no text reaches (a
+                  vision tower)
     padding       whether an example's loss, or its answer, depends on what it shares a batch with
 
 `load_model` begins a model's traits; `examine` completes them by forward passes of a few tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from re import search
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedseed.errors import RecipeError
 from fedseed.models.quantization import splits_outliers
@@ -51,15 +56,15 @@ class Traits:
     equal_lengths: bool = False
     # prompts that are continued together must be of one length
     equal_prompts: bool = False
-    settled: bool = False
+    is_settled: bool = False
     examined: bool = False
 
 
 def traits_of(model: Any) -> Traits:
     """Return the known traits of a model, with or without an adapter; a new model has none."""
-    found = getattr(model, TRAITS, None)
-    if isinstance(found, Traits):
-        return found
+    traits_found = getattr(model, TRAITS, None)
+    if isinstance(traits_found, Traits):
+        return traits_found
     whole = model.get_base_model() if hasattr(model, "get_base_model") else model
     traits = Traits(str(getattr(model, "name_or_path", "") or ""))
     setattr(whole, TRAITS, traits)
@@ -69,26 +74,31 @@ def traits_of(model: Any) -> Traits:
 def settle(model: Any, base: str) -> Traits:
     """Return a new model's traits, with its settings and frozen parameters decided."""
     traits = traits_of(model)
-    if traits.settled:
+    if traits.is_settled:
         return traits
-    traits.settled, traits.base = True, base
+    traits.is_settled, traits.base = True, base
     whole = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if changed := sorted(set(_switch_off(whole.config))):
+    changed = sorted(set(_switch_off(whole.config)))
+    if changed:
         traits.notes.append(
             f"config.json has {listed(changed, SHOWN)}: switched off, here and in an export"
         )
     by_name = dict(whole.named_parameters())
-    frozen, unsaved = _frozen_at_birth(whole), _never_saved(whole)
+    made = _make_outline(whole)
+    unsaved = _never_saved(whole)
+    rewritten = _rewritten_by_loading(made) - unsaved
+    frozen = _frozen_at_birth(made) - unsaved - rewritten
     for name in by_name:
-        if name in frozen or name in unsaved:
+        if name in frozen or name in unsaved or name in rewritten:
             by_name[name].requires_grad_(False)
             traits.at_rest.append(by_name[name])
-    for names, why in (
+    for names, reason in (
         (sorted(unsaved & by_name.keys()), "are never saved with the model"),
-        (sorted((frozen - unsaved) & by_name.keys()), "are frozen by the architecture"),
+        (sorted(rewritten & by_name.keys()), "are changed whenever the model is loaded"),
+        (sorted(frozen & by_name.keys()), "are frozen by the architecture"),
     ):
         if names:
-            traits.notes.append(f"not tuned, for they {why}: {listed(names, SHOWN)}")
+            traits.notes.append(f"not tuned, for they {reason}: {listed(names, SHOWN)}")
     return traits
 
 
@@ -106,34 +116,91 @@ def _configs(config: Any) -> Iterator[Any]:
 def _switch_off(config: Any) -> Iterator[str]:
     """Set what must not be inherited, and yield each change as "key = value"."""
     for part in _configs(config):
-        for name, wanted in SETTINGS.items():
+        for name, required in SETTINGS.items():
             value = getattr(part, name, None)
-            if isinstance(value, bool) and value != wanted:
-                setattr(part, name, wanted)
+            if isinstance(value, bool) and value != required:
+                setattr(part, name, required)
                 yield f"{name} = {str(value).lower()}"
 
 
-def _frozen_at_birth(model: Any) -> set[str]:
+def _make_outline(model: Any) -> Any:
+    """Return a new model of the same class and configuration, without weights.
+
+    For a class whose making reads values, it is the loaded model itself.
+    """
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            return type(model)(model.config)
+    except Exception:
+        return model
+
+
+def _frozen_at_birth(made: Any) -> set[str]:
     """Return the names of the parameters that the architecture itself freezes.
 
     Loading gives some of them a gradient again, by the version of transformers; the class knows.
     """
-    try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            made = type(model)(model.config)
-    except Exception:  # a class whose making reads values: what the loaded model says must do
-        made = model
     return {name for name, parameter in made.named_parameters() if not parameter.requires_grad}
+
+
+def _rewritten_by_loading(made: Any) -> set[str]:
+    """Return the names of the parameters that loading writes to after it has read the file.
+
+    From 5 on transformers initialises what the file did not have, and marks tensors that it had. A
+    few classes write to a slice of a tensor, such as the row of the padding token, and a slice has
+    no mark. A tuned value there would be lost when an export is loaded.
+
+    Args:
+        made: a model without weights; of another one nothing can be found out.
+    """
+    parameters = dict(made.named_parameters())
+    is_outline = all(parameter.is_meta for parameter in parameters.values())
+    # before 5 a module that was loaded is not initialised at all, and tensors have no mark
+    has_marks = find_spec("transformers.initialization") is not None
+    if not is_outline or not has_marks or not hasattr(made, "initialize_weights"):
+        return set()
+    for tensor in made.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    for module in made.modules():
+        # the making of the outline has set this; loading comes to all modules
+        module._is_hf_initialized = False
+    written = _WrittenStorages()
+    # a module that reads values ends this: the modules before it were looked at
+    with suppress(Exception), written, torch.random.fork_rng(devices=[]), catch_warnings():
+        simplefilter("ignore")  # of tensors without elements
+        made.initialize_weights()
+    return {
+        name
+        for name, parameter in parameters.items()
+        if parameter.untyped_storage()._cdata in written.storages
+    }
+
+
+class _WrittenStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the storages that torch functions write to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written and isinstance(value, torch.Tensor):
+                self.storages.add(value.untyped_storage()._cdata)
+        return func(*args, **(kwargs or {}))
 
 
 def _never_saved(model: Any) -> set[str]:
     """Return the names of the parameters that `save_pretrained` leaves out of the file."""
     patterns = getattr(model, "_keys_to_ignore_on_save", None) or ()
-    return {
-        name
-        for name, _ in model.named_parameters()
-        if any(search(pattern, name) for pattern in patterns)
-    }
+    names = [name for name, _ in model.named_parameters()]
+    return {name for name in names if _is_matched(name, patterns)}
+
+
+def _is_matched(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a regular expression occurs in a name."""
+    return any(search(pattern, name) for pattern in patterns)
 
 
 class _Reached(TorchFunctionMode):
@@ -170,9 +237,9 @@ def unreached(model: torch.nn.Module, run: Callable[[], Any]) -> list[str]:
     """
     with torch.no_grad(), _Reached() as reached:
         run()
-    named = list(model.named_parameters())
-    met = {name for name, parameter in named if id(parameter) in reached.tensors}
-    idle = [name for name, _ in named if name not in met]
+    parameters = list(model.named_parameters())
+    met = {name for name, parameter in parameters if id(parameter) in reached.tensors}
+    idle = [name for name, _ in parameters if name not in met]
     return [name for name in idle if not _is_one_of_several(model, name, met)]
 
 
@@ -189,8 +256,8 @@ def _is_one_of_several(model: torch.nn.Module, name: str, met: set[str]) -> bool
         if not isinstance(members, torch.nn.ModuleList) or _any_under(met, whole):
             continue
         kind = type(members[int(parts[depth])])
-        for number, other in enumerate(members):
-            if type(other) is kind and _any_under(met, f"{place}.{number}"):
+        for number, member in enumerate(members):
+            if type(member) is kind and _any_under(met, f"{place}.{number}"):
                 return True
     return False
 
@@ -199,7 +266,7 @@ def _any_under(names: set[str], place: str) -> bool:
     return any(name.startswith(f"{place}.") for name in names)
 
 
-def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
+def examine(model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool = False) -> Traits:
     """Find out what no configuration says, by forward passes of a few tokens; once for a model.
 
     Parameters that no text reaches are frozen. Where padding changes an example's logits, or the
@@ -208,6 +275,8 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
     Args:
         model: a language model or a classifier of texts; it is asked in evaluation mode.
         texts: tokens of two texts of different length, as examples would have them.
+        reads_both_sides: whether a token's logits may depend on what stands after it, as where a
+            blank is filled.
 
     Returns:
         The model's traits, with a line for each thing found.
@@ -228,7 +297,7 @@ def examine(model: Any, texts: Sequence[Sequence[int]]) -> Traits:
     was_training = model.training
     model.eval()  # dropout would make two passes differ
     try:
-        _ask(model, traits, _Probe(model, texts))
+        _ask(model, traits, _Probe(model, texts, reads_both_sides))
     except RecipeError:
         raise
     except Exception as error:  # whatever a class of others raises, the run will meet it, too
@@ -284,13 +353,15 @@ def _rest_unreached(model: Any, traits: Traits, names: Sequence[str]) -> None:
 class _Probe:
     """Two texts of different length, and a model to ask about them."""
 
-    def __init__(self, model: Any, texts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool) -> None:
         self.model = model
         shorter, longer = sorted((list(text) for text in texts), key=len)
         self.shorter, self.longer = shorter, longer
         config = model.config
         self.encodes = bool(getattr(config, "is_encoder_decoder", False))
-        self.writes = bool(getattr(model, "can_generate", lambda: False)())
+        can_generate = bool(getattr(model, "can_generate", lambda: False)())
+        # transformers says of XLM's masked language model, too, that it can
+        self.writes = can_generate and not reads_both_sides
         self.is_causal = self.writes and not self.encodes
         self.splits_outliers = splits_outliers(model)
         pad = getattr(config.get_text_config(), "pad_token_id", None)
@@ -312,24 +383,28 @@ class _Probe:
         if self.writes:
             inputs["use_cache"] = False  # type: ignore[assignment]
         with torch.no_grad():
-            found = self.model(**inputs).logits.float().cpu()
-        if found.ndim < 3:  # a classifier's
-            return list(found)
-        return [logits[: len(row)] for logits, row in zip(found, rows, strict=True)]
+            logits_of_rows = self.model(**inputs).logits.float().cpu()
+        if logits_of_rows.ndim < 3:  # a classifier's
+            return list(logits_of_rows)
+        return [logits[: len(row)] for logits, row in zip(logits_of_rows, rows, strict=True)]
 
-    def differ(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+    def differ(self, first: torch.Tensor, second: torch.Tensor) -> bool:
         """Return whether logits differ by more than rounding explains."""
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
-        scale = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 1.0
+        scale = float(first[first.isfinite()].abs().max()) if first.isfinite().any() else 1.0
         tolerance = COARSE if self.splits_outliers else TOLERANCE.get(dtype, COARSE)
-        most = tolerance * max(1.0, scale)
-        apart = (one - other).nan_to_num(0.0, 0.0, 0.0).abs().max()
-        return bool(apart > most)
+        limit = tolerance * max(1.0, scale)
+        apart = (first - second).nan_to_num(0.0, 0.0, 0.0).abs().max()
+        return bool(apart > limit)
 
     def refuse_chance(self, base: str) -> None:
         """Raise RecipeError if two equal passes give two results."""
+        config = self.model.config
+        # Reformer draws hashes for texts that are longer than a chunk, which these may not be
+        hashes = "lsh" in (getattr(config, "attn_layers", None) or ())
+        draws_hashes = hashes and getattr(config, "hash_seed", None) is None
         first, second = (self.logits([self.longer])[0] for _ in range(2))
-        if self.differ(first, second):
+        if draws_hashes or self.differ(first, second):
             raise RecipeError(
                 f'model.base = "{base}": a {type(self.model).__name__} computes two losses for one '
                 "text, since it draws at random in evaluation, too; give it a seed in config.json "
@@ -359,4 +434,7 @@ class _Probe:
 
         alone = first_scores(self.model, [self.shorter], self.pad, self.encodes)
         beside = first_scores(self.model, [self.shorter, self.longer], self.pad, self.encodes)
-        return any(self.differ(one[0], both[0]) for one, both in zip(alone, beside, strict=True))
+        return any(
+            self.differ(one[0], beside_rows[0])
+            for one, beside_rows in zip(alone, beside, strict=True)
+        )

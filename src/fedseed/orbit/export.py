@@ -61,15 +61,15 @@ def check_tokens(folder: Path, tokenizer: Any) -> None:
 
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return
-    written = AutoTokenizer.from_pretrained(folder)
+    loaded = AutoTokenizer.from_pretrained(folder)
     for text in PROBES:
-        ours, theirs = (one(text)["input_ids"] for one in (tokenizer, written))
-        if ours != theirs:
+        ours, loaded_ids = (one(text)["input_ids"] for one in (tokenizer, loaded))
+        if ours != loaded_ids:
             raise FedseedError(
                 f"the exported tokenizer gives other tokens than the trained one ({text!r}: "
-                f"{theirs}, not {ours}): the model would answer differently; nothing is written"
+                f"{loaded_ids}, not {ours}): the model would answer differently; nothing is written"
             )
-    if written.chat_template != tokenizer.chat_template:
+    if loaded.chat_template != tokenizer.chat_template:
         raise FedseedError(
             "the exported tokenizer has another chat template than the trained one; nothing is "
             "written"
@@ -93,18 +93,18 @@ def check_weights(folder: Path, model: Any) -> None:
         dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
         try:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"), adapters.hushed():
-                written = type(model).from_pretrained(folder, dtype=dtype)
+                loaded = type(model).from_pretrained(folder, dtype=dtype)
         except (OSError, ValueError, RuntimeError) as error:
             raise FedseedError(
                 f"the exported model can't be loaded again ({first_line(error)}); nothing is "
                 "written"
             ) from error
         # tensors of quantisers' libraries by what they are made of
-        tuned, theirs = (dict(untied(one.state_dict().items())) for one in (model, written))
+        tuned, exported = (dict(untied(one.state_dict().items())) for one in (model, loaded))
         wrong = [
             name
-            for name in dict.fromkeys([*tuned, *theirs])
-            if name not in tuned or name not in theirs or _differ(tuned[name], theirs[name])
+            for name in dict.fromkeys([*tuned, *exported])
+            if name not in tuned or name not in exported or _differ(tuned[name], exported[name])
         ]
     if wrong:
         raise FedseedError(
@@ -115,12 +115,12 @@ def check_weights(folder: Path, model: Any) -> None:
         )
 
 
-def _differ(tuned: Any, written: Any) -> bool:
+def _differ(tuned: Any, exported: Any) -> bool:
     """Return whether two tensors have other values."""
-    ours, theirs = tuned.detach().cpu(), written.detach().cpu()
-    if ours.shape != theirs.shape:
+    first, second = tuned.detach().cpu(), exported.detach().cpu()
+    if first.shape != second.shape:
         return True
-    return not bool(((ours == theirs) | (ours.isnan() & theirs.isnan())).all())
+    return not bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def export_model(
@@ -156,8 +156,8 @@ def export_model(
     kind = type(model.get_base_model() if form == "adapter" else model).__name__
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".export-", dir=folder) as made:
-            part = Path(made)
+        with TemporaryDirectory(prefix=".export-", dir=folder) as temporary_folder:
+            part = Path(temporary_folder)
             if form != "adapter":
                 save_whole(model, part)
             else:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fedseed.federation.hosted import WorkThread
+from fedseed.federation.client.state import WorkThread
 
 # seconds that a client is asked to wait at most
 LONGEST_RETRY = 60

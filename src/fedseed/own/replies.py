@@ -111,7 +111,7 @@ class Reply(ABC):
         }
 
     def _usage(self) -> dict[str, int]:
-        given = sum(one.asked for one in self._written)
+        given = sum(one.prompt_tokens for one in self._written)
         new = sum(one.new for one in self._written)
         return {
             "prompt_tokens": given,
@@ -202,12 +202,12 @@ class ChatReply(Reply):
         return [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}]
 
     def _ending(self, written: Written) -> str:
-        is_call = self._reader.has_calls and written.ended
+        is_call = self._reader.has_calls and written.is_complete
         return "tool_calls" if is_call else _ending(written)
 
 
 def _ending(written: Written) -> str:
-    return "stop" if written.ended else "length"
+    return "stop" if written.is_complete else "length"
 
 
 def _call_body(call: ToolCall) -> dict[str, Any]:

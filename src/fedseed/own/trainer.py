@@ -14,18 +14,19 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from fedseed.errors import RecipeError
+from fedseed.federation.client.state import Hosted
 from fedseed.federation.control import HELD_OUT
-from fedseed.federation.hosted import Hosted
 from fedseed.models.architectures import architecture_of
 from fedseed.models.loading import choose_trainable, trainable_names
 from fedseed.models.traits import PROBES, examine, settle
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective, losses_of_rows
 from fedseed.objectives.tokens import IGNORE
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress, shown_by
-from fedseed.runs.equipment import hosted_of
 from fedseed.runs.joining import Loading, identities, joining
-from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.runs.model_setup import hosted_of
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import ClientData
 from fedseed.transport import transport

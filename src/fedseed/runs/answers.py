@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from fedseed.durable import is_irregular
 from fedseed.errors import FedseedError
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.methods import Method
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.feedsign import Votes

@@ -11,7 +11,7 @@ from typing import Any
 from fedseed.actors import Cluster
 from fedseed.attacks.updates import flip_labels
 from fedseed.errors import RecipeError
-from fedseed.federation.hosted import Hosted
+from fedseed.federation.client.state import Hosted
 from fedseed.methods import Method
 from fedseed.models import PACKAGED
 from fedseed.objectives.evaluation import measure
@@ -20,8 +20,10 @@ from fedseed.objectives.prepared import prepare_sets, with_reference
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.processes import warm
+from fedseed.recipe.reading import read_recipe, stored_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress, shown_by
-from fedseed.runs.equipment import (
+from fedseed.runs.model_setup import (
     Equipment,
     Evaluation,
     equip,
@@ -34,7 +36,6 @@ from fedseed.runs.equipment import (
 )
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.rates import find_rate, settled, with_rate
-from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedseed.errors import FedseedError
 from fedseed.methods import Method
-from fedseed.methods.payload import NUMBERS, Content, total
+from fedseed.methods.payload import NUMBERS, Content, sum_contents
 from fedseed.reports.results import PHASES, RoundLine
 
 PASSES = ("forward_passes", "backward_passes")
@@ -41,7 +41,7 @@ def exchanged(
         planned: what a plan held.
         fetched: what each client caught up on.
     """
-    up, down = total(received), total(fetched)
+    up, down = sum_contents(received), sum_contents(fetched)
     # updates that are not known are like the others
     sent, many = updates / max(1, len(received)), max(1, clients)
     numbers = {f"{name}_up": getattr(up, name) * sent / many for name in NUMBERS}
@@ -151,7 +151,7 @@ class Downloads:
         """
         has, last = self._has[client], len(self._totals["bytes"]) - 1
         self._has[client] = last
-        steps = self._method.catch_up.needs(has, last, self.changed)
+        steps = self._method.catch_up.steps_to_download(has, last, self.changed)
         if not steps:
             return Content()
         first, last = steps.start - 1, steps.stop - 1

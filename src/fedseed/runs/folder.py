@@ -30,11 +30,12 @@ from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.file import scan, write_orbit
+from fedseed.recipe.keys import own_fields
+from fedseed.recipe.reading import from_anywhere, read_toml
+from fedseed.recipe.settings import Recipe
 from fedseed.registry import INCIDENTAL
 from fedseed.reports.results import RoundLine, read_summary
 from fedseed.runs.ending import can_be_made_again, read_ending
-from fedseed.runs.keys import own_fields
-from fedseed.runs.recipe import Recipe, from_anywhere, read_toml
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.record import (
     DataRecord,

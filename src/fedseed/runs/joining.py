@@ -16,10 +16,10 @@ from typing import NamedTuple
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.errors import FedseedError, OrbitError, RecipeError
-from fedseed.federation.accounts import limits_of, settings_with_account
-from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.hosted import Hosted
-from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.client.accounts import limits_of, settings_with_account
+from fedseed.federation.client.network import NetworkClient
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.protocol import list_names
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
@@ -28,10 +28,10 @@ from fedseed.privacy import mechanism_of
 from fedseed.privacy.account import Account
 from fedseed.privacy.account_file import SUFFIX, FileAccount
 from fedseed.privacy.secure.settings import identity_text
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
 from fedseed.runs.assembly import host
-from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of
-from fedseed.runs.recipe import Recipe
+from fedseed.runs.model_setup import Equipment, Evaluation, equip, evaluation_of
 from fedseed.tasks.data import OwnData, TaskData
 from fedseed.tasks.record import DataRecord, clients_record, held_out_record
 from fedseed.text import shown

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.coordinator import Coordinator
+from fedseed.federation.coordinator.rounds import Gathered
+from fedseed.federation.coordinator.step_log import Logged as LoggedSteps
 from fedseed.federation.cost import rounding_warning
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.rounds import Gathered
-from fedseed.federation.step_log import Logged as LoggedSteps
 from fedseed.methods import Method
 from fedseed.orbit import NO_DIGEST, Header
 from fedseed.privacy import mechanism_of

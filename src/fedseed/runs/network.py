@@ -19,13 +19,14 @@ from typing import Any, TypeVar
 from fedseed.attacks.updates import SIMULATED
 from fedseed.durable import write_whole
 from fedseed.errors import NetworkError, RecipeError
+from fedseed.federation.coordinator.network import NetworkCoordinator
+from fedseed.federation.coordinator.rounds import Gathered
+from fedseed.federation.coordinator.session import CoordinatorSettings
+from fedseed.federation.coordinator.step_log import Logged
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.network_coordinator import NetworkCoordinator
-from fedseed.federation.rounds import Gathered
-from fedseed.federation.session import CoordinatorSettings
-from fedseed.federation.step_log import Logged
 from fedseed.orbit import NO_DIGEST
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.machine import resident_memory
 from fedseed.reports.pictures import draw_apart
 from fedseed.reports.progress import Progress
@@ -36,7 +37,6 @@ from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Run
 from fedseed.runs.parties import ROSTER_FILE, names_beforehand, read_names
-from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import Restored
 from fedseed.transport.base import Events, LogLostError, LogUnusableError, Transport

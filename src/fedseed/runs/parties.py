@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.errors import RecipeError
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.tasks.data import OwnData, TaskData
 
 # in the folder of a run whose clients enrolled

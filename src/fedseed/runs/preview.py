@@ -14,11 +14,11 @@ from fedseed.objectives.classification import ClassifiedText, ScoredText
 from fedseed.objectives.losses import Options
 from fedseed.objectives.masked import Blank, Prompted
 from fedseed.objectives.preferences import Pair
-from fedseed.objectives.prepared import about, idle, prepare
-from fedseed.objectives.rewarded import Asked
+from fedseed.objectives.prepared import describe_changes, describe_idle, prepare
+from fedseed.objectives.rewarded import RewardedTokens
 from fedseed.objectives.tokens import Tokens
-from fedseed.runs.equipment import Equipment, equipped, kind_for, room_left
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
+from fedseed.runs.model_setup import Equipment, equipped, kind_for, room_left
 from fedseed.tasks.data import Picture, TaskData
 
 
@@ -69,7 +69,12 @@ def preview(
                 shown += _shown_pair(title, item, objective)
             else:
                 shown.append(_shown(f"{title}{part}", item, objective, example))
-    notes = (*data.notes, *idle(prepared), *about(prepared, limit), *_step_size(recipe))
+    notes = (
+        *data.notes,
+        *describe_idle(prepared),
+        *describe_changes(prepared, limit),
+        *_step_size(recipe),
+    )
     return shown, notes
 
 
@@ -116,7 +121,7 @@ def _shown_pair(title: str, pair: Pair, objective: Any) -> list[Shown]:
     )
     shown = []
     for place, sequence in enumerate(pair.sequences):
-        is_chosen = place < pair.chosen
+        is_chosen = place < pair.chosen_count
         side = "chosen" if is_chosen else "rejected"
         one = _shown(f"{title}, {side}", sequence, objective, None)
         shown.append(Shown(one.title, one.pieces, note if is_chosen else ""))
@@ -148,7 +153,7 @@ def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
     elif isinstance(item, ScoredText):
         tokens = Tokens(item.ids, len(item.ids), ((0, 0),))
         counts, note = "the loss is how far off the predicted number is", f"score: {item.value:g}"
-    elif isinstance(item, Asked):
+    elif isinstance(item, RewardedTokens):
         counts = "the reward is of what the model says after the prompt"
     elif not isinstance(item, Tokens):
         raise RecipeError(

@@ -37,9 +37,9 @@ from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.prepared import prepare, with_reference
 from fedseed.processes import alone
-from fedseed.runs.equipment import Equipment, equip, hosted_of
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.loop import rate_of
-from fedseed.runs.recipe import Recipe
+from fedseed.runs.model_setup import Equipment, equip, hosted_of
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import ClientData, TaskData
@@ -183,7 +183,7 @@ class _Trials:
         """Returns the model at its base; an adapter is put into another one each time."""
         if self._equipment is not None and not restore:
             return self._equipment
-        adapter = adapters.chosen(
+        adapter = adapters.choose_adapter(
             self.recipe.model.adapter, self.recipe.method.adapter, self.recipe.method.name
         )
         if self._equipment is None or adapter is not None:

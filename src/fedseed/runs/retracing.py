@@ -23,12 +23,12 @@ import numpy as np
 
 from fedseed.aggregation.base import Noise
 from fedseed.errors import FedseedError, MessageError
-from fedseed.federation.bounds import Bounds
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.bounds import Bounds
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import Method
 from fedseed.methods.base import Answers as WeightedAnswers
-from fedseed.methods.payload import Payload, codecs
+from fedseed.methods.payload import Payload, field_codecs
 from fedseed.orbit import Orbit
 from fedseed.runs.answers import Answers, Line
 from fedseed.runs.spec import RunSpec
@@ -167,7 +167,7 @@ def _lies_within(recorded: Any, bounds: Sequence[Any]) -> bool:
             return False
         return all(
             _lies_within(getattr(recorded, name), [getattr(one, name) for one in bounds])
-            for name, _ in codecs(type(recorded))
+            for name, _ in field_codecs(type(recorded))
         )
     if isinstance(recorded, tuple):
         if any(len(one) != len(recorded) for one in bounds):

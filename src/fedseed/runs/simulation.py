@@ -16,18 +16,19 @@ from typing import Any, cast
 import torch
 
 from fedseed.errors import FedseedError, MessageError, RecipeError, plural
-from fedseed.federation.accounts import accounts_in_memory, charge, kind_of, run_of, turn_of
 from fedseed.federation.byzantine import Byzantine
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.client.accounts import accounts_in_memory, charge, kind_of, run_of, turn_of
+from fedseed.federation.client.secure import Masking, answer_ask
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.client.worker import Answer
+from fedseed.federation.coordinator.coordinator import Coordinator
+from fedseed.federation.coordinator.membership import Roster
+from fedseed.federation.coordinator.rounds import Gathered, Rounds
+from fedseed.federation.coordinator.secure import SecureCoordinator
+from fedseed.federation.coordinator.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.cost import Cost
-from fedseed.federation.hosted import Hosted
-from fedseed.federation.membership import Roster
 from fedseed.federation.messages import Message
 from fedseed.federation.protocol import read_plan, silent_message
-from fedseed.federation.rounds import Gathered, Rounds
-from fedseed.federation.secure import Masking, SecureCoordinator, answer_ask
-from fedseed.federation.session import CoordinatorSettings, Rejected, Session
-from fedseed.federation.worker import Answer
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.objectives.guessing import guess_loss

@@ -8,7 +8,7 @@ from typing import Any
 from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
 from fedseed.errors import RecipeError
-from fedseed.federation.bounds import Bounds
+from fedseed.federation.coordinator.bounds import Bounds
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.methods import Method
 from fedseed.models.adapters import Adapter
@@ -16,8 +16,8 @@ from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings, mechanism_of, protect
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.stream import check_seed
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.answers import unverifiable
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.record import DataRecord
 from fedseed.tracking import Tracker
 from fedseed.weights.layout import DigestKind

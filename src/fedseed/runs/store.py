@@ -21,10 +21,10 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 
-from fedseed.durable import replacing
+from fedseed.durable import finished_files, replacing
 from fedseed.errors import FedseedError, OrbitError
-from fedseed.federation.coordinator import SIZES, Coordinator
-from fedseed.federation.step_log import Logged
+from fedseed.federation.coordinator.coordinator import SIZES, Coordinator
+from fedseed.federation.coordinator.step_log import Logged
 from fedseed.methods.payload import Content
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.orbit.file import begin, scan
@@ -336,7 +336,8 @@ class WeightsStore(StepStore):
             number, changed, weights = logged.last, logged.changed, b"".join(logged.payloads)
             records = [Record(changed, weights)] if changed else []
             contents = self._take(number, changed, weights)
-            kept = max((int(path.stem[5:]) for path in self.folder.glob("kept-*.npz")), default=0)
+            kept_files = finished_files(self.folder, "kept-*.npz")
+            kept = max((int(path.stem[5:]) for path in kept_files), default=0)
             if kept > number + 1:  # a round that was about to count is one more
                 if set(self.coordinator.state_dict()) - {SIZES}:
                     raise FedseedError(

@@ -20,12 +20,13 @@ from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
 from fedseed.orbit.replay import equip, replay
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.results import best_rounds, read_lines, read_summary
 from fedseed.runs.ending import read_ending
-from fedseed.runs.equipment import equip as equip_recipe
-from fedseed.runs.equipment import equipped, evaluation_of, kind_for
 from fedseed.runs.folder import CHAT_TEMPLATE
-from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.runs.model_setup import equip as equip_recipe
+from fedseed.runs.model_setup import equipped, evaluation_of, kind_for
 from fedseed.runs.store import read_weights
 from fedseed.tasks import REGISTRY
 
@@ -312,7 +313,7 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
     hears = hears_besides({**whole.config.to_dict(), "architectures": [name]})
     if name not in loader.classes() and not (kind.architecture == "causal" and hears):
         raise RecipeError(
-            f'task.name = "{recipe.task.name}" needs {loader.about}; this is a '
+            f'task.name = "{recipe.task.name}" needs {loader.description}; this is a '
             f"{type(whole).__name__}"
         )
     equipment = equipped(recipe, data, kind, model, processor, longest_input(model))

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.errors import FedseedError, MessageError, NonFiniteError
-from fedseed.federation.hosted import Hosted
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.client.worker import Worker
 from fedseed.federation.messages import Message
-from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.methods.ferret import Coefficients
-from fedseed.methods.payload import About, Floats, State, codecs
+from fedseed.methods.payload import DecodeContext, Floats, State, field_codecs
 from fedseed.methods.subspace import FactorEntries, SubspaceState
 from fedseed.methods.zeroth import Projection
 from fedseed.orbit import Orbit
@@ -263,7 +263,7 @@ def _compute_again(
         on_record: how many examples it claims to have, and its update.
     """
     method, message = worker.method, Message.decode(plan)
-    about = About(method, worker.state, "update", message.round)
+    about = DecodeContext(method, worker.state, "update", message.round)
     examples, payload = on_record
     if method.weighting == "examples" and examples != len(items):
         return _forged("how many examples it has", examples, len(items))
@@ -302,7 +302,7 @@ def _compute_again(
 
 
 def _compare_estimates(
-    method: Method, about: About, estimates: Sequence[Projection], update: Any, logged: Any
+    method: Method, about: DecodeContext, estimates: Sequence[Projection], update: Any, logged: Any
 ) -> _Result:
     """Compare answers of zeroth order: what is sent must be what estimates with noisy losses can
     be.
@@ -316,7 +316,7 @@ def _compare_estimates(
         update: the answer computed again.
         logged: the one on record.
     """
-    for name, _ in codecs(type(update))[:-1]:
+    for name, _ in field_codecs(type(update))[:-1]:
         if not np.array_equal(getattr(update, name), getattr(logged, name)):
             return _forged("other directions, or another number of them")
     said = logged.numbers(about)

@@ -32,7 +32,7 @@ from fedseed.processes import start, tell
 from fedseed.reports.machine import resident_memory
 
 if TYPE_CHECKING:
-    from fedseed.federation.hosted import Hosted
+    from fedseed.federation.client.state import Hosted
 
 
 # what a worker does with all it has loaded: `train` or `look`, their arguments given

@@ -108,16 +108,14 @@ class LocalTraining(BaseModel, metaclass=Hinting):
             )
         return self
 
-    def at(self, number: int) -> "LocalTraining":
+    def for_round(self, number: int) -> "LocalTraining":
         """Return the settings in a round: with the learning rate that the schedule gives it."""
         factor = factor_of(self.schedule, number)
-        return (
-            self
-            if factor == 1.0
-            else self.model_copy(update={"learning_rate": self.learning_rate * factor})
-        )
+        if factor == 1.0:
+            return self
+        return self.model_copy(update={"learning_rate": self.learning_rate * factor})
 
-    def not_plain_sgd(self) -> Iterator[str]:
+    def plain_sgd_needs(self) -> Iterator[str]:
         """Yield what would have to be set for a step to be -rate times the gradient of one
         micro-batch.
         """

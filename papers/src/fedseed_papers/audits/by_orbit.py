@@ -24,8 +24,8 @@ from fedseed.methods import FeedSign
 from fedseed.methods.base import Answer, Answers, Method, Round
 from fedseed.orbit import Record
 from fedseed.privacy import PrivateSign, mechanism_of
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import Federation
-from fedseed.runs.recipe import Recipe
 from fedseed.training.client import LocalClient
 from fedseed_papers.audits.canaries import Planting
 

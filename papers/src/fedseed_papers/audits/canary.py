@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from fedseed.errors import RecipeError, plural
 from fedseed.orbit import Orbit
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import shown_by
 from fedseed.runs.assembly import Federation, build
 from fedseed.runs.parties import load_data
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import TaskData
 from fedseed_papers.audits import by_orbit
 from fedseed_papers.audits.canaries import Planting, planting

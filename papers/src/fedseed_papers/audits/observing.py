@@ -98,7 +98,11 @@ def _(payload: Coefficients, known: Known) -> Observation:
     for (a, b), gamma in zip(pairwise(layout.boundaries), payload.gammas, strict=True):
         own = np.zeros((len(gamma), layout.size), dtype=np.float32)
         own[:, a:b] = directions(basis, range(len(gamma)), layout, a, b)
-        scale = basis.variance(b - a) * len(gamma) / method.training.at(known.round).learning_rate
+        scale = (
+            basis.variance(b - a)
+            * len(gamma)
+            / method.training.for_round(known.round).learning_rate
+        )
         rows.append(own)
         values.append(scale * gamma.astype(np.float64))
     return Observation(np.concatenate(rows), np.concatenate(values))
@@ -126,7 +130,7 @@ def _(payload: Gradient, known: Known) -> Observation:
 @observed.register
 def _(payload: Weights, known: Known) -> Observation:
     moved = _vector(known.weights, known.layout) - _vector(payload.data, known.layout)
-    return Observation(None, moved / known.method.training.at(known.round).learning_rate)
+    return Observation(None, moved / known.method.training.for_round(known.round).learning_rate)
 
 
 def directions(

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from fedseed.durable import write_whole
 from fedseed.errors import FedseedError
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.charts import Panel
 from fedseed.reports.pages import framed_page
 from fedseed.reports.tables import Sheet
-from fedseed.runs.recipe import Recipe
 from fedseed_papers.findings import check_folder, shown, surroundings, write_parts
 
 RESULT = "audit.json"

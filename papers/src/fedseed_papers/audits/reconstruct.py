@@ -20,14 +20,14 @@ from torch.nn.functional import one_hot
 
 from fedseed import methods
 from fedseed.errors import RecipeError
+from fedseed.federation.client.worker import Worker
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.methods.base import Round
 from fedseed.objectives.classification import Images
-from fedseed.runs.equipment import equip
+from fedseed.recipe.settings import Recipe
+from fedseed.runs.model_setup import equip
 from fedseed.runs.parties import load_data
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Picture
 from fedseed_papers.audits.inverting import (
     STEPS,
