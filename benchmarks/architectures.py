@@ -42,7 +42,7 @@ from fedseed.objectives.generation import generate
 from fedseed.objectives.masked import MaskedLM
 from fedseed.orbit.export import export_model
 from fedseed.processes import IMPORTED
-from fedseed.runs.equipment import examine_base
+from fedseed.runs.model_setup import examine_base
 from fedseed.runs.tuned import find_source, open_tuned
 from fedseed.tasks.data import Cloze
 from fedseed.weights.row_losses import row_losses

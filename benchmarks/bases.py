@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 from statistics import mean, stdev
 
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 
 BASES = ("normal", "rademacher", "hadamard")
 COMMON = ("evaluation.rouge=false", "evaluation.every=1000", "task.unseen=0")

@@ -30,10 +30,10 @@ from statistics import median
 
 from fedseed.aggregation import Mean
 from fedseed.federation.control import Attach, Beat, Hello, Report
+from fedseed.federation.coordinator.network import NetworkCoordinator
+from fedseed.federation.coordinator.session import CoordinatorSettings
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import Message, MessageKind
-from fedseed.federation.network_coordinator import NetworkCoordinator
-from fedseed.federation.session import CoordinatorSettings
 from fedseed.methods import REGISTRY, Method
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin

@@ -59,7 +59,7 @@ SIZES = {"trivial": (20, 32, 5), "million": (512, 1024, 512)}
 
 def recipe(method: str, rounds: int, every: int) -> Any:
     """A recipe whose model and data come from `loaded`."""
-    from fedseed.runs.recipe import Recipe
+    from fedseed.recipe.settings import Recipe
 
     return Recipe.model_validate(
         {
@@ -169,8 +169,8 @@ def coordinator(a: argparse.Namespace) -> None:
 
 def host(a: argparse.Namespace) -> None:
     """A process that hosts clients."""
-    from fedseed.federation.hosted import Hosted
-    from fedseed.federation.network_client import NetworkClient
+    from fedseed.federation.client.network import NetworkClient
+    from fedseed.federation.client.state import Hosted
     from fedseed.transport import transport
     from fedseed.transport.base import Access
 

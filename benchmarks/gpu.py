@@ -42,8 +42,8 @@ from speed import Ready
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 
 from fedseed import Basis, Federation, FedKSeed, FeedSign, Ferret, Orbit, ParameterSpace
-from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.worker import Worker
+from fedseed.federation.client.worker import Worker
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.methods import Method
 from fedseed.models.loading import load_model
 from fedseed.objectives.losses import Tokens
@@ -51,7 +51,8 @@ from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
 from fedseed.randomness.matrices import Matrices
-from fedseed.runs.recipe import packaged_recipes, read_recipe
+from fedseed.recipe.packaged import packaged_recipes
+from fedseed.recipe.reading import read_recipe
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Rebuild, Term
 from fedseed.weights.devices import peak_on

@@ -68,7 +68,7 @@ def counted() -> Iterator[Counter[str]]:
         found["launches"] += 1
 
     def moved(self: Kernels, jobs: Any, *rest: Any) -> None:
-        found["bytes"] += sum(job.out.nbytes + job.source.nbytes for job in jobs)
+        found["bytes"] += sum(job.destination.nbytes + job.source.nbytes for job in jobs)
         move_all(self, jobs, *rest)
 
     def projected(spec: Any, first: int, runs: Any) -> Any:

@@ -124,9 +124,9 @@ def measured(recipe: str, settings: list[str], passes_only: bool) -> dict[str, i
     """Two rounds here; what was in memory before, and at the peak."""
     import torch
 
+    from fedseed.recipe.reading import read_recipe
     from fedseed.reports.results import RoundLine
     from fedseed.runs.assembly import build
-    from fedseed.runs.recipe import read_recipe
 
     torch.set_num_threads(2)
     settle()  # compiled kernels are there: a plain forward pass is compared with the others
@@ -188,7 +188,7 @@ def main() -> None:
         print(json.dumps(measured(recipe, settings_of(args.folder, name), name == "forward pass")))
         return
     from fedseed.experiments.bench import reckon
-    from fedseed.runs.recipe import read_recipe
+    from fedseed.recipe.reading import read_recipe
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)

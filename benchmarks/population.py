@@ -31,8 +31,8 @@ from typing import Any
 import torch
 
 from fedseed.orbit import Orbit
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 
 COMMON = ("evaluation.rouge=false",)
 ONE_CLIENT = ("task.clients=1", "federation.per_round=1")
@@ -161,7 +161,7 @@ def curve(
     folder = out / (f"{name}-choosing" if choosing else name)
     if not (folder / "summary.json").exists():
         settings = CASES[case].settings(populated, rate, seed, choosing)
-        build(read_recipe(CASES[case].recipe, settings), out=folder).run(resume=folder.exists())
+        build(read_recipe(CASES[case].recipe, settings), folder=folder).run(resume=folder.exists())
     points, passes = [], 0
     for line in map(
         json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

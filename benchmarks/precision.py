@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from speed import Ready, examples, opt_125m, peak_of, run_parts
 
 from fedseed import Basis, ParameterSpace
-from fedseed.runs.equipment import equip
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.reading import read_recipe
+from fedseed.runs.model_setup import equip
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
 

@@ -32,7 +32,7 @@ from fedseed.methods import Method
 from fedseed.models.loading import quiet
 from fedseed.objectives.losses import Objective, Supervised
 from fedseed.privacy import PrivacySettings, PrivateSign, noise_for
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.reading import read_recipe
 from fedseed.training.settings import LocalTraining
 
 

@@ -26,9 +26,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fedseed.errors import FedseedError
 from fedseed.models.loading import quiet
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import build
 from fedseed.runs.rates import SHARE, find_rate, with_rate
-from fedseed.runs.recipe import Recipe, read_recipe
 
 WORDS = [
     "<pad>",

@@ -27,7 +27,7 @@ from fedseed.aggregation import (
     NormBound,
     TrimmedMean,
 )
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import Ferret
 from fedseed.methods.ferret import Coefficients

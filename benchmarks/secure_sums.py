@@ -22,8 +22,8 @@ from fedseed.privacy.protection import summand
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.privacy.secure.summing import Summing
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.secure import converse

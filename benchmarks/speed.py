@@ -32,8 +32,8 @@ from numba.core.registry import cpu_target
 from transformers import OPTConfig, OPTForCausalLM
 
 from fedseed import Basis, FedKSeed, FeedSign, Ferret, ParameterSpace
-from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.worker import Worker
+from fedseed.federation.client.worker import Worker
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.methods import Method
 from fedseed.objectives.losses import CausalLM, Tokens
 from fedseed.randomness.kernels import cpu

@@ -32,7 +32,7 @@ from fedseed.orbit import Header, Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import export_model
 from fedseed.orbit.file import begin, write_orbit
-from fedseed.orbit.record import ending, packed
+from fedseed.orbit.record import ending, pack_records
 from fedseed.weights.digest import base_digest
 
 
@@ -86,7 +86,7 @@ def main() -> None:
                     Record(i, p) for i, p in enumerate(payloads(method, args.steps, seed), start=1)
                 )
                 path = files[str(seed)] = Path(folder) / f"{seed}.orbit"
-                write_orbit(path, begin(header), ending(packed(method, records)))
+                write_orbit(path, begin(header), ending(pack_records(method, records)))
             print(f"{name}: {measured(args.base, files, args.swaps, args.exported)}")
 
 

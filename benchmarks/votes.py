@@ -10,8 +10,8 @@ import argparse
 import time
 from statistics import median
 
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from fedseed.recipe.reading import read_recipe
 from fedseed.reports.tables import human_bytes
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 
 # label, recipe, further settings
 RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -37,7 +37,7 @@ RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 def run(recipe: str, settings: Sequence[str], folder: Path) -> dict[str, Any]:
     """One run's summary, from the folder if it is finished there."""
     if not (folder / "summary.json").exists():
-        build(read_recipe(recipe, settings), out=folder).run()
+        build(read_recipe(recipe, settings), folder=folder).run()
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
 

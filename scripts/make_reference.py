@@ -20,8 +20,8 @@ from pydantic import BaseModel
 from fedseed.methods import METHODS
 from fedseed.models.adapters import AnyAdapter
 from fedseed.privacy import PrivacySettings
-from fedseed.runs.keys import Key, among, keys_of
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.keys import Key, list_keys, possible_models
+from fedseed.recipe.settings import Recipe
 from fedseed.text import flat
 
 ROOT = Path(__file__).parents[1]
@@ -122,7 +122,7 @@ def changed_defaults() -> list[str]:
 def defaults() -> dict[str, dict[str, Any]]:
     """Returns the defaults of all settings that an orbit's header may have, by class and key."""
     found: dict[str, dict[str, Any]] = {}
-    for kind in _with_tables([*METHODS, *among(AnyAdapter, ()), PrivacySettings]):
+    for kind in _with_tables([*METHODS, *possible_models(AnyAdapter, ()), PrivacySettings]):
         table: dict[str, Any] = {}
         for key, field in kind.model_fields.items():
             if not field.is_required() and field.json_schema_extra is None:  # internal ones have it
@@ -138,14 +138,14 @@ def _with_tables(kinds: list[type[BaseModel]]) -> Iterator[type[BaseModel]]:
     for kind in kinds:
         yield kind
         for field in kind.model_fields.values():
-            yield from _with_tables(among(field.annotation, field.metadata))
+            yield from _with_tables(possible_models(field.annotation, field.metadata))
 
 
 def reference() -> str:
     """The whole page."""
     # by what they are called: several methods or tasks may have one
     keys: dict[str, list[Key]] = {}
-    for key in keys_of(Recipe):
+    for key in list_keys(Recipe):
         keys.setdefault(key.key, []).append(key)
     parts = [BEGINNING]
     for table in dict.fromkeys(_table(same[0]) for same in keys.values()):
@@ -177,7 +177,9 @@ def _row(same: list[Key]) -> str:
     """Returns the row of a key, with what differs between its tables."""
     table = _table(same[0])
     name = same[0].key.removeprefix(f"{table}.") if table else same[0].key
-    about = [f"{key.about.rstrip('.')}.{f' *{_whose(key)}*' if key.of else ''}" for key in same]
+    about = [
+        f"{key.meaning.rstrip('.')}.{f' *{_whose(key)}*' if key.owners else ''}" for key in same
+    ]
     cells = (
         f"`{name}`",
         _each([key.kind for key in same], same),
@@ -195,7 +197,7 @@ def _each(cells: list[str], same: list[Key]) -> str:
 
 
 def _whose(key: Key) -> str:
-    return ", ".join(key.of)
+    return ", ".join(key.owners)
 
 
 def _default(key: Key) -> str:

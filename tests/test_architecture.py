@@ -27,6 +27,7 @@ FLOORS = [
         "cli extension",
         "experiments flower own",
         "runs",
+        "recipe",
         "federation",
         "reports tracking",
         "transport",
@@ -165,17 +166,23 @@ def test_a_method_takes_few_names():
     assert done.returncode == 0, done.stdout
 
 
+def test_coordinator_and_client_import_nothing_of_each_other(graph):
+    sides = ["fedseed.federation.coordinator", "fedseed.federation.client"]
+    for importer, imported in (sides, sides[::-1]):
+        assert graph.find_descendants(importer)
+        assert not graph.direct_import_exists(
+            importer=importer, imported=imported, as_packages=True
+        )
+
+
 def test_coordinators_rooms_name_no_torch():
     """`methods/`, `aggregation/`, the orbit's format and the coordinator import no torch, not even
     later.
     """
-    free = ["methods", "aggregation", "privacy", "tracking", "transport"]
+    free = ["methods", "aggregation", "privacy", "tracking", "transport", "federation/coordinator"]
     files = [path for name in free for path in (SOURCE / name).rglob("*.py")]
     files += [SOURCE / "orbit" / f"{name}.py" for name in ("header", "record", "writer", "edit")]
-    files += [
-        SOURCE / name
-        for name in ("federation/coordinator.py", "weights/change.py", "weights/layout.py")
-    ]
+    files += [SOURCE / name for name in ("weights/change.py", "weights/layout.py")]
     names_torch = re.compile(r"^\s*(?:import|from) torch", re.MULTILINE)
     found = [path.name for path in files if names_torch.search(path.read_text(encoding="utf-8"))]
     assert found == []
@@ -186,13 +193,13 @@ LIGHT = [
     "fedseed.methods",
     "fedseed.orbit",
     "fedseed.federation.messages",
-    "fedseed.federation.coordinator",
-    "fedseed.federation.network_coordinator",
+    "fedseed.federation.coordinator.coordinator",
+    "fedseed.federation.coordinator.network",
     "fedseed.federation.control",
     "fedseed.runs.folder",
     "fedseed.runs.loop",
     "fedseed.runs.network",
-    "fedseed.runs.recipe",
+    "fedseed.recipe.settings",
     "fedseed.runs.parties",
     "fedseed.transport.memory",
     "fedseed.transport.nats",
@@ -280,8 +287,8 @@ def attributes(name, classes):
 
 
 def test_classes_are_small():
-    files = [*(SOURCE / "federation").glob("*.py"), *(SOURCE / "transport").glob("*.py")]
-    runs = ("loop", "simulation", "network", "joining", "assembly", "equipment")
+    files = [*(SOURCE / "federation").rglob("*.py"), *(SOURCE / "transport").glob("*.py")]
+    runs = ("loop", "simulation", "network", "joining", "assembly", "model_setup")
     files += [SOURCE / "runs" / f"{name}.py" for name in runs]
     classes = {
         n.name: n

@@ -18,7 +18,7 @@ from fedseed.cli.app import app
 from fedseed.cli.network import read_site
 from fedseed.errors import RecipeError
 from fedseed.experiments.sweeps import read_sweep
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.reading import read_recipe
 from support.documents import LANGUAGES, ROOT, all_blocks, documents, fedseed_words, parts
 
 BLOCKS = all_blocks()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedseed.durable import Appender, append_to, replacing, write_whole
+from fedseed.durable import Appender, append_to, finished_files, replacing, write_whole
 from fedseed.errors import StorageError
 
 
@@ -55,6 +55,28 @@ def test_an_append_is_on_disk_before_it_returns(tmp_path, calls):
     again.append(b"!")
     again.close()
     assert path.read_bytes() == b"onetwo!"
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, ": make room there, then start this again"),
+        (errno.EDQUOT, ": make room there, or raise the quota, then start this again"),
+        (
+            errno.EFBIG,
+            r": raise the limit on the size of files \(ulimit -f\), then start this again",
+        ),
+        (errno.EIO, ""),
+    ],
+)
+def test_what_a_disk_refuses_is_said_with_the_remedy(tmp_path, monkeypatch, number, remedy):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(StorageError, match=f"a: can't be written: {os.strerror(number)}{remedy}$"):
+        write_whole(tmp_path / "a", b"data")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("failing", ["pwrite", "fsync"])
@@ -182,3 +204,17 @@ def test_what_a_killed_process_has_left_is_removed_and_another_ones_is_not(tmp_p
         assert busy.exists() and not left.exists()
         busy.write_bytes(b"first")
     assert path.read_bytes() == b"first" and sorted(tmp_path.iterdir()) == [path, other]
+
+
+def test_finished_files_are_without_what_a_killed_process_has_left(tmp_path):
+    (tmp_path / "kept-2.npz").touch()
+    (tmp_path / "kept-a.part.npz").touch()  # somebody's, and no temporary file
+    code = (
+        f"from fedseed.durable import *; import os\nfolder = Path({str(tmp_path)!r})\n"
+        "with replacing(folder / 'kept-3.npz'), replacing(folder / 'kept-4'):\n    os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 9
+    assert len(list(tmp_path.iterdir())) == 4
+    names = [path.name for path in finished_files(tmp_path, "kept-*")]
+    assert names == ["kept-2.npz", "kept-a.part.npz"]
+    assert finished_files(tmp_path / "missing", "*") == []

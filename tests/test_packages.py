@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import fedseed
-from fedseed.runs.packaged import packaged_recipes
+from fedseed.recipe.packaged import packaged_recipes
 from support.documents import ROOT, blocks
 
 QUICK = (

@@ -17,7 +17,7 @@ from fedseed import FeedSign
 from fedseed.orbit import Header, OrbitWriter
 from fedseed.orbit.card import Facts, card
 from fedseed.reports.progress import Screen
-from fedseed.text import clean, shown
+from fedseed.text import clean, show_text
 from fedseed.weights.layout import Layout, TensorEntry
 from support.command import fedseed
 
@@ -38,7 +38,7 @@ HEADER = Header(
 @given(st.text(st.characters(), max_size=300), st.integers(4, 50))
 @settings(deadline=None, max_examples=60)
 def test_what_is_shown_is_one_short_line_without_controls(text, limit):
-    line = shown(text, limit)
+    line = show_text(text, limit)
     assert len(line) <= limit and "\n" not in line
     assert not any(
         ord(c) < 32 or 127 <= ord(c) < 160 or c in "\u2028\u2029\u202e\u2066" for c in line
@@ -48,7 +48,10 @@ def test_what_is_shown_is_one_short_line_without_controls(text, limit):
 
 def test_letters_of_all_scripts_stay():
     assert clean("größer 东 שלום\tnow\n😀\u200d") == "größer 东 שלום\tnow\n😀\u200d"
-    assert shown("a \x1b[31m  b") == r"a \x1b[31m b" and shown("x" * 500, 10) == "x" * 7 + "..."
+    assert (
+        show_text("a \x1b[31m  b") == r"a \x1b[31m b"
+        and show_text("x" * 500, 10) == "x" * 7 + "..."
+    )
 
 
 def test_a_screen_sends_no_codes_but_its_own():

@@ -4,34 +4,61 @@ deal.
     python examples/real/picture.py --out docs/pictures/real-text.png
 
 A dot is a run of one seed, a bar their mean; beside a method's name stand the bytes that a client
-sends a round. Of each line the rate with the least validation loss with the first seed counts, as
-in the tables (table.py).
+sends a round. Subspace and the first line have rates that fall to zero. Of each line the rate with
+the least validation loss with the first seed counts, as in the tables (table.py).
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
-from table import Runs, chosen, gained, panel, stored
+from table import chosen, gained, panel, stored
 
 from fedseed.experiments.sweeps import slug
 from fedseed.reports.tables import human_bytes
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
-PANELS = (  # file, deal, deal in which rates were chosen, title
-    ("real-debian.csv", "IID", "by-maintainer", "Debian's sections, dealt alike"),
+PANELS = (
+    # title, deal, its files: of constant rates, with the deal in which rates were chosen, and of
+    # rates that fall to zero
     (
-        "real-skew.csv",
-        "by-maintainer",
-        "by-maintainer",
-        "Debian's sections, by maintainer, a step each",
+        "Debian's sections, dealt alike",
+        "IID",
+        ("real-debian.csv", "by-maintainer"),
+        ("real-subspace-debian-iid.csv", "IID"),
     ),
-    ("real-sentiment.csv", "IID", "by-domain", "sentiment, dealt alike"),
-    ("real-sentiment.csv", "by-domain", "by-domain", "sentiment, by domain"),
+    (
+        "by maintainer, a step each",
+        "by-maintainer",
+        ("real-skew.csv", "by-maintainer"),
+        ("real-subspace-debian.csv", "by-maintainer"),
+    ),
+    (
+        "sentiment, dealt alike",
+        "IID",
+        ("real-sentiment.csv", "by-domain"),
+        ("real-subspace-sentiment-iid.csv", "IID"),
+    ),
+    (
+        "sentiment, by domain",
+        "by-domain",
+        ("real-sentiment.csv", "by-domain"),
+        ("real-subspace-sentiment.csv", "by-domain"),
+    ),
 )
+FALLING = "FedAvg, falling rates"
+FALLING_LINES = {
+    FALLING: "FedAvg",
+    "subspace": "Subspace 28 kB",
+    "subspace, rank 2": "Subspace 3.5 kB",
+}
 LINES = (
+    FALLING,
     "FedAvg",
     "LoRA",
+    "subspace",
+    "subspace, rank 2",
     "Ferret, bits",
     "Ferret, floats",
     "ZO-FedSGD",
@@ -41,22 +68,33 @@ LINES = (
 )
 
 
-def draw(panels: list[tuple[str, Runs, str]], path: Path) -> None:
-    """Draws a panel for each title, runs and deal."""
-    figure = Figure(figsize=(9.6, 5.6))
+def runs_of(
+    deal: str, constant: tuple[str, str], falling: tuple[str, str]
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the runs of each line that has some, by seed."""
+    with_constant_rates = chosen(stored(FIGURES / constant[0]), constant[1])
+    with_falling_rates = chosen(stored(FIGURES / falling[0]), falling[1])
+    runs = {}
+    for line in LINES:
+        if line in FALLING_LINES:
+            key, found = slug(FALLING_LINES[line]), with_falling_rates
+        else:
+            key, found = slug(line), with_constant_rates
+        if (deal, key) in found:
+            runs[line] = found[deal, key]
+    return runs
+
+
+def draw(path: Path) -> None:
+    """Draw a panel for each task and deal."""
+    figure = Figure(figsize=(9.6, 6.6))
     grid = figure.subplots(2, 2, sharex=True)
-    for axes, (title, found, deal) in zip(grid.flat, panels, strict=True):
-        runs = {line: found.get((deal, slug(line))) for line in LINES}
-        sent = {
-            line: human_bytes(next(iter(mine.values()))["bytes up"])
-            for line, mine in runs.items()
-            if mine
-        }
-        panel(
-            axes,
-            {f"{line}  {size}": gained(runs[line] or {}) for line, size in sent.items()},
-            title,
-        )
+    for axes, (title, deal, constant, falling) in zip(grid.flat, PANELS, strict=True):
+        gains = {}
+        for line, by_seed in runs_of(deal, constant, falling).items():
+            size = human_bytes(next(iter(by_seed.values()))["bytes up"])
+            gains[f"{line}  {size}"] = gained(by_seed)
+        panel(axes, gains, title)
     for axes in grid[1]:
         axes.set_xlabel("accuracy gained over the base, points")
     figure.tight_layout()
@@ -64,17 +102,10 @@ def draw(panels: list[tuple[str, Runs, str]], path: Path) -> None:
 
 
 def main() -> None:
-    """Draws what is stored."""
-    asked = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    asked.add_argument("--out", type=Path, default=FIGURES.parent / "pictures" / "real-text.png")
-    said = asked.parse_args()
-    draw(
-        [
-            (title, chosen(stored(FIGURES / file), rated), deal)
-            for file, deal, rated, title in PANELS
-        ],
-        said.out,
-    )
+    """Draw what is stored."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=FIGURES.parent / "pictures" / "real-text.png")
+    draw(parser.parse_args().out)
 
 
 if __name__ == "__main__":

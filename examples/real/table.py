@@ -118,7 +118,7 @@ def table(found: Runs, lines: list[str], deal: str, measure: str) -> str:
         said = (
             ""
             if evidence is statistics.NOTHING
-            else statistics.told(evidence, evidence.p).rstrip(".")
+            else statistics.describe_evidence(evidence, evidence.p).rstrip(".")
         )
         first = next(iter(runs.values()), None)
         rate, sent = (
@@ -149,7 +149,7 @@ def shares(found: Runs, lines: list[str], deal: str, share: float) -> str:
             evidence = statistics.ahead(
                 {s: mine[s] for s in both}, {s: share * bound[s] for s in both}
             )
-            told = statistics.told(evidence, evidence.p)
+            told = statistics.describe_evidence(evidence, evidence.p)
             said.append(f"- {label} keeps {kept:.0%}; gain less {share:g} of FedAvg's: {told}")
     return "\n".join(said)
 

@@ -78,16 +78,17 @@ class Cluster:
                 "~/.ray/auth_token of its head to here, and set RAY_AUTH_MODE=token before Ray is "
                 "imported"
             ) from error
-        there = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        processors, gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
         self.threads = threads or max(1, processors // count)
         if count * self.threads > processors:
             raise RecipeError(
                 f"--ray {address}: {count} processes of {self.threads} threads, and the cluster "
-                f"has {processors} "
-                "processors: take fewer --workers, --jobs or --threads, or join more machines"
+                f"has {processors} processors: take fewer --workers, --jobs or --threads, or join "
+                "more machines"
             )
-        if niceness := ray.get(ray.remote(num_cpus=0)(_set_niceness).remote(_niceness())):
+        niceness = ray.get(ray.remote(num_cpus=0)(_set_niceness).remote(_niceness()))
+        if niceness:
             note(
                 f"Ray's processes have a niceness of {niceness}, and get little of a processor "
                 "beside others: begin its machines with RAY_worker_niceness=0 ray start ..."
@@ -99,16 +100,16 @@ class Cluster:
         )
 
     def start(
-        self, life: Callable[..., Any], *more: Any, threads: int | None = None
+        self, life: Callable[..., Any], *arguments: Any, threads: int | None = None
     ) -> tuple["Actor", "Actor"]:
-        """Starts an actor where there is room, as `processes.start` starts a process.
+        """Start an actor where there is room, as `processes.start` starts a process.
 
         It is its own connection.
         """
-        here = str(Path.cwd()), sys.path
+        surroundings = str(Path.cwd()), sys.path
         actor = Actor(
             self._actor.remote(
-                pickle.dumps((life, more)), threads or self.threads, _niceness(), *here
+                pickle.dumps((life, arguments)), threads or self.threads, _niceness(), *surroundings
             )
         )
         return actor, actor
@@ -138,11 +139,13 @@ def _niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, 0)
 
 
-def _set_niceness(wanted: int) -> int:
-    """Set this process' niceness, if it is allowed to; return by how much it is above `wanted`."""
+def _set_niceness(niceness: int) -> int:
+    """Set this process' niceness, if it is allowed to; return by how much it is above "
+    "`niceness`.
+    """
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, min(wanted, _niceness()))
-    return max(0, _niceness() - wanted)
+        os.setpriority(os.PRIO_PROCESS, 0, min(niceness, _niceness()))
+    return max(0, _niceness() - niceness)
 
 
 class Actor:
@@ -154,14 +157,14 @@ class Actor:
         self._life = life
 
     def send_bytes(self, data: bytes) -> None:
-        """Sends something pickled. Raises EOFError if the actor has died."""
-        self._asked(self._life.take.remote(data))
+        """Send something pickled. Raises EOFError if the actor has died."""
+        self._await_reply(self._life.take.remote(data))
 
     def recv(self) -> Any:
-        """Returns what the actor says next. Raises EOFError if it has died."""
-        return pickle.loads(self._asked(self._life.next.remote()))
+        """Return what the actor says next. Raises EOFError if it has died."""
+        return pickle.loads(self._await_reply(self._life.next.remote()))
 
-    def _asked(self, called: Any) -> Any:
+    def _await_reply(self, called: Any) -> Any:
         import ray
 
         try:
@@ -171,7 +174,7 @@ class Actor:
             raise EOFError(str(error)) from error
 
     def kill(self) -> None:
-        """Ends the actor, whatever it does; again is fine."""
+        """End the actor, whatever it does; again is fine."""
         import ray
 
         self.exitcode = 1
@@ -208,16 +211,16 @@ class _Life:
             self._said.put(pickle.dumps(thing, protocol=5))
 
         try:
-            life, more = pickle.loads(pickled)
-            say(life(self._heard, say, *more))
+            life, arguments = pickle.loads(pickled)
+            say(life(self._heard, say, *arguments))
         except BaseException:
             traceback.print_exc()
             os._exit(1)
 
     def take(self, data: bytes) -> None:
-        """Hears something."""
+        """Hear something."""
         self._heard.put(pickle.loads(data))
 
     def next(self) -> bytes:
-        """Returns what the life says next, once it does."""
+        """Return what the life says next, once it does."""
         return self._said.get()

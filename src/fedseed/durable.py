@@ -7,6 +7,7 @@ somebody else.
 
 import errno
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -30,7 +31,14 @@ except ImportError:
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 TOKEN_BYTES = 8  # of a temporary file's name
+_TEMPORARY = re.compile(rf"\.[0-9a-f]{{{2 * TOKEN_BYTES}}}\.part(\.[^.]*)?$")
 LOCKED_BYTE = 1 << 40
+# remedies where a file can't be written, by the number of the system's error
+REMEDIES = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or raise the quota",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+}
 LOCK_PAUSE_SECONDS = 0.01  # before a lock that is held is tried again
 
 
@@ -85,13 +93,13 @@ class Appender:
     def is_in_place(self) -> bool:
         """Return whether the path still leads to this file: nobody has deleted or replaced it."""
         try:
-            there = self.path.lstat()
+            status = self.path.lstat()
         except FileNotFoundError:
             return False
-        return os.path.samestat(there, os.fstat(self.handle))
+        return os.path.samestat(status, os.fstat(self.handle))
 
     def append(self, data: bytes, sync: bool = True) -> None:
-        """Writes at the end, on disk before this returns.
+        """Write at the end, on disk before this returns.
 
         Args:
             data: what to write.
@@ -103,26 +111,26 @@ class Appender:
         """
         try:
             with _explained(self.path):
-                at = self.size
+                position = self.size
                 rest = memoryview(data)
                 while rest:
-                    written = os.pwrite(self.handle, rest, at)
-                    at, rest = at + written, rest[written:]
+                    count = os.pwrite(self.handle, rest, position)
+                    position, rest = position + count, rest[count:]
                 if sync:
                     os.fsync(self.handle)
         except BaseException:
             with suppress(OSError):
                 os.ftruncate(self.handle, self.size)
             raise
-        self.size = at
+        self.size = position
 
     def sync(self) -> None:
-        """Brings everything to the disk."""
+        """Bring everything to the disk."""
         with _explained(self.path):
             os.fsync(self.handle)
 
     def cut(self, size: int) -> None:
-        """Drops everything after the first `size` bytes."""
+        """Drop everything after the first `size` bytes."""
         if size < self.size:
             with _explained(self.path):
                 os.ftruncate(self.handle, size)
@@ -130,7 +138,7 @@ class Appender:
             self.size = size
 
     def close(self) -> None:
-        """Closes the file; may be called more than once."""
+        """Close the file; may be called more than once."""
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1
@@ -138,7 +146,7 @@ class Appender:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Hands out a temporary path beside `path`.
+    """Hand out a temporary path beside `path`.
 
     What was written there takes its place when the block ends well.
 
@@ -150,18 +158,18 @@ def replacing(path: Path) -> Iterator[Path]:
             left.
     """
     temporary = path.with_name(f"{path.stem}.{secrets.token_hex(TOKEN_BYTES)}.part{path.suffix}")
-    made = -1
+    handle = -1
     try:
         with _explained(path):
             _remove_left(path)
-            made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666)
-            lock_file(made, wait=True)  # until this process is gone: it is not left over
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666)
+            lock_file(handle, wait=True)  # until this process is gone: it is not left over
             yield temporary
             sync_path(temporary, NO_LINK)
             if os.name == "nt":
                 # an open file can't be moved there
-                os.close(made)
-                made = -1
+                os.close(handle)
+                handle = -1
             os.replace(temporary, path)
             sync_path(path.parent)
     except BaseException:
@@ -169,21 +177,21 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
         raise
     finally:
-        if made >= 0:
-            os.close(made)
+        if handle >= 0:
+            os.close(handle)
 
 
 def _remove_left(path: Path) -> None:
-    """Removes temporary files of processes that were killed while they wrote `path`."""
+    """Remove temporary files of processes that were killed while they wrote `path`."""
     with os.scandir(path.parent) as entries:
-        begun, end = f"{path.stem}.", f".part{path.suffix}"
-        length = len(begun) + 2 * TOKEN_BYTES + len(end)
-        found = [
+        beginning, end = f"{path.stem}.", f".part{path.suffix}"
+        length = len(beginning) + 2 * TOKEN_BYTES + len(end)
+        leftovers = [
             e.path
             for e in entries
-            if e.name.startswith(begun) and e.name.endswith(end) and len(e.name) == length
+            if e.name.startswith(beginning) and e.name.endswith(end) and len(e.name) == length
         ]
-    for name in found:
+    for name in leftovers:
         with suppress(OSError):
             handle = os.open(name, os.O_RDONLY | NO_LINK | NO_WAIT)
             try:
@@ -193,8 +201,20 @@ def _remove_left(path: Path) -> None:
                 os.close(handle)
 
 
+def finished_files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a folder that match a pattern, sorted by name.
+
+    Temporary files of `replacing`, which a killed process may have left, are not among them.
+
+    Args:
+        folder: the folder; it need not exist.
+        pattern: as for `Path.glob`.
+    """
+    return sorted(path for path in folder.glob(pattern) if not _TEMPORARY.search(path.name))
+
+
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file so that it is either whole, or as it was before."""
+    """Write a file so that it is either whole, or as it was before."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
@@ -254,12 +274,12 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
 
 
 def append_to(path: str, flags: int) -> int:
-    """Opens a file for `open`, as its `opener`, and follows no link."""
+    """Open a file for `open`, as its `opener`, and follows no link."""
     return os.open(path, flags | NO_LINK, 0o666)
 
 
 def sync_path(path: Path, flags: int = 0) -> None:
-    """Brings a file, or a folder's list of files, to the disk; `flags`: how else it is opened."""
+    """Bring a file, or a folder's list of files, to the disk; `flags`: how else it is opened."""
     if os.name == "nt":
         # folders can't be opened there, and a file that is open for reading can't be flushed
         return
@@ -272,14 +292,13 @@ def sync_path(path: Path, flags: int = 0) -> None:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
+    """Turn an error of the system into a StorageError, with a remedy where there is one."""
     try:
         yield
     except OSError as error:
-        link = (
-            "it is a link, and nothing is written through one"
-            if error.errno == errno.ELOOP
-            else None
-        )
-        raise StorageError(
-            f"{path}: can't be written: {link or error.strerror or error}"
-        ) from error
+        problem = error.strerror or str(error)
+        if error.errno == errno.ELOOP:
+            problem = "it is a link, and nothing is written through one"
+        elif error.errno in REMEDIES:
+            problem = f"{problem}: {REMEDIES[error.errno]}, then start this again"
+        raise StorageError(f"{path}: can't be written: {problem}") from error

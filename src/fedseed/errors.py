@@ -48,35 +48,39 @@ class NetworkError(FedseedError):
     """
 
 
-def closest(word: object, known: Iterable[str], ratio: float = 0.67) -> str | None:
-    """Returns the known name that a misspelt one most likely means; None: nothing is close.
+def closest(word: object, candidates: Iterable[str], ratio: float = 0.67) -> str | None:
+    """Return the known name that a misspelt one most likely means; None: nothing is close.
 
     Args:
         word: what was given; anything but a text is close to nothing.
-        known: the names there are.
+        candidates: the names there are.
         ratio: how much of both names must be the same, from 0 to 1.
     """
     if not isinstance(word, str):
         return None
-    plain = {name.lower().replace("_", "-"): name for name in known}
-    found = get_close_matches(word.lower().replace("_", "-"), plain, 1, ratio)
-    return plain[found[0]] if found else None
+    plain = {name.lower().replace("_", "-"): name for name in candidates}
+    matches = get_close_matches(word.lower().replace("_", "-"), plain, 1, ratio)
+    if matches:
+        return plain[matches[0]]
+    return None
 
 
-def did_you_mean(word: object, known: Iterable[str], after: str = " ") -> str:
-    """Returns a question for an error: "did you mean hadamard? ", or "" if nothing is close.
+def did_you_mean(word: object, candidates: Iterable[str], ending: str = " ") -> str:
+    """Return a question for an error: "did you mean hadamard? ", or "" if nothing is close.
 
     Args:
         word: what was given.
-        known: the names there are.
-        after: what comes after the question.
+        candidates: the names there are.
+        ending: what comes after the question.
     """
-    found = closest(word, known)
-    return "" if found is None else f"did you mean {found}?{after}"
+    candidate = closest(word, candidates)
+    if candidate is None:
+        return ""
+    return f"did you mean {candidate}?{ending}"
 
 
 def to_install(extra: str) -> str:
-    """Says how to install an extra of pyproject.toml, for messages: the one place that knows where
+    """Say how to install an extra of pyproject.toml, for messages: the one place that knows where
     fedseed comes from.
 
     Args:
@@ -90,7 +94,7 @@ PAPERS = "pip install ./papers in the folder of fedseed's sources"
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """Returns a number with its noun: "1 client", "1,200 clients".
+    """Return a number with its noun: "1 client", "1,200 clients".
 
     Args:
         count: the number.

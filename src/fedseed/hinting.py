@@ -44,10 +44,12 @@ def with_hints(model: type[BaseModel], error: ValidationError) -> ValidationErro
     details: list[InitErrorDetails] = []
     for problem in error.errors(include_url=False):
         if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
-            known = [field.alias or name for name, field in model.model_fields.items()]
-            near = closest(problem["loc"][0], known)
-            question = f"did you mean {near}? " if near else ""
-            text = f"unknown argument; {question}{model.__name__} has {', '.join(known)}"
+            field_names = [field.alias or name for name, field in model.model_fields.items()]
+            near = closest(problem["loc"][0], field_names)
+            question = ""
+            if near:
+                question = f"did you mean {near}? "
+            text = f"unknown argument; {question}{model.__name__} has {', '.join(field_names)}"
         else:
             text = problem["msg"]
         details.append(

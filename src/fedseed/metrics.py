@@ -74,15 +74,15 @@ declare(
 
 
 def metric_of(name: str) -> tuple[str, Metric]:
-    """Returns the examples that a metric is of, and its declaration.
+    """Return the examples that a metric is of, and its declaration.
 
     Args:
         name: in a line of metrics, such as "unseen_rouge_l".
     """
-    for known in sorted(METRICS, key=len, reverse=True):
-        if name == known or name.endswith(f"_{known}"):
-            metric = METRICS[known]
-            return name.removesuffix(known).rstrip("_") or (
+    for suffix in sorted(METRICS, key=len, reverse=True):
+        if name == suffix or name.endswith(f"_{suffix}"):
+            metric = METRICS[suffix]
+            return name.removesuffix(suffix).rstrip("_") or (
                 HELD_OUT if metric.held_out else ""
             ), metric
     examples, _, rest = name.partition("_")
@@ -92,7 +92,7 @@ def metric_of(name: str) -> tuple[str, Metric]:
 
 
 def metric_title(name: str, unit: bool = False) -> str:
-    """Returns a metric in words: "held-out loss", "unseen Rouge-L".
+    """Return a metric in words: "held-out loss", "unseen Rouge-L".
 
     Args:
         name: in a line of metrics.
@@ -100,25 +100,29 @@ def metric_title(name: str, unit: bool = False) -> str:
     """
     examples, metric = metric_of(name)
     # a count of held-out examples says itself what it is of
-    known = (
-        "" if metric.title.replace("-", " ").startswith(examples.replace("-", " ")) else examples
-    )
-    words = " ".join(filter(None, (known, metric.title)))
-    return f"{words}, {metric.unit}" if unit and metric.unit else words
+    measured = examples
+    if metric.title.replace("-", " ").startswith(examples.replace("-", " ")):
+        measured = ""
+    words = " ".join(filter(None, (measured, metric.title)))
+    if unit and metric.unit:
+        return f"{words}, {metric.unit}"
+    return words
 
 
 def metric_text(name: str, value: float | None) -> str:
-    """Returns a metric's value with its digits; "-" where there is none."""
-    return "-" if value is None else f"{value:.{metric_of(name)[1].digits}f}"
+    """Return a metric's value with its digits; "-" where there is none."""
+    if value is None:
+        return "-"
+    return f"{value:.{metric_of(name)[1].digits}f}"
 
 
 def lower_is_better(name: str) -> bool:
-    """Returns whether a metric is better when it is lower."""
+    """Return whether a metric is better when it is lower."""
     return metric_of(name)[1].better == "down"
 
 
 def shown_metrics(names: Iterable[str]) -> list[str]:
-    """Returns those of some metrics that people are shown: not perplexity, and nothing of
+    """Return those of some metrics that people are shown: not perplexity, and nothing of
     validation examples.
     """
     return [

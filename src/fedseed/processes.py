@@ -49,52 +49,52 @@ GROUP = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.envi
 _LOCK = threading.Lock()
 
 
-def alone(what: str) -> None:
-    """Raises RecipeError if torchrun has started this process with others
-    (`fedseed.federation.group`).
+def alone(feature: str) -> None:
+    """Raise RecipeError if torchrun has started this process with others
+    (`fedseed.federation.client.group`).
     """
     if GROUP > 1:
         raise RecipeError(
-            f"{what}: not for processes that torchrun starts together; leave one of the two out"
+            f"{feature}: not for processes that torchrun starts together; leave one of the two out"
         )
 
 
 def start(
-    life: Callable[..., Any], *more: Any, threads: int | None = None, new: bool = False
+    life: Callable[..., Any], *arguments: Any, threads: int | None = None, new: bool = False
 ) -> tuple[BaseProcess, Connection]:
-    """Starts a process that does `life(heard, say, *more)`.
+    """Start a process that does `life(heard, say, *more)`.
 
     It ends with exit code 1 where that returns or raises.
 
     Args:
         life: a function of a module: `heard` is a queue of what this process sends, `say` sends
             something back, as does returning it.
-        more: what it is called with, pickled.
+        arguments: what it is called with, pickled.
         threads: how many threads numba and torch have there; None: as many as there are cores.
         new: start a process that has imported nothing, in place of a forked one.
 
     Returns:
         The process, deaf to Ctrl-C, which is for this one; and this end of the pipe.
     """
-    ours, theirs = CONTEXT.Pipe()
+    ours, child_end = CONTEXT.Pipe()
     process = (NEW if new else CONTEXT).Process(
-        target=_begin, args=(dict(os.environ), threads, life, theirs, *more)
+        target=_begin, args=(dict(os.environ), threads, life, child_end, *arguments)
     )
     with serving():
         process.start()
-    theirs.close()
+    child_end.close()
     return process, ours
 
 
 def tell(connection: Any, thing: Any) -> None:
-    """Sends something as it is: not as a connection would, with tensors in memory that both
+    """Send something as it is: not as a connection would, with tensors in memory that both
     share.
     """
     connection.send_bytes(pickle.dumps(thing, protocol=5))
 
 
 def warm() -> None:
-    """Starts the server that forks, if there is none: it imports while this process does something
+    """Start the server that forks, if there is none: it imports while this process does something
     else.
     """
     if not FORKS:
@@ -118,12 +118,14 @@ def serving() -> Iterator[None]:
     path = os.pathsep.join(map(os.fspath, sys.path))
     environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": path, "PYTHONWARNINGS": hushed}
     with _LOCK:
-        before = {name: os.environ.get(name) for name in environment}
+        earlier = {name: os.environ.get(name) for name in environment}
         main, current = sys.modules["__main__"], multiprocessing.current_process()
         # which may start none: ours end with it, whatever it is
         daemon, current.daemon = current.daemon, False
         os.environ.update(environment)
-        deaf = _stay_deaf() if FORKS else None
+        deaf = None
+        if FORKS:
+            deaf = _stay_deaf()
         # of another one the file would be run in the process
         sys.modules["__main__"] = ModuleType("__main__")
         try:
@@ -133,7 +135,7 @@ def serving() -> Iterator[None]:
         finally:
             current.daemon = daemon
             sys.modules["__main__"] = main
-            for name, value in before.items():
+            for name, value in earlier.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
             if deaf is not None:
                 signal.pthread_sigmask(signal.SIG_SETMASK, deaf)
@@ -152,18 +154,18 @@ def _begin(
     threads: int | None,
     life: Callable[..., Any],
     connection: Connection,
-    *more: Any,
+    *arguments: Any,
 ) -> None:
-    """Lives a process' life: the environment is that of whoever asked, not the server's."""
+    """Run a process' life: the environment is that of whoever asked, not the server's."""
     os.environ.clear()
     os.environ.update(environment)
-    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, heard), daemon=True).start()
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, messages), daemon=True).start()
     try:
         if threads is not None:
             compute_with(threads)
         say = partial(tell, connection)
-        say(life(heard, say, *more))
+        say(life(messages, say, *arguments))
     except BaseException:
         import traceback
 
@@ -175,7 +177,7 @@ def _begin(
 
 
 def compute_with(threads: int) -> None:
-    """Gives numba and torch so many threads, before they have any."""
+    """Give numba and torch so many threads, before they have any."""
     import numba
     import torch
 
@@ -184,12 +186,12 @@ def compute_with(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _listen(connection: Connection, heard: "queue.SimpleQueue[Any]") -> None:
-    """Takes what is sent at once, so that whoever sends it never waits.
+def _listen(connection: Connection, messages: "queue.SimpleQueue[Any]") -> None:
+    """Take what is sent at once, so that whoever sends it never waits.
 
     Ends the process with the one that asked.
     """
     with suppress(EOFError, OSError):
         while True:
-            heard.put(connection.recv())
+            messages.put(connection.recv())
     os._exit(GONE)

@@ -72,15 +72,15 @@ class Registry(Generic[T]):
 
     def __init__(
         self,
-        what: str,
+        kind: str,
         group: str,
-        own: Iterable[tuple[str, T]],
+        entries: Iterable[tuple[str, T]],
         check: Callable[[Any], None] = lambda thing: None,
         marks: Callable[[T], Mapping[str, object]] = lambda thing: {},
         advice: str = "choose another",
         reserved: Sequence[str] = (),
     ) -> None:
-        self.what = what
+        self.what = kind
         self.group = group
         self._check = check
         self._marks = marks
@@ -89,12 +89,12 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
         self._broken: dict[str, str] = {}
         self._complete = False  # whether entry points have been looked at
-        for name, thing in own:
+        for name, thing in entries:
             self._add(Entry(name, thing, BUILT_IN))
         _registries.append(self)
 
     def add(self, name: str, thing: T) -> None:
-        """Adds something of others.
+        """Add something of others.
 
         Adding it again from the same place replaces it: a notebook's cell may run twice.
 
@@ -117,42 +117,51 @@ class Registry(Generic[T]):
             ) from error
 
     def _add(self, entry: Entry[T]) -> None:
-        def of(other: Entry[T]) -> str:
-            return "fedseed itself" if other.origin == BUILT_IN else other.origin
+        def describe_origin(entry_shown: Entry[T]) -> str:
+            if entry_shown.origin == BUILT_IN:
+                return "fedseed itself"
+            return entry_shown.origin
 
         if entry.name in self._reserved:
             raise ValueError("fedseed uses the name itself; choose another")
-        there = self._entries.get(entry.name)
-        if there is not None:  # the same thing, defined anew, replaces it
-            named = (getattr(one.thing, "__qualname__", None) for one in (entry, there))
-            if len(set(named)) > 1 or not entry.origin == there.origin != BUILT_IN:
-                raise ValueError(f"the name is taken by {of(there)}; choose another")
-        for other in self._entries.values():
-            theirs = self._marks(other.thing) if other.name != entry.name else {}
+        existing = self._entries.get(entry.name)
+        if existing is not None:  # the same thing, defined anew, replaces it
+            names = (getattr(one.thing, "__qualname__", None) for one in (entry, existing))
+            if len(set(names)) > 1 or not entry.origin == existing.origin != BUILT_IN:
+                raise ValueError(
+                    f"the name is taken by {describe_origin(existing)}; choose another"
+                )
+        for entry_there in self._entries.values():
+            marks_there: Mapping[str, object] = {}
+            if entry_there.name != entry.name:
+                marks_there = self._marks(entry_there.thing)
             for mark, value in self._marks(entry.thing).items():
-                if theirs.get(mark) == value:
+                if marks_there.get(mark) == value:
                     raise ValueError(
-                        f"{mark} {value} is that of {other.name} ({of(other)}); {self._advice}"
+                        f"{mark} {value} is that of {entry_there.name} "
+                        f"({describe_origin(entry_there)}); {self._advice}"
                     )
         self._entries[entry.name] = entry
 
     def find(self, name: object) -> T | None:
-        """Returns what has this name; None: nothing has."""
+        """Return what has this name; None: nothing has."""
         if not isinstance(name, str):
             return None
         if name not in self._entries:
             self._load_entry_points()
-        return self._entries[name].thing if name in self._entries else None
+        if name in self._entries:
+            return self._entries[name].thing
+        return None
 
     def get(self, name: str) -> T:
-        """Returns what has this name. Raises RecipeError if nothing has; it says what there is."""
+        """Return what has this name. Raises RecipeError if nothing has; it says what there is."""
         thing = self.find(name)
         if thing is None:
             raise RecipeError(f"{self.what} {name!r}: {self.unknown(name)}")
         return thing
 
     def unknown(self, name: object) -> str:
-        """Says why there is nothing of a name: what there is instead, or why an entry point could
+        """Say why there is nothing of a name: what there is instead, or why an entry point could
         not be loaded.
         """
         if isinstance(name, str) and name in self.broken():
@@ -165,16 +174,16 @@ class Registry(Generic[T]):
         )
 
     def entries(self) -> list[Entry[T]]:
-        """Returns all there are, the package's own first."""
+        """Return all there are, the package's own first."""
         self._load_entry_points()
         return list(self._entries.values())
 
     def names(self) -> list[str]:
-        """Returns all names."""
+        """Return all names."""
         return [entry.name for entry in self.entries()]
 
     def broken(self) -> Mapping[str, str]:
-        """Returns why an entry point can't be used, by its name."""
+        """Return why an entry point can't be used, by its name."""
         self._load_entry_points()
         return self._broken
 
@@ -184,13 +193,11 @@ class Registry(Generic[T]):
                 return
             self._complete = True
             for point in entry_points(group=self.group):
-                origin = (
-                    "an installed package"
-                    if point.dist is None
-                    else f"{point.dist.name} {point.dist.version}"
-                )
+                origin = "an installed package"
+                if point.dist is not None:
+                    origin = f"{point.dist.name} {point.dist.version}"
                 try:
-                    with _as(origin):
+                    with _mark_origin(origin):
                         thing = point.load()
                     self._check(thing)
                     own_name = name_of(thing)
@@ -207,39 +214,41 @@ class Registry(Generic[T]):
 
 
 def classes_in(package: str, base: type) -> list[Any]:
-    """Returns a package's classes that can be used in place of `base`: a file in the package is
+    """Return a package's classes that can be used in place of `base`: a file in the package is
     enough to be found.
 
     Args:
         package: its name; all its modules are imported, in alphabetical order.
         base: what they inherit from.
     """
-    found = []
+    classes = []
     for module_name in sorted(
         info.name for info in pkgutil.iter_modules(sys.modules[package].__path__, f"{package}.")
     ):
         for thing in vars(importlib.import_module(module_name)).values():
-            own = (
+            defined_here = (
                 isinstance(thing, type)
                 and issubclass(thing, base)
                 and thing.__module__ == module_name
             )
-            if own and not inspect.isabstract(thing):
-                found.append(thing)
-    return found
+            if defined_here and not inspect.isabstract(thing):
+                classes.append(thing)
+    return classes
 
 
 def name_of(thing: Any) -> str | None:
-    """Returns the name that a class of settings gives itself, in its field `name`.
+    """Return the name that a class of settings gives itself, in its field `name`.
 
     None for anything else.
     """
     field = getattr(thing, "model_fields", {}).get("name")
-    return None if field is None else str(field.default)
+    if field is None:
+        return None
+    return str(field.default)
 
 
 def check_class(thing: Any, base: type) -> None:
-    """Checks what every registry wants of a class of settings that others have written.
+    """Check what every registry wants of a class of settings that others have written.
 
     Raises:
         TypeError: no class that can be used in place of `base`.
@@ -259,12 +268,12 @@ def check_class(thing: Any, base: type) -> None:
         raise ValueError(f"{thing.__qualname__}.about is missing: one line for `fedseed list`")
 
 
-def load_plugin(source: str | Path, where: str = "--plugin", registers: bool = True) -> str:
-    """Runs a plug-in's code, once: a Python file, or a module by its name.
+def load_plugin(source: str | Path, option: str = "--plugin", registers: bool = True) -> str:
+    """Run a plug-in's code, once: a Python file, or a module by its name.
 
     Args:
         source: a path that ends with .py, or a module's name such as "my_package.methods".
-        where: what errors call the place that asked for it.
+        option: what errors call the place that asked for it.
         registers: whether code that registers nothing is an error.
 
     Returns:
@@ -277,21 +286,26 @@ def load_plugin(source: str | Path, where: str = "--plugin", registers: bool = T
     is_file = name.endswith(".py")
     with _lock:
         try:
-            digest = hashlib.sha256(Path(name).read_bytes()).hexdigest() if is_file else ""
+            digest = ""
+            if is_file:
+                digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()
         except OSError as error:
-            raise RecipeError(f"{where} {source}: can't be read: {error.strerror}") from error
+            raise RecipeError(f"{option} {source}: can't be read: {error.strerror}") from error
         if _loaded.get(name) == digest:
             return name
-        before = [(registry, dict(registry._entries)) for registry in _registries]
+        earlier = [(registry, dict(registry._entries)) for registry in _registries]
         fresh = is_file or name not in sys.modules
         try:
-            with _as(name):
+            with _mark_origin(name):
                 if is_file:
                     _run_file(Path(name))
                 else:
                     importlib.import_module(name)
         except Exception as error:
-            for registry, entries in before:  # what the plug-in has added or replaced is taken back
+            for (
+                registry,
+                entries,
+            ) in earlier:  # what the plug-in has added or replaced is taken back
                 others = {
                     key: entry for key, entry in registry._entries.items() if entry.origin != name
                 }
@@ -304,32 +318,32 @@ def load_plugin(source: str | Path, where: str = "--plugin", registers: bool = T
                 and name.startswith(f"{error.name}")
             ):
                 hint = "; a file is named by its path, with .py at its end"
-            raise RecipeError(f"{where} {source}: {reason}{hint}") from error
+            raise RecipeError(f"{option} {source}: {reason}{hint}") from error
         added = any(
             entry.origin == name for registry in _registries for entry in registry._entries.values()
         )
         if fresh and registers and not added:
             raise RecipeError(
-                f"{where} {source}: registers nothing; call fedseed.register_method, "
-                "register_task, register_metric, "
-                "register_aggregation, register_tracker or register_transport in it"
+                f"{option} {source}: registers nothing; call fedseed.register_method, "
+                "register_task, register_metric, register_aggregation, register_tracker or "
+                "register_transport in it"
             )
         _loaded[name] = digest
         return name
 
 
-def load_module(source: str | Path, where: str) -> ModuleType:
-    """Returns a file or module whose code has been run as `load_plugin` does.
+def load_module(source: str | Path, option: str) -> ModuleType:
+    """Return a file or module whose code has been run as `load_plugin` does.
 
     It need not register anything.
     """
     with _lock:
-        name = load_plugin(source, where, registers=False)
+        name = load_plugin(source, option, registers=False)
         return sys.modules[_module_name(Path(name)) if name.endswith(".py") else name]
 
 
 def resolve(source: str | Path, folder: Path | None = None) -> str:
-    """Returns what a plug-in is known by: a file's absolute path, or a module's name.
+    """Return what a plug-in is known by: a file's absolute path, or a module's name.
 
     Args:
         source: as it was written.
@@ -343,12 +357,12 @@ def resolve(source: str | Path, folder: Path | None = None) -> str:
 
 
 def is_loaded(name: str) -> bool:
-    """Returns whether a plug-in, as `resolve` names it, has run."""
+    """Return whether a plug-in, as `resolve` names it, has run."""
     return name in _loaded
 
 
 def _module_name(path: Path) -> str:
-    """Returns a name that no other file has: two files called my_method.py are two modules."""
+    """Return a name that no other file has: two files called my_method.py are two modules."""
     return f"fedseed_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
@@ -366,8 +380,8 @@ def _run_file(path: Path) -> None:
 
 
 @contextmanager
-def _as(origin: str) -> Iterator[None]:
-    """Marks whatever is registered inside as coming from `origin`."""
+def _mark_origin(origin: str) -> Iterator[None]:
+    """Mark whatever is registered inside as coming from `origin`."""
     token = _loading.set(origin)
     try:
         yield
@@ -376,6 +390,6 @@ def _as(origin: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error in one line, with its type."""
+    """Return an error in one line, with its type."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return " ".join(text.split())

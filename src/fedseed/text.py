@@ -14,14 +14,14 @@ MOST = 200  # characters of a peer's or a file's text in one message
 
 
 def clean(text: str) -> str:
-    """Returns the text with each character that a terminal would obey as its code: backslash x1b
+    """Return the text with each character that a terminal would obey as its code: backslash x1b
     for an escape.
     """
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def shown(text: object, limit: int = MOST) -> str:
-    """Returns somebody else's text as a message may hold it: one line, cleaned, not long.
+def show_text(text: object, limit: int = MOST) -> str:
+    """Return somebody else's text as a message may hold it: one line, cleaned, not long.
 
     Args:
         text: anything; no more of it than is shown is looked at.
@@ -29,35 +29,39 @@ def shown(text: object, limit: int = MOST) -> str:
     """
     whole = text if isinstance(text, str) else str(text)
     line = clean(" ".join(whole[: 4 * limit].split()))
-    return line if len(line) <= limit and len(whole) <= 4 * limit else line[: limit - 3] + "..."
+    if len(line) <= limit and len(whole) <= 4 * limit:
+        return line
+    return line[: limit - 3] + "..."
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of what an error says, or its type if it says nothing."""
+    """Return the first line of what an error says, or its type if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def listed(names: Sequence[str], most: int) -> str:
-    """Returns the first `most` names with commas between them, and how many more there are."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
+def listed(names: Sequence[str], limit: int) -> str:
+    """Return the first `limit` names with commas between them, and how many more there are."""
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def first_problem(error: "ValidationError") -> str:
-    """Returns what is wrong first in data of somebody else's, and where, in a line.
+    """Return what is wrong first in data of somebody else's, and where, in a line.
 
     Not what stands there.
     """
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    at = ": ".join(shown(str(part), 40) for part in first["loc"])
-    what = shown(first["msg"].removeprefix("Value error, "), 100)
+    location = ": ".join(show_text(str(part), 40) for part in first["loc"])
+    problem = show_text(first["msg"].removeprefix("Value error, "), 100)
     if first["type"] == "json_invalid":
-        what = what.replace("Invalid JSON", "not valid JSON")
-    return f"{at}: {what}" if at else what
+        problem = problem.replace("Invalid JSON", "not valid JSON")
+    if location:
+        return f"{location}: {problem}"
+    return problem
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Returns what to sort a name by, for the order in which people count: client-2 before
+    """Return what to sort a name by, for the order in which people count: client-2 before
     client-10.
     """
     parts = re.split(r"(\d+)", name)
@@ -65,16 +69,16 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def flat(table: Mapping[str, Any], head: str = "") -> dict[str, Any]:
-    """Returns nested tables as one with dotted keys: {"method": {"name": "ferret"}} becomes
+    """Return nested tables as one with dotted keys: {"method": {"name": "ferret"}} becomes
     {"method.name": "ferret"}.
 
     Args:
         table: the tables.
         head: what each key begins with.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
-        found.update(
+        values.update(
             flat(value, f"{head}{key}.") if isinstance(value, Mapping) else {f"{head}{key}": value}
         )
-    return found
+    return values

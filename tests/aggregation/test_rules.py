@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedseed.aggregation import RULES, Mean, Median
-from fedseed.aggregation.base import AggregationRule, Past, claims, padded, shares
+from fedseed.aggregation.base import AggregationRule, Past, claims, pad_vectors, shares
 from fedseed.methods.base import Answer, Answers
 
 VECTORS = [np.array([1.0, -2.0, 3.0]), np.array([4.0, 0.5, -1.0]), np.array([1e9, 1e9, -1e9])]
@@ -67,7 +67,7 @@ def test_a_vector_in_parts_has_the_mean_of_the_whole(rule):
 def test_sparse_vectors_are_zero_elsewhere_for_the_median():
     indices = [np.array([0]), np.array([0]), np.array([1])]
     values = [np.array([5.0]), np.array([3.0]), np.array([9.0])]
-    assert [v.tolist() for v in padded([np.ones(1), np.ones(3)])] == [[1, 0, 0], [1, 1, 1]]
+    assert [v.tolist() for v in pad_vectors([np.ones(1), np.ones(3)])] == [[1, 0, 0], [1, 1, 1]]
     np.testing.assert_array_equal(
         accumulate(Median(), np.zeros(2), indices, values, [1 / 3] * 3), [3.0, 0.0]
     )

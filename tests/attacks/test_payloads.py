@@ -88,7 +88,7 @@ def test_chats_get_the_last_answer_of_another():
             new.messages[0] == old.messages[0]
             and new.messages[1]["content"] != old.messages[1]["content"]
         )
-        assert new.response == f" {new.messages[1]['content']}" and new.where == old.where
+        assert new.response == f" {new.messages[1]['content']}" and new.place == old.place
 
 
 def test_choices_get_another_option_and_pictures_the_next_class():

@@ -12,8 +12,8 @@ import pytest
 
 import fedseed as fedseed_package
 from fedseed.models.loading import locate
+from fedseed.recipe.reading import read_recipe
 from fedseed.reports.progress import Shown
-from fedseed.runs.recipe import read_recipe
 from support.command import fedseed, refused, well
 from support.forked import fedseed_forked
 

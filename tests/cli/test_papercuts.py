@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from fedseed import FedAvg, Ferret
 from fedseed.cli.common import complete_keys, complete_recipes, complete_settings
 from fedseed.metrics import metric_title
+from fedseed.recipe.reading import read_recipe
 from fedseed.reports.results import RoundLine
 from fedseed.runs import costs
-from fedseed.runs.recipe import read_recipe
 from fedseed.training.settings import LocalTraining
 from support.command import refused, well
 from support.heard import Heard

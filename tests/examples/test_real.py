@@ -20,7 +20,7 @@ import pytest
 from fedseed import Federation, Orbit
 from fedseed.experiments.sweeps import read_sweep
 from fedseed.models.loading import load_model
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.reading import read_recipe
 from support import text_bases
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "real"

@@ -9,7 +9,7 @@ from fedseed.errors import RecipeError
 from fedseed.experiments import bench
 from fedseed.experiments.bench import cost_table, fits, measure, reckon
 from fedseed.models.loading import load_model, locate
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.reading import read_recipe
 from support.command import fedseed, well
 
 TINY = (

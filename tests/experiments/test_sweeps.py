@@ -9,8 +9,8 @@ import pytest
 from fedseed.errors import RecipeError
 from fedseed.experiments import sweeps
 from fedseed.experiments.sweeps import How, Sweep, Sweeping, WorkerPool, read_sweep
-from fedseed.runs.packaged import packaged_sweeps
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.packaged import packaged_sweeps
+from fedseed.recipe.reading import read_recipe
 from support.network import until
 
 TINY = [
@@ -136,7 +136,7 @@ def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_one
 
 def test_recipes_are_compared_as_a_sweep(monkeypatch, tmp_path):
     played = Played(monkeypatch, lambda recipe: 1.0 if recipe.method.name == "fedavg" else 2.0)
-    made = sweeps.made_sweep(None, ["quickstart-fedavg", "quickstart-ferret"], TINY)
+    made = sweeps.make_sweep(None, ["quickstart-fedavg", "quickstart-ferret"], TINY)
     lines = Sweeping(made, tmp_path, str).run()
     assert [job.folder.relative_to(tmp_path).parts for job, _ in played.jobs] == [
         ("quickstart-fedavg", "seed-1"),
@@ -150,9 +150,9 @@ def test_recipes_are_compared_as_a_sweep(monkeypatch, tmp_path):
     assert said[0] in (tmp_path / "compare.md").read_text()
     assert "quickstart-ferret keeps 75% of" in (tmp_path / "compare.html").read_text()
     with pytest.raises(RecipeError, match=r"compare: .*two runs have the same name"):
-        sweeps.made_sweep(None, ["a/one.toml", "b/one.toml"])
+        sweeps.make_sweep(None, ["a/one.toml", "b/one.toml"])
     with pytest.raises(RecipeError, match="--seeds 1,2,3"):
-        sweeps.made_sweep(None, ["quickstart-fedavg"], ["seed = 3"])
+        sweeps.make_sweep(None, ["quickstart-fedavg"], ["seed = 3"])
 
 
 def test_a_point_without_a_finite_loss_is_not_chosen_and_failures_are_told(monkeypatch, tmp_path):

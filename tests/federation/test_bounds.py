@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, ZOFedSGD
-from fedseed.federation.bounds import Bounds
+from fedseed.federation.coordinator.bounds import Bounds
 from fedseed.federation.messages import Message
 from fedseed.objectives.losses import Supervised
 from fedseed.runs.assembly import Federation

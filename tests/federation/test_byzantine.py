@@ -7,11 +7,11 @@ import pytest
 
 from fedseed import FedAvg, FedKSeed, FeedSign, Ferret, ZOFedSGD
 from fedseed.aggregation import GeometricMedian, Mean, Median, TrimmedMean
-from fedseed.federation.bounds import Bounds
 from fedseed.federation.byzantine import Byzantine
+from fedseed.federation.coordinator.bounds import Bounds
 from fedseed.federation.messages import Message
 from fedseed.methods import FedMeZO, FedSGD
-from fedseed.methods.payload import About
+from fedseed.methods.payload import DecodeContext
 from fedseed.training.settings import LocalTraining
 from support.zeroth_order import QUICK, federation
 
@@ -53,7 +53,7 @@ def round_of(request):
 def vectors(round_of):
     """Reads messages as the coordinator does: (n, d)."""
     run, _ = round_of
-    about = About(run.method, run.coordinator.state, "update", 1)
+    about = DecodeContext(run.method, run.coordinator.state, "update", 1)
 
     def read(messages):
         payloads = [Message.decode(message).payload for _, message in sorted(messages.items())]
@@ -109,7 +109,7 @@ def test_largest_is_accepted_and_a_little_more_is_not(round_of):
         1, honest, run.worker.corrupt
     )
     state = run.coordinator.state
-    about = About(run.method, state, "update", 1)
+    about = DecodeContext(run.method, state, "update", 1)
     updates = {
         c: run.method.decode_update(state, 1, Message.decode(message).payload)
         for c, message in sent.items()

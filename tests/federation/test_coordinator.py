@@ -10,7 +10,7 @@ from fedseed.aggregation.base import Past
 from fedseed.aggregation.clipping import CentredClipping
 from fedseed.aggregation.median import Median, TrimmedMean
 from fedseed.errors import MessageError
-from fedseed.federation.coordinator import SIZES, Coordinator
+from fedseed.federation.coordinator.coordinator import SIZES, Coordinator
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods.dense import Weights
 from fedseed.methods.fedsgd import Gradient

@@ -14,7 +14,7 @@ import pytest
 
 from fedseed.errors import MessageError
 from fedseed.federation.control import Hello, parse_control
-from fedseed.federation.reception import read_start
+from fedseed.federation.coordinator.admission import read_start
 from fedseed.methods import FeedSign
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from fedseed import Orbit, ParameterSpace
+from fedseed.federation.client.worker import Worker
 from fedseed.federation.control import LINE_FIELDS
 from fedseed.federation.messages import Message
-from fedseed.federation.worker import Worker
 from fedseed.orbit import NO_DIGEST
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryEnd
 from support import problem as problems
 from support.heard import Ending

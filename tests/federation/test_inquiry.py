@@ -10,10 +10,10 @@ from math import inf
 import pytest
 
 from fedseed.errors import MessageError, NetworkError
-from fedseed.federation import inquiry
-from fedseed.federation.inquiry import Inquiry
-from fedseed.federation.membership import Roster
-from fedseed.federation.session import CoordinatorSettings, Rejected, Session
+from fedseed.federation.coordinator import inquiry
+from fedseed.federation.coordinator.inquiry import Inquiry
+from fedseed.federation.coordinator.membership import Roster
+from fedseed.federation.coordinator.session import CoordinatorSettings, Rejected, Session
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.results import RoundLine
 from support.heard import Heard

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedseed.errors import MessageError, NetworkError
-from fedseed.federation import replica
-from fedseed.federation.answers import Answers
+from fedseed.federation.client import replica
+from fedseed.federation.client.answers import Answers
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.protocol import Entry, plan_message
 from support.heard import Heard

@@ -22,7 +22,7 @@ SUITES = [
 
 @pytest.mark.slow
 def test_after_random_operators_all_end_alike(tmp_path, shared_server):
-    count, failures = operate(limit_seconds(20), tmp_path / "trials", first=int(SLOW) * 1000)
+    count, failures, _ = operate(limit_seconds(20), tmp_path / "trials", first=int(SLOW) * 1000)
     assert count and not failures, "\n".join(failures)
 
 

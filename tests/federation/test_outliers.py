@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedseed import Basis
-from fedseed.federation.bounds import WINDOW, Bounds, LastSteps, too_far
+from fedseed.federation.coordinator.bounds import WINDOW, Bounds, LastSteps, too_far
 from fedseed.methods.payload import LARGEST
 from fedseed.optimizers.rules import Rule
 from fedseed.weights.change import Add, Average, Entries, Optimize, Patch, Rebuild, Replace, Term

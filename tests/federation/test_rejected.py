@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from fedseed.federation import session as rejected
-from fedseed.federation.network_coordinator import status_answer
-from fedseed.federation.session import Rejected
+from fedseed.federation.coordinator import session as rejected
+from fedseed.federation.coordinator.network import status_answer
+from fedseed.federation.coordinator.session import Rejected
 from fedseed.reports.progress import Progress
 from support.heard import Heard
 

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 from fedseed.federation.control import Attach
-from fedseed.federation.session import CoordinatorSettings, Rejected, Session
+from fedseed.federation.coordinator.session import CoordinatorSettings, Rejected, Session
 from fedseed.reports.progress import Progress
 from fedseed.transport.memory import Hub
 from support.reception import Talk

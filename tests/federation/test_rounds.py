@@ -5,12 +5,12 @@ from math import inf
 
 import pytest
 
-from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.membership import Roster
+from fedseed.federation.coordinator.coordinator import Coordinator
+from fedseed.federation.coordinator.membership import Roster
+from fedseed.federation.coordinator.rounds import Rounds
+from fedseed.federation.coordinator.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.protocol import read_plan
-from fedseed.federation.rounds import Rounds
-from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.methods import FeedSign, ZOFedSGD
 from fedseed.privacy import PrivacySettings, protect
 from fedseed.transport.memory import MemoryEnd

@@ -13,17 +13,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.errors import FedseedError, MessageError
-from fedseed.federation import secure
-from fedseed.federation.answers import Answers
+from fedseed.federation.client import secure
+from fedseed.federation.client.answers import Answers
+from fedseed.federation.coordinator.secure import SecureCoordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import SAID, plan_message
-from fedseed.federation.secure import SecureCoordinator
 from fedseed.privacy.secure import LostError
 from fedseed.privacy.secure.messages import Phase, Terms
 from fedseed.privacy.secure.settings import identity_text
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
 from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryClient
 from support.heard import Ending, Heard
 from support.network import federation_of, in_process, repeats, until

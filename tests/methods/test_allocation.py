@@ -56,6 +56,20 @@ def test_the_rules_look_at_what_they_should():
     assert counts("uniform", 10) == [4, 3, 3]
 
 
+@pytest.mark.parametrize("norms", [[3.0, 1.0, 0.5], [1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+def test_a_fixed_total_is_sent_by_norm_whatever_the_change_is(norms):
+    method = Ferret(allocation="norm", directions=90, fixed_total=True)
+    found = method.allocate(method.start(LAYOUT, 1), np.array(norms))
+    assert found.sum() == 90 and found.min() >= 1
+    assert list(found) == list(proportional(90, np.array(norms)))
+
+
+def test_a_fixed_total_needs_a_direction_for_each_block():
+    with pytest.raises(ValueError, match="3 blocks and each needs at least one"):
+        Ferret(directions=2, fixed_total=True).start(LAYOUT, 1)
+    Ferret(directions=2).start(LAYOUT, 1)
+
+
 def test_coefficients_are_products_over_their_number_and_the_entries_variance():
     """Eqs. 6 and 8: gamma_l = V_l^T Delta_l / (rho_l K_l)."""
     method = Ferret(basis="truncated_normal")
@@ -64,7 +78,7 @@ def test_coefficients_are_products_over_their_number_and_the_entries_variance():
         method.directions_of(3),
         [np.float32([6, 3]), np.float32([1]), np.float32([2, 2, 2, 4])],
     )
-    found = method.scaled(method.start(LAYOUT, 1), basis, products)
+    found = method.scale_products(method.start(LAYOUT, 1), basis, products)
     for gamma, product, size in zip(found, products, SIZES, strict=True):
         np.testing.assert_allclose(
             gamma, product / (basis.variance(size) * len(product)), rtol=1e-6

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, MeZO, Orbit, RandOpt, ZOFedSGD
-from fedseed.federation.worker import Worker
+from fedseed.federation.client.worker import Worker
 from fedseed.optimizers.rules import Squares
 from support.problem import Problem
 from support.tiers import mark
@@ -57,6 +57,12 @@ ZEROTH = {  # a method, its clients and its weights
     ),
     "randopt": (RandOpt(**RANDOPT), 3, torch.float32),
     "randopt-base": (RandOpt(**RANDOPT, small_steps="from-base"), 3, HALF),
+    "rmsprop": (MeZO(**QUICK, basis="normal", optimizer="rmsprop", beta2=0.9), 1, HALF),
+    "votes-hiso": (
+        FeedSign(**QUICK, votes_per_round=3, basis="normal", optimizer="hiso", beta2=0.9),
+        3,
+        HALF,
+    ),
     "hiso": (ZOFedSGD(**QUICK, basis="normal", optimizer="hiso", beta2=0.9), 3, HALF),
 }
 GRADIENTS = {
@@ -98,7 +104,7 @@ def test_replay_resume_and_clients_of_their_own_have_the_bits_of_the_run(name, t
     settings = {"evaluate_every": 3, "rounds": 8}
     whole = make(out=tmp_path / "whole", **settings).run()
     # eight steps of few directions each say little
-    if name not in ("meazo", "rebuilt", "hiso", "zo-byte"):
+    if name not in ("meazo", "rebuilt", "rmsprop", "votes-hiso", "hiso", "zo-byte"):
         assert whole.summary["final"]["loss"] < whole.summary["baseline"]["loss"]
     orbit = Orbit.open(tmp_path / "whole" / "model.orbit")
     for line in whole.metrics:

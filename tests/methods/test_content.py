@@ -19,7 +19,7 @@ from fedseed.methods.payload import (
     Payload,
     Ragged,
     Scalar,
-    total,
+    sum_contents,
 )
 from support.problem import Problem
 
@@ -37,7 +37,7 @@ class Inner(Payload):
 @dataclass(frozen=True)
 class All(Payload):
     rate: Annotated[float, Scalar("f8")]
-    nothing: Annotated[float | None, Scalar("f4", when="never")]
+    nothing: Annotated[float | None, Scalar("f4", condition="never")]
     indices: Annotated[NDArray[np.uint32], Array("u4", "n")]
     scalars: Annotated[Floats, Array("f4", "n")]
     signs: Annotated[NDArray[np.int8], Bits("votes")]
@@ -58,7 +58,7 @@ def test_each_kind_of_field_counts_as_what_it_is():
     data = payload.encode()
     expected = Content(len(data), scalars=1 + 3 + 2 * 4, integers=3 + 2, bits=4)
     assert payload.content(99, data) == expected
-    assert total([expected, Content(1, 2, 3, 4)]) == Content(len(data) + 1, 14, 8, 8)
+    assert sum_contents([expected, Content(1, 2, 3, 4)]) == Content(len(data) + 1, 14, 8, 8)
 
 
 PROBLEM, NONE = Problem(), Content()

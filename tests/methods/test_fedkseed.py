@@ -10,8 +10,8 @@ import torch
 from fedseed import FedKSeed, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods import fedkseed
-from fedseed.methods.fedkseed import Accumulated, Pairs, Pool, probabilities
-from fedseed.methods.payload import About
+from fedseed.methods.fedkseed import Accumulated, HalfPairs, Pairs, Pool, probabilities
+from fedseed.methods.payload import DecodeContext
 from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
 from support.memory import LiveBytes
@@ -47,6 +47,45 @@ def test_fedkseed_accumulates_with_the_clients_weights():
     np.testing.assert_array_equal(again.uses, step.uses)
     state = method.advance(state, step)
     np.testing.assert_array_equal(plan(method, state, 2).probabilities, probabilities(step))
+
+
+def test_scalars_in_half_precision_take_six_bytes_a_pair_and_are_rounded_to_nearest():
+    method = FedKSeed(candidates=8, steps=5, scalars="float16")
+    state = method.start(LAYOUT, 1)
+    rho = np.array([0.1, -3.0004, 70_000.0, -1e5, 1e-9], dtype=np.float32)
+    sent = HalfPairs(np.array([1, 1, 3, 4, 7], dtype=np.uint32), rho)
+    assert len(sent.encode()) == 5 * 6
+    read = method.decode_update(state, 1, sent.encode())
+    assert read.scalars.dtype == np.float32
+    assert read.scalars.tolist() == [float(np.float16(0.1)), -3.0, 65504.0, -65504.0, 0.0]
+    assert read.indices.tolist() == [1, 1, 3, 4, 7]
+    assert sent.content(0, sent.encode()).scalars == 5
+    with pytest.raises(MessageError, match="38 bytes, 6 for each"):
+        method.decode_update(state, 1, b"0" * 38)
+    with pytest.raises(MessageError, match="36 bytes of pairs: from 6 to 30, 6 for each"):
+        method.decode_update(state, 1, b"\0" * 36)
+    infinite = np.array([1], dtype="<u4").tobytes() + np.array([np.inf], dtype="<f2").tobytes()
+    with pytest.raises(MessageError, match="finite"):
+        method.decode_update(state, 1, infinite)
+    assert (
+        type(read.with_vector(np.arange(8.0), DecodeContext(method, state, "update", 1)))
+        is HalfPairs
+    )
+
+
+def test_a_run_in_half_precision_tunes_as_well_with_a_quarter_less_up():
+    runs = {
+        scalars: federation(
+            FedKSeed(**QUICK, candidates=64, steps=10, scalars=scalars), rounds=3, evaluate_every=3
+        ).run()
+        for scalars in ("float32", "float16")
+    }
+    whole, half = (runs[scalars].summary for scalars in ("float32", "float16"))
+    assert half["payload_bytes_up"] == whole["payload_bytes_up"] * 6 / 8
+    assert half["payload_bytes_down"] == whole["payload_bytes_down"]
+    gain = whole["baseline"]["loss"] - whole["final"]["loss"]
+    assert gain > 0 and abs(half["final"]["loss"] - whole["final"]["loss"]) < 0.02 * gain
+    assert half["weights_digest"] != whole["weights_digest"]
 
 
 def test_fedkseed_forgets_and_follows_its_schedule():
@@ -168,14 +207,14 @@ def test_pairs_of_the_pool_are_read_and_others_are_not():
             POOL.decode_update(STATE, 2, bad.encode())
     wide = FedKSeed(candidates=4, steps=2, population=2, batch=2)
     assert len(wide.decode_update(STATE, 2, pairs([0] * 4, [1.0] * 4).encode()).scalars) == 4
-    assert pairs([0, 1], [-7.0, 2.0]).size(About(POOL, STATE, "update", 2)) == 7.0
+    assert pairs([0, 1], [-7.0, 2.0]).size(DecodeContext(POOL, STATE, "update", 2)) == 7.0
 
 
 @pytest.mark.parametrize(
     ("after", "size"), [([5, 3, -2, 0], 3), ([5, 0, -2.5, 0], 1), ([5, 0, -2, 0], 0)]
 )
 def test_a_step_is_as_large_as_the_most_that_it_adds(after, size):
-    assert Accumulated(np.float32(after)).size(About(POOL, STATE, "step", 2)) == size
+    assert Accumulated(np.float32(after)).size(DecodeContext(POOL, STATE, "step", 2)) == size
 
 
 def test_pairs_as_vectors_of_the_pool():
@@ -183,10 +222,10 @@ def test_pairs_as_vectors_of_the_pool():
 
     Of a vector so many of the largest entries as a client may send, or all of them.
     """
-    about = About(POOL, STATE, "update", 2)
+    about = DecodeContext(POOL, STATE, "update", 2)
     assert Pairs.words(about) == 4
     assert pairs([3, 0, 3], [1.0, -2.0, 0.5]).vector(about).tolist() == [-2.0, 0.0, 0.0, 1.5]
-    whole = Pairs.of(np.array([0.1, 0.0, -3.0, 2.0]), about)
+    whole = Pairs.from_vector(np.array([0.1, 0.0, -3.0, 2.0]), about)
     assert whole.indices.tolist() == [0, 1, 2, 3] and whole.scalars.tolist() == [
         0.1,
         0.0,
@@ -196,10 +235,10 @@ def test_pairs_as_vectors_of_the_pool():
     few = pairs([0], [1.0]).with_vector(np.array([-4.0, 1.0, 2.0, -3.0]), about)
     assert few.indices.tolist() == [0, 2, 3] and few.scalars.tolist() == [-4.0, 2.0, -3.0]
     assert few.indices.dtype == np.uint32 and few.scalars.dtype == np.float32
-    more = About(FedKSeed(candidates=8, steps=2, population=3, batch=3), STATE, "update", 2)
+    more = DecodeContext(FedKSeed(candidates=8, steps=2, population=3, batch=3), STATE, "update", 2)
     few = pairs([0], [1.0]).with_vector(np.array([1.0, 9.0, 1.0, 8.0, 7.0, -6.0, 5.0, 0.5]), more)
     assert few.indices.tolist() == [0, 1, 3, 4, 5, 6]  # of equal ones the first
-    many = About(FedKSeed(candidates=40, steps=15), STATE, "update", 2)
+    many = DecodeContext(FedKSeed(candidates=40, steps=15), STATE, "update", 2)
     few = pairs([0], [1.0]).with_vector(np.tile([0.5, -1.0], 20), many)
     assert few.indices.tolist() == list(range(1, 31, 2))
 

@@ -9,7 +9,7 @@ from fedseed import FedMeZO, Orbit
 from fedseed.errors import MessageError
 from fedseed.methods.dense import Weights
 from fedseed.methods.fedmezo import Rate, Trace, Traces, phi
-from fedseed.methods.payload import About
+from fedseed.methods.payload import DecodeContext
 from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
 from support.made_up import MadeUp
@@ -51,7 +51,7 @@ def test_exact_pairs_are_the_bits_of_tensors(make_problem, basis, dtype):
 
 def test_huge_pairs_are_refused_also_where_the_rate_is_0():
     method = FedMeZO(steps=2, schedule={"kind": "linear", "rounds": 2})
-    about = About(method, replace(method.start(LAYOUT, 7), done=4), "update", 5)
+    about = DecodeContext(method, replace(method.start(LAYOUT, 7), rounds_done=4), "update", 5)
     assert Trace.decode(Trace(np.zeros(2, np.float32)).encode(), about).size(about) == 1.0
     with pytest.raises(MessageError, match=r"scalar 1 is .*: at most 1e"):
         Trace.decode(Trace(np.array([0, 1e-9], np.float32)).encode(), about)
@@ -69,10 +69,10 @@ def test_pairs_of_a_population_by_hand():
         "schedule": {"kind": "linear", "rounds": 4},
     }
     method = FedMeZO(**settings, combine="exact")
-    state, unit = replace(method.start(LAYOUT, 7), done=1), 0.75 * 1e-5 / 2
+    state, unit = replace(method.start(LAYOUT, 7), rounds_done=1), 0.75 * 1e-5 / 2
     a, b = np.float32([-3, 1, 0, 2]) * np.float32(unit), np.float32([2, 0, 0, 0]) * np.float32(unit)
     step = Traces((Trace(a, client=1, weight=0.25), Trace(b, client=2, weight=0.75)))
-    assert step.size(About(method, state, "step", 2)) == pytest.approx(0.25 * 3 + 0.75 * 2)
+    assert step.size(DecodeContext(method, state, "step", 2)) == pytest.approx(0.25 * 3 + 0.75 * 2)
     found = [
         (weight, [add.terms[0].first for add in adds])
         for weight, adds in method.change(state, step).branches
@@ -138,7 +138,7 @@ def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):
         made = [Weights(np.float32(at).tobytes(), loss=loss) for at in ([1, 2], [5, 5])]
     round_ = answers(1, [(3, 0.75, made[0]), (5, 0.25, made[1])])
     after = method.advance(method.remember(state, round_), method.aggregate(state, round_))
-    assert after.done == 1
+    assert after.rounds_done == 1
     # shares of what lies between two; of pairs, in multiples of their orthogonal directions' length
     far = 5.0 if travel == "tensors" else (0.25**2 + 0.5**2) ** 0.5
     signals = (
@@ -147,7 +147,7 @@ def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):
         else [pytest.approx(0.25 * far), pytest.approx(0.75 * far)]
     )
     noted = [] if personal in ("constant", "random") else [[3, signals[0]], [5, signals[1]]]
-    assert after.signals.tolist() == noted and state.after({}).signals.shape == (0, 2)
+    assert after.signals.tolist() == noted and state.add_signals({}).signals.shape == (0, 2)
     assert method.remember(after, answers(2, [])).signals is after.signals
     assert len(method.remember(state, round_).signals) == (
         0 if travel == "pairs" else len(after.signals)
@@ -158,7 +158,7 @@ def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):
 def test_five_signals_of_a_client_are_remembered():
     state = FedMeZO(personal="loss-5").start(LAYOUT, 1)
     for number in range(7):
-        state = state.after({3: float(number)} if number else {3: 0.0, 5: 9.0, 7: 5.0})
+        state = state.add_signals({3: float(number)} if number else {3: 0.0, 5: 9.0, 7: 5.0})
     assert state.signals_of(3) == [2.0, 3.0, 4.0, 5.0, 6.0] and state.signals_of(5) == [9.0]
     rate = plan(FedMeZO(personal="loss-5"), state, 8, 7, [3, 5, 7]).rate  # of 4, 9 and 5
     assert rate == pytest.approx(1e-5 * (1 - 0.5 / 3))
@@ -182,7 +182,7 @@ def test_the_formula_of_the_rates():
     assert phi({0: 1.0, 1: 3.0}, 2) == 0.0  # nothing is known of it
     state = method.start(None, 1)
     assert plan(method, state, 1, 0, [0, 1]).rate == pytest.approx(1e-5)  # nobody has a loss yet
-    state = state.after({0: 9.0, 1: 2.0, 2: 6.0}).after({0: 1.0})
+    state = state.add_signals({0: 9.0, 1: 2.0, 2: 6.0}).add_signals({0: 1.0})
     rates = [plan(method, state, 2, client, [0, 1, 2]).rate for client in range(3)]
     np.testing.assert_allclose(
         rates, [1e-5 * (1 - 0.5 * 2 / 3), 1e-5 * (1 - 0.5 / 3), 1.5e-5], rtol=1e-6

@@ -5,8 +5,8 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import FedSGD
 from fedseed.errors import MessageError
+from fedseed.federation.client.worker import Worker
 from fedseed.federation.messages import Message, MessageKind
-from fedseed.federation.worker import Worker
 from fedseed.methods.fedsgd import Gradient
 
 

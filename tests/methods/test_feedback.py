@@ -41,7 +41,7 @@ def test_what_is_not_sent_is_remembered_and_added(make, beta):
         client = MadeUp(change=change, memory=before)
         update = method.train(state, None, client)
         p = change if before is None or not beta else change + before
-        assert update.encode() == method.compressed(state, p, 2).encode()
+        assert update.encode() == method.compress(state, p, 2).encode()
         if beta:
             np.testing.assert_allclose(
                 client.memory, beta * (p - sent(method, state, update)), atol=1e-6

@@ -9,7 +9,7 @@ import torch
 from fedseed import Basis, FeedSign, ParameterSpace
 from fedseed.aggregation import Median
 from fedseed.methods.feedsign import Votes
-from fedseed.methods.payload import About
+from fedseed.methods.payload import DecodeContext
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
 from fedseed.training.client import LocalClient
@@ -64,7 +64,9 @@ def test_only_ties_are_settled_by_coins_whatever_the_rule():
     # a median is not a sum: of one vote that is a lie it makes nothing
     made = [(0, 0.2, signs(1, 1, 1)), (1, 0.4, signs(-1, 1, 1)), (2, 0.4, signs(1, -1, -1))]
     assert method.aggregate(state, answers(1, made, Median())).signs.tolist() == [1, 1, 1]
-    turned = signs(1, -1, 1).with_vector(np.array([0.0, 2.5, -0.1]), About(method, state, "update"))
+    turned = signs(1, -1, 1).with_vector(
+        np.array([0.0, 2.5, -0.1]), DecodeContext(method, state, "update")
+    )
     assert turned.signs.tolist() == [1, 1, -1]
 
 
@@ -100,7 +102,7 @@ def test_small_steps_vanish_to_nearest_but_not_otherwise(dtype=torch.bfloat16):
         for _ in range(300):
             step = Votes(np.array([1], dtype=np.int8))
             space.apply(method.change(state, step))
-            total -= 5e-6 * Basis("rademacher", 1).direction(state.done, 0, 10_000)
+            total -= 5e-6 * Basis("rademacher", 1).direction(state.steps_done, 0, 10_000)
             state = method.advance(state, step)
         moved = net.weight.detach().double().numpy().reshape(-1) - float(
             torch.tensor(0.02, dtype=dtype)

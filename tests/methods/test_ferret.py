@@ -8,10 +8,10 @@ from torch.nn.functional import cross_entropy
 from fedseed import Basis, Ferret, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods import ferret
-from fedseed.methods.ferret import Coefficients, CoefficientStep, FerretPlan, to_bytes
-from fedseed.methods.payload import About
+from fedseed.methods.ferret import Coefficients, CoefficientStep, FerretPlan, parse_bytes
+from fedseed.methods.payload import DecodeContext
 from fedseed.objectives.losses import Supervised
-from fedseed.orbit.header import chosen
+from fedseed.orbit.header import chosen_settings
 from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
@@ -40,7 +40,7 @@ def norms(vector):
 def coefficients(method, state, basis, delta, where):
     """What a client makes of its change `delta`: gamma_l of each block."""
     counts = method.allocate(state, norms(delta))
-    return method.scaled(state, basis, where.project(delta, basis, counts.tolist()))
+    return method.scale_products(state, basis, where.project(delta, basis, counts.tolist()))
 
 
 BASES = ["normal", "truncated_normal", "rademacher", "hadamard"]
@@ -191,7 +191,7 @@ def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_
 def test_a_vector_has_a_place_for_each_coefficient_that_any_client_can_have(allocation, most):
     method = Ferret(basis="rademacher", directions=12, allocation=allocation, seeds="shared")
     state = method.start(LAYOUT, 1)
-    about = About(method, state, "update", 2)
+    about = DecodeContext(method, state, "update", 2)
     most = most or method.allocate(state).tolist()
     assert Coefficients.words(about) == sum(most)
     ends = np.cumsum([0, *most])
@@ -205,7 +205,7 @@ def test_a_vector_has_a_place_for_each_coefficient_that_any_client_can_have(allo
         ends[2] + 2: 4,
         ends[3]: -1,
     }
-    summed = Coefficients.of(vector, about)
+    summed = Coefficients.from_vector(vector, about)
     if allocation == "size":
         assert list(map(len, summed.gammas)) == most  # as many as every client sends
     else:
@@ -221,7 +221,7 @@ def test_a_vector_has_a_place_for_each_coefficient_that_any_client_can_have(allo
     ]
     assert {gamma.dtype.name for gamma in again.gammas} == {"float32"}
     vector[ends[1] - 1] = 1
-    assert len(Coefficients.of(vector, about).gammas[0]) == most[0]
+    assert len(Coefficients.from_vector(vector, about).gammas[0]) == most[0]
 
 
 # -- streaming
@@ -348,7 +348,7 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
     ("size", "scalars"), [(2800, "bit"), ("28kB", "bit"), ("300 kB", "float32")]
 )
 def test_a_budget_of_bytes_is_what_a_client_sends(size, scalars):
-    assert [to_bytes(text) for text in ("7B", "28kB", "1.5 MB")] == [7, 28_000, 1_500_000]
+    assert [parse_bytes(text) for text in ("7B", "28kB", "1.5 MB")] == [7, 28_000, 1_500_000]
     method = Ferret(bytes=size)
     layout = Layout((TensorEntry("w", (100_000,), "float32"),), (0, 100_000))
     state, gamma = method.start(layout, 1), np.ones(method.directions, dtype=np.float32)
@@ -358,4 +358,4 @@ def test_a_budget_of_bytes_is_what_a_client_sends(size, scalars):
         Ferret(bytes=size, directions=50).directions == 50
         and Ferret(bytes=size, blocks="tensor").blocks == "tensor"
     )
-    assert type(method).model_validate(chosen(method)) == method
+    assert type(method).model_validate(chosen_settings(method)) == method

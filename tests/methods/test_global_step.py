@@ -76,7 +76,7 @@ def test_global_optimisers(kind):
             w -= 0.3 * {"average": change, "momentum": m, "nesterov": change + 0.8 * m}[kind]
     found, state = walked(method)
     np.testing.assert_allclose(found, w, atol=1e-5)
-    assert state.done == 5 and state.squares.steps == 0
+    assert state.steps_done == 5 and state.squares.steps == 0
     drawn = Ferret(server=kind, training={"small_steps": "stochastic"})
     assert drawn.change(drawn.start(LAYOUT, 1), step).rounding == (step.parts[0].seed, 0)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedseed import FedZO, MeZO
-from fedseed.methods.zeroth import normalised
+from fedseed.methods.zeroth import normalise
 from support.made_up import MadeUp
 from support.zeroth_order import LAYOUT
 
@@ -19,31 +19,31 @@ LOSSES = st.lists(st.integers(-50, 50), min_size=1, max_size=12)
 def test_neither_a_scale_nor_a_constant_makes_a_difference(values, scale, constant):
     losses = np.array(values, dtype=float)
     for how in ("z-score", "ranks"):
-        expected = normalised(losses, how)
-        np.testing.assert_allclose(normalised(losses * scale + constant, how), expected, atol=1e-6)
+        expected = normalise(losses, how)
+        np.testing.assert_allclose(normalise(losses * scale + constant, how), expected, atol=1e-6)
         assert abs(expected.sum()) < 1e-9
         order = [np.sign(np.subtract.outer(x, x).round(9)) for x in (expected, losses)]
         assert (order[0] == order[1]).all()
-    assert (normalised(losses, "none") == losses).all()
+    assert (normalise(losses, "none") == losses).all()
 
 
 def test_by_hand():
     np.testing.assert_allclose(
-        normalised([3.0, 1.0, 1.0, 7.0], "ranks"), [1 / 6, -1 / 3, -1 / 3, 1 / 2]
+        normalise([3.0, 1.0, 1.0, 7.0], "ranks"), [1 / 6, -1 / 3, -1 / 3, 1 / 2]
     )
-    np.testing.assert_allclose(normalised([1.0, 3.0], "z-score"), [-1.0, 1.0])
-    assert normalised([1.0, 3.0], "ranks").tolist() == [-0.5, 0.5]
-    assert normalised([3e5, 3e5 + 1e-9], "z-score").tolist() == [0.0, 0.0]  # rounding, no deviation
+    np.testing.assert_allclose(normalise([1.0, 3.0], "z-score"), [-1.0, 1.0])
+    assert normalise([1.0, 3.0], "ranks").tolist() == [-0.5, 0.5]
+    assert normalise([3e5, 3e5 + 1e-9], "z-score").tolist() == [0.0, 0.0]  # rounding, no deviation
     np.testing.assert_allclose(
-        normalised([1.0, 2.0, 3.0], "z-score"), np.array([-1, 0, 1]) * 1.5**0.5
+        normalise([1.0, 2.0, 3.0], "z-score"), np.array([-1, 0, 1]) * 1.5**0.5
     )
     for how in ("z-score", "ranks"):
         assert (
-            normalised([0.1 + 0.2] * 3, how).tolist()
-            == normalised([0.0] * 3, how).tolist()
+            normalise([0.1 + 0.2] * 3, how).tolist()
+            == normalise([0.0] * 3, how).tolist()
             == [0.0] * 3
         )
-        assert normalised([], how).tolist() == []
+        assert normalise([], how).tolist() == []
 
 
 @pytest.mark.parametrize("how", ["z-score", "ranks"])
@@ -66,9 +66,11 @@ def test_how_hard_a_part_of_the_batch_is_says_nothing_of_its_direction(how):
         MeZO(normalize=how, scale=0.5, population=3, batch=3),
         MadeUp((pairs + hard).tolist()),
     )
-    assert [one.rho for one in parts.measured(client, None, range(3), [0] * 3, False)] == apart
+    assert [
+        one.rho for one in parts.measure_projections(client, None, range(3), [0] * 3, False)
+    ] == apart
     half = (pairs[:, 0] - pairs[:, 1]) / 2
-    together = normalised([*half, *-half], how)
+    together = normalise([*half, *-half], how)
     np.testing.assert_allclose(alike, together[:3] - together[3:], rtol=1e-6)
     if how == "z-score":
         # as large as a deviation, and as apart as the differences are
@@ -93,10 +95,10 @@ def test_a_steps_losses_are_one_population(how, estimator):
     }
     plus, minus = np.array(SIDES).T
     if estimator == "two-point":
-        scaled = normalised([*plus, *minus], how)
+        scaled = normalise([*plus, *minus], how)
         expected = (scaled[:3] - scaled[3:]) / 1.0 / 3
     else:
-        scaled = normalised([*plus, 1.5], how)
+        scaled = normalise([*plus, 1.5], how)
         expected = (scaled[:3] - scaled[3]) / 0.5 / 3
     mezo = MeZO(**settings)
     update = mezo.train(mezo.start(LAYOUT, 1), None, MadeUp(SIDES, 1.5, round=1))

@@ -57,7 +57,9 @@ def test_magnitudes_and_bytes_by_hand():
         one_bit(np.float32([-0.25, -0.75])).tolist() == [-0.625, -0.625]
         and magnitude(np.float32([-1])) == 1
     )
-    assert RaggedBits("most").held([np.ones(3), np.ones(2)], 0) == Content(scalars=2, bits=5)
+    assert RaggedBits("most").count_content([np.ones(3), np.ones(2)], 0) == Content(
+        scalars=2, bits=5
+    )
     assert one_bit(np.zeros(2, dtype=np.float32)).tolist() == [0, 0] == [magnitude(np.zeros(0)), 0]
     layout = Layout((TensorEntry("w", (60,), "float32"),), (0, 20, 40, 60))
     state = METHOD.start(layout, 1)

@@ -33,7 +33,8 @@ def test_every_bit_of_the_padding_is_looked_at():
         assert len(data) == -(-count * width // 8)
         reader = Reader(data + b"\0")
         assert (
-            unpack_numbers(reader, width, count).tolist() == numbers.tolist() and reader.left == 1
+            unpack_numbers(reader, width, count).tolist() == numbers.tolist()
+            and reader.remaining == 1
         )
         for bit in range(count * width % 8 or 8, 8):
             padded = data[:-1] + bytes([data[-1] | 1 << bit])
@@ -54,7 +55,9 @@ ENTRIES = {
 @pytest.mark.parametrize("which", ENTRIES)
 def test_entries_are_read_back(which):
     where = np.array(ENTRIES[which], dtype=np.int64)
-    made = Combined.of(where, np.arange(1, len(where) + 1, dtype=np.float32), chunks_of(SIZE))
+    made = Combined.from_entries(
+        where, np.arange(1, len(where) + 1, dtype=np.float32), chunks_of(SIZE)
+    )
     assert made.counts.tolist() == [sum(i // CHUNK == chunk for i in where) for chunk in range(5)]
     data = made.encode()
     assert len(data) == 2 * 5 + -(-12 * len(where) // 8) + 2 * len(where)

@@ -31,13 +31,13 @@ NOBODY = ("update", "plan")
 def about(kind="update", **settings):
     """What the payloads here are read against: a method's settings, a state with two blocks."""
     state = SimpleNamespace(blocks=2, layout=LAYOUT)
-    return wire.About(SimpleNamespace(**{**vars(METHOD), **settings}), state, kind, 1)
+    return wire.DecodeContext(SimpleNamespace(**{**vars(METHOD), **settings}), state, kind, 1)
 
 
 def same(a, b):
     """Whether two payloads are equal, arrays by their dtypes and elements."""
     assert type(a) is type(b)
-    for name, _ in wire.codecs(type(a)):
+    for name, _ in wire.field_codecs(type(a)):
         mine, other = getattr(a, name), getattr(b, name)
         if isinstance(mine, wire.Payload):
             same(mine, other)
@@ -59,17 +59,17 @@ class Numbers(wire.Payload):
     large: Annotated[int, wire.Scalar("u8")]
     single: Annotated[float, wire.Scalar("f4")]
     double: Annotated[float, wire.Scalar("f8")]
-    there: Annotated[float | None, wire.Scalar("f4", when="yes")]
-    not_there: Annotated[float | None, wire.Scalar("f4", when="no")] = None
+    there: Annotated[float | None, wire.Scalar("f4", condition="yes")]
+    not_there: Annotated[float | None, wire.Scalar("f4", condition="no")] = None
 
 
 @dataclass(frozen=True)
 class Arrays(wire.Payload):
     fixed: Annotated[NDArray[np.uint32], wire.Array("u4", 2)]
     by_setting: Annotated[wire.Floats, wire.Array("f4", "count")]
-    not_there: Annotated[wire.Floats | None, wire.Array("f4", "n", when="no")]
+    not_there: Annotated[wire.Floats | None, wire.Array("f4", "n", condition="no")]
     indices: Annotated[NDArray[np.uint32], wire.Array("u4", "n")]
-    scalars: Annotated[NDArray[np.float64], wire.Array("f8", "n", when="yes")]
+    scalars: Annotated[NDArray[np.float64], wire.Array("f8", "n", condition="yes")]
     none: Annotated[wire.Floats, wire.Array("f8", "zero")] = ()
 
 
@@ -82,7 +82,7 @@ class Signs(wire.Summand):
 class Estimates(wire.Scalars):
     seed: Annotated[int, wire.Scalar("u8")] = 1
     place: Annotated[int, wire.Scalar("u4")] = 2
-    scalars: Annotated[wire.Floats, wire.Array("f4", "count", each="most")] = ()
+    scalars: Annotated[wire.Floats, wire.Array("f4", "count", multiplier="most")] = ()
 
     def numbers(self, about):
         return super().numbers(about)[: about.method.most]
@@ -115,7 +115,7 @@ class Inner(wire.Payload):
 
 @dataclass(frozen=True)
 class Outer(wire.Payload):
-    in_updates: Annotated[float | None, wire.Scalar("f4", only="update")]
+    in_updates: Annotated[float | None, wire.Scalar("f4", payload_kind="update")]
     parts: Annotated[tuple[Inner, ...], wire.Many(Inner)]
 
 
@@ -124,7 +124,7 @@ class Halved(wire.Payload):
     """Numbers whose length another number says."""
 
     length: Annotated[int, wire.Scalar("u4")]
-    halves: Annotated[wire.Floats, wire.Halves(lambda reader: reader.got["length"])]
+    halves: Annotated[wire.Floats, wire.Halves(lambda reader: reader.fields_read["length"])]
 
 
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -156,7 +156,7 @@ def test_only_a_step_may_be_empty(kind):
     payload = kind.decode(b"", about("step"))
     assert (
         payload.encode() == b""
-        and len(getattr(payload, wire.codecs(kind)[0][0])) == payload.size(about("step")) == 0
+        and len(getattr(payload, wire.field_codecs(kind)[0][0])) == payload.size(about("step")) == 0
     )
     assert payload.content(9) == wire.Content()
     for what in NOBODY:
@@ -280,7 +280,7 @@ def test_what_errors_say():
         Outer.decode(Outer(0.5, (Inner(12, BLOCKS.blocks),)).encode(), about())
     silent = dataclass(type("Silent", (wire.Payload,), {"__annotations__": {"number": int}}))
     with pytest.raises(TypeError, match=r"Silent\.number: annotate how it travels"):
-        wire.codecs(silent)
+        wire.field_codecs(silent)
 
 
 @given(st.binary(max_size=60), st.sampled_from(["plan", "update", "step"]))
@@ -310,7 +310,11 @@ def test_updates_that_add_up_are_vectors_as_long_for_every_client():
         and update.vector(here).dtype == np.float64
     )
     same(update.with_vector(np.array([0.0, 5]), here), Estimates(7, 8, np.float32([0, 5])))
-    assert vars(Estimates.of("a vector", here)) == {"seed": 1, "place": 2, "scalars": "a vector"}
+    assert vars(Estimates.from_vector("a vector", here)) == {
+        "seed": 1,
+        "place": 2,
+        "scalars": "a vector",
+    }
     signs = Signs(np.int8([1, -1, 1, -1]))
     same(signs.with_numbers(np.array([0, 0, -2, 1]), here), Signs(np.int8([1, -1, -1, 1])))
 

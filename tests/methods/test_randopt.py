@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import Orbit, ParameterSpace, RandOpt
 from fedseed.errors import MessageError
-from fedseed.methods.randopt import Chosen, Scores
+from fedseed.methods.randopt import Scores, Selection
 from support.rounds import answers
 from support.zeroth_order import LAYOUT, data, federation, model
 
@@ -33,7 +33,7 @@ def test_a_round_is_the_average_of_the_best_models(small_steps, tmp_path, withou
     best = sorted(np.argsort(losses)[:3].tolist())
     orbit = Orbit.open(tmp_path / "run" / "model.orbit")
     step = orbit.header.method.decode_step(orbit.header.start(), orbit.records[0].payload)
-    assert step.chosen.tolist() == best and len(orbit.records[0].payload) == 12
+    assert step.directions.tolist() == best and len(orbit.records[0].payload) == 12
     again = model()
     assert orbit.replay(again) == summary["weights_digest"]
     for i, found in enumerate(again.parameters()):
@@ -45,9 +45,9 @@ def test_scores_and_numbers_have_their_sizes_and_lies_are_refused():
     step = METHOD.aggregate(
         STATE, answers(1, [(0, 0.5, scores(*range(16))), (1, 0.5, scores(*[0] * 15, -99))])
     )
-    assert step.chosen.tolist() == [0, 1, 15] and len(step.encode()) == 12
+    assert step.directions.tolist() == [0, 1, 15] and len(step.encode()) == 12
     for wrong in ([1, 1, 2], [2, 1, 0], [0, 1, 16]):
         with pytest.raises(MessageError, match="not in order, or not of the round"):
-            METHOD.decode_step(STATE, Chosen(np.array(wrong, dtype=np.uint32)).encode())
+            METHOD.decode_step(STATE, Selection(np.array(wrong, dtype=np.uint32)).encode())
     nobody = METHOD.decode_step(STATE, METHOD.aggregate(STATE, answers(1, [])).encode())
-    assert not METHOD.change(STATE, nobody).terms and METHOD.advance(STATE, nobody).done == 1
+    assert not METHOD.change(STATE, nobody).terms and METHOD.advance(STATE, nobody).steps_done == 1

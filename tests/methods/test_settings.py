@@ -3,7 +3,7 @@
 import pytest
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, MeZO, RandOpt, ZOFedSGD
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 
 STREAMING = {"allocation": "size", "streaming": True}
 REFUSED = [
@@ -23,7 +23,7 @@ REFUSED = [
     (
         FeedSign,
         {"optimizer": "hiso"},
-        'optimizer = "hiso" learns from the size of projections; votes have none',
+        "a vote alone has no size: take several a step",
     ),
     (FeedSign, {"normalize": "ranks"}, 'normalize = "ranks": votes have no scale'),
     (MeZO, {"decay": 0.1}, 'decay = 0.1 needs small_steps = "from-base"'),

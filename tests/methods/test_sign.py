@@ -8,9 +8,9 @@ import pytest
 from fedseed import Orbit, ParameterSpace, Sign
 from fedseed.aggregation.median import Median
 from fedseed.errors import MessageError
-from fedseed.methods.base import misfit
+from fedseed.methods.base import find_misfit
 from fedseed.methods.feedback import CHUNK
-from fedseed.methods.payload import SMALLEST_MOVE, About
+from fedseed.methods.payload import SMALLEST_MOVE, DecodeContext
 from fedseed.methods.sign import SignStep
 from fedseed.weights.change import NOTHING
 from fedseed.weights.layout import Layout, TensorEntry
@@ -39,7 +39,7 @@ def test_a_step_is_the_mean_of_scaled_signs(every):
     total, sent = np.zeros(SIZE), 0
     for number in range(1, every + 1):
         updates = [
-            method.decode_update(state, number, method.compressed(state, v, number).encode())
+            method.decode_update(state, number, method.compress(state, v, number).encode())
             for v in vectors
         ]
         sent += len(updates[0].encode())
@@ -59,9 +59,9 @@ def test_a_step_is_the_mean_of_scaled_signs(every):
 def test_zero_counts_as_positive_and_a_turn_may_be_of_no_chunk():
     method = Sign(every=4)
     state = method.start(LARGE, 1)
-    signs = method.compressed(state, np.float32([-1, 0, 0.5] * (SIZE // 3)), 1).signs
+    signs = method.compress(state, np.float32([-1, 0, 0.5] * (SIZE // 3)), 1).signs
     assert signs[:6].tolist() == [-1, 1, 1, -1, 1, 1]
-    nothing = method.compressed(state, np.ones(SIZE, np.float32), 4)
+    nothing = method.compress(state, np.ones(SIZE, np.float32), 4)
     data = nothing.encode()
     assert len(data) == 4 and not len(method.decode_update(state, 4, data).signs)
     step = method.decode_step(
@@ -70,15 +70,15 @@ def test_zero_counts_as_positive_and_a_turn_may_be_of_no_chunk():
     assert not method.change(state, step).patches
     nobody = method.decode_step(state, method.aggregate(state, answers(4, [])).encode())
     assert method.change(state, nobody) is NOTHING
-    still = method.compressed(state, np.zeros(SIZE, np.float32), 1)  # a scale of 0 is possible
+    still = method.compress(state, np.zeros(SIZE, np.float32), 1)  # a scale of 0 is possible
     assert method.decode_update(state, 1, still.encode()).scales.tolist() == [0.0]
 
 
 def test_how_large_it_is():
     """As if all chunks were whole; a step, as if all signs agreed."""
     method = Sign()
-    about = About(method, method.start(LARGE, 1), "step")
-    update = method.compressed(about.state, np.repeat(np.float32([1, 2, 4]), CHUNK)[:SIZE], 1)
+    about = DecodeContext(method, method.start(LARGE, 1), "step")
+    update = method.compress(about.state, np.repeat(np.float32([1, 2, 4]), CHUNK)[:SIZE], 1)
     assert update.size(about) == pytest.approx((21 * CHUNK / SIZE) ** 0.5)
     turned = update.with_numbers(-update.signs, about)
     assert (turned.signs == -update.signs).all() and turned.scales is update.scales
@@ -87,16 +87,14 @@ def test_how_large_it_is():
         step.size(about) == pytest.approx(0.75 * update.size(about))
         and SignStep(()).size(about) == 0
     )
-    assert (
-        method.compressed(about.state, np.zeros(SIZE, np.float32), 1).size(about) == SMALLEST_MOVE
-    )
+    assert method.compress(about.state, np.zeros(SIZE, np.float32), 1).size(about) == SMALLEST_MOVE
 
 
 def test_messages_that_nobody_can_have_made_are_refused():
     method = Sign(every=2)
     state = method.start(LARGE, 1)
     vector = np.random.default_rng(1).normal(size=SIZE).astype(np.float32)
-    first, second = (method.compressed(state, vector, number) for number in (1, 2))
+    first, second = (method.compress(state, vector, number) for number in (1, 2))
 
     def refused(update, text, number=1):
         with pytest.raises(MessageError, match=text):
@@ -112,7 +110,7 @@ def test_messages_that_nobody_can_have_made_are_refused():
         method.decode_step(state, mixed.encode())
     with pytest.raises(MessageError, match="chunks 2 modulo 2"):
         method.decode_step(state, SignStep((replace(first, weight=0.5, turn=2),)).encode())
-    assert "passed on as they are" in misfit(method, Median())
+    assert "passed on as they are" in find_misfit(method, Median())
 
 
 @pytest.mark.parametrize("settings", [{}, {"feedback": 0.0}])

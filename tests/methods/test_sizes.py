@@ -11,7 +11,7 @@ from fedseed.methods import dense
 from fedseed.methods import payload as sizes
 from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.ferret import Coefficients, CoefficientStep
-from fedseed.methods.payload import About, State
+from fedseed.methods.payload import DecodeContext, State
 from fedseed.methods.topk import Combined
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -25,9 +25,9 @@ def packed(*values):
 
 
 def test_projections_count_by_the_largest():
-    assert sizes.largest(np.array([2.0, -3.0, 0.5])) == 3.0
-    assert sizes.largest(np.array([0.5, -0.1])) == 1.0
-    assert sizes.largest(np.array([])) == 0.0
+    assert sizes.projection_size(np.array([2.0, -3.0, 0.5])) == 3.0
+    assert sizes.projection_size(np.array([0.5, -0.1])) == 1.0
+    assert sizes.projection_size(np.array([])) == 0.0
 
 
 def test_coefficients_count_by_how_far_they_move_a_weight():
@@ -35,7 +35,7 @@ def test_coefficients_count_by_how_far_they_move_a_weight():
         step = CoefficientStep(
             tuple(Coefficients(0, tuple(map(np.float32, part))) for part in parts)
         )
-        about = About(Ferret(basis="truncated_normal"), State(LAYOUT, 1), "step")
+        about = DecodeContext(Ferret(basis="truncated_normal"), State(LAYOUT, 1), "step")
         assert all(part.size(about) == CoefficientStep((part,)).size(about) for part in step.parts)
         return step.size(about)
 
@@ -47,8 +47,8 @@ def test_coefficients_count_by_how_far_they_move_a_weight():
 
 def test_entries_count_by_how_far_they_move_a_weight():
     def size(*values):
-        step = Combined.of(np.arange(len(values)), np.float32(values), 1)
-        return step.size(About(TopK(), State(LAYOUT, 1), "step"))
+        step = Combined.from_entries(np.arange(len(values)), np.float32(values), 1)
+        return step.size(DecodeContext(TopK(), State(LAYOUT, 1), "step"))
 
     assert size(3.0, -4.0) == pytest.approx(sqrt(25 / 8)) and size(1e30) == pytest.approx(
         1e30 / sqrt(8)
@@ -64,7 +64,7 @@ def test_whole_weights_count_by_how_far_they_are_from_those_before(piece, monkey
 
     def size(payload, known=None):
         state = dense.DenseState(LAYOUT, 1, known if known is None else dense.Weights(known))
-        return payload.size(About(FedAvg(), state, "update"))
+        return payload.size(DecodeContext(FedAvg(), state, "update"))
 
     assert size(dense.Weights(after), before) == pytest.approx(sqrt((0.25 + 4 + 1) / 8))
     assert size(dense.Weights(before), before) == sizes.SMALLEST_MOVE

@@ -33,7 +33,7 @@ class Steps:
 
     def directions(self):
         """Those of the next step, shape (n, d)."""
-        basis, indices = self.method.directions(7), self.method.indices(self.state.done + 1)
+        basis, indices = self.method.directions(7), self.method.indices(self.state.steps_done + 1)
         return np.array([basis.direction(k, 0, SIZE) for k in indices], dtype=np.float64)
 
     def take(self, step):
@@ -86,7 +86,7 @@ def test_meazo(small_steps):
             # nobody answered: no average takes it
             steps.take(Estimates(np.zeros(0, dtype=np.float32)))
     np.testing.assert_allclose(steps.weights, steps.expected, atol=2e-5)
-    assert steps.state.done == 6 and steps.state.squares.steps == 5
+    assert steps.state.steps_done == 6 and steps.state.squares.steps == 5
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])
@@ -170,6 +170,44 @@ def test_hiso(estimator):
     found = torch.nn.utils.parameters_to_vector(run.worker.space.parameters).detach().double()
     assert (w - start).abs().max() > 0.1 and h.max() - h.min() > 0.5
     torch.testing.assert_close(found, w, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", [MeZO, FeedSign])
+def test_rmsprop_takes_an_estimate_as_a_gradient(kind):
+    """v <- beta v + (1 - beta) g^2; w <- w - eta g / (sqrt(v) + eps) (FeedSign, Appendix I.2)."""
+    several = {"estimates": 3} if kind is MeZO else {"votes_per_round": 3}
+    settings = {"optimizer": "rmsprop", "beta2": 0.9, "adam_eps": 1e-3, "learning_rate": 0.01}
+    steps, rng = Steps(kind(**several, **settings, basis="normal")), np.random.default_rng(3)
+    v = np.zeros(SIZE)
+    for _ in range(5):
+        rho = rng.normal(scale=5.0, size=3)
+        if kind is FeedSign:
+            rho = np.sign(rho)
+        g = rho @ steps.directions() / (3 if kind is MeZO else 1)
+        v = 0.9 * v + 0.1 * g * g
+        steps.expected -= 0.01 * g / (np.sqrt(v) + 1e-3)
+        steps.take(estimates(rho) if kind is MeZO else Votes(rho.astype(np.int8)))
+    np.testing.assert_allclose(steps.weights, steps.expected, atol=2e-5)
+
+
+def test_hiso_learns_from_how_several_votes_add_up():
+    """z' = z / sqrt(h), g = sum_j f_j z'_j, w <- w - eta g, h <- beta h + (1 - beta) g^2, with the
+    votes f_j of two clients, who look along z' of the weights that the steps have made.
+    """
+    settings = {"votes_per_round": 4, "learning_rate": 0.02, "scale": 1e-2, "batch": 40}
+    method = FeedSign(**settings, basis="normal", optimizer="hiso", beta2=0.8)
+    steps = Steps(method)
+    h, rng = np.ones(SIZE), np.random.default_rng(4)
+    for _ in range(5):
+        votes = rng.choice([-1, 1], size=4)
+        g = votes @ (steps.directions() / np.sqrt(h))
+        steps.expected -= 0.02 * g
+        h = 0.8 * h + 0.2 * g * g
+        steps.take(Votes(votes.astype(np.int8)))
+    np.testing.assert_allclose(steps.weights, steps.expected, atol=2e-5)
+    assert h.max() - h.min() > 0.5  # it is no number that all entries share
+    run = federation(method, rounds=12, evaluate_every=12).run()
+    assert run.summary["final"]["loss"] < run.summary["baseline"]["loss"]
 
 
 def test_own_directions_are_divided_by_what_all_clients_measured():

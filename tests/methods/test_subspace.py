@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedseed import Federation, Orbit, Subspace
 from fedseed.errors import MessageError
 from fedseed.federation.messages import Message
-from fedseed.methods.payload import About
+from fedseed.methods.payload import DecodeContext
 from fedseed.methods.quantised import dequantise, level_count, quantise
 from fedseed.methods.subspace import CodedEntries, FloatEntries
 from fedseed.objectives.losses import Supervised
@@ -333,9 +333,9 @@ def test_a_round_that_nobody_answers_changes_nothing():
 def test_floats_add_up_for_secure_sums_and_bits_say_why_not():
     assert Subspace(up_bits=32).needs_each is None
     assert "set up_bits = 32" in Subspace().needs_each
-    about = About(
+    about = DecodeContext(
         Subspace(up_bits=32, rank=RANK), Subspace(rank=RANK).start(LAYOUT, 1), "update", 1
     )
     vector = np.linspace(-1, 1, 6 * RANK)
-    summed = FloatEntries.of(vector, about)
+    summed = FloatEntries.from_vector(vector, about)
     assert np.array_equal(summed.vector(about), vector.astype(np.float32))

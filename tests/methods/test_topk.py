@@ -8,7 +8,7 @@ from fedseed.aggregation.median import Median
 from fedseed.errors import MessageError
 from fedseed.methods import topk
 from fedseed.methods.feedback import CHUNK
-from fedseed.methods.payload import About, Small, to_floats
+from fedseed.methods.payload import DecodeContext, Small, to_floats
 from fedseed.methods.topk import KeptEntries, quantized
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
@@ -36,7 +36,7 @@ def test_what_is_sent_is_the_formula(bits):
     """Of each chunk the k largest, each at its level."""
     method, state = started(TopK(share=0.01, bits=bits))
     p = np.random.default_rng(bits).standard_cauchy(SIZE).astype(np.float32)
-    update = method.decode_update(state, 1, method.compressed(state, p, 1).encode())
+    update = method.decode_update(state, 1, method.compress(state, p, 1).encode())
     q = dense(update.patch(method.counts(state)))
     for number, chunk in enumerate(np.split(np.arange(SIZE), [CHUNK, 2 * CHUNK])):
         kept = chunk[q[chunk] != 0]
@@ -48,7 +48,7 @@ def test_what_is_sent_is_the_formula(bits):
             q[kept], np.sign(p[kept]) * levels * update.scales[number], rtol=1e-6
         )
     assert np.square(p - q).sum() < 0.9 * np.square(p).sum()
-    about = About(method, state, "update")
+    about = DecodeContext(method, state, "update")
     assert update.size(about) == pytest.approx(np.sqrt(np.square(q).sum() / SIZE))
     turned = update.with_numbers(-update.numbers(about), about)
     np.testing.assert_array_equal(dense(turned.patch(method.counts(state))), -q)
@@ -76,7 +76,7 @@ def test_what_is_zero_counts_as_positive():
     method, state = started(TopK(share=0.001))
     p = np.zeros(SIZE, dtype=np.float32)
     p[9], p[CHUNK + 3] = -8.0, 8.0
-    update = method.compressed(state, p, 1)
+    update = method.compress(state, p, 1)
     assert (update.codes.numbers >= 2).sum() == 1  # the sign bit
     entries = method.decode_update(state, 1, update.encode()).patch(method.counts(state))
     assert np.flatnonzero(entries.values < 0).tolist() == [list(entries.offsets).index(9)]
@@ -87,7 +87,7 @@ def test_what_is_zero_counts_as_positive():
     huge = KeptEntries(np.full(3, 3e38, np.float32), update.places, update.codes)
     assert np.isinf(huge.patch(method.counts(state)).values).sum() == 2  # without a warning
     whole = method.start(Layout((TensorEntry("a", (CHUNK,), "float32"),), (0, CHUNK)), 1)
-    assert len(method.compressed(whole, p[:CHUNK], 1).places.numbers) == 4
+    assert len(method.compress(whole, p[:CHUNK], 1).places.numbers) == 4
     # a scale of 0 is possible
     silent = KeptEntries(np.zeros(3, np.float32), update.places, update.codes)
     assert (
@@ -99,7 +99,7 @@ def test_a_step_is_what_the_rule_makes_of_the_entries(monkeypatch):
     monkeypatch.setattr(topk, "TOGETHER", 1)  # chunk by chunk
     method, state = started(TopK(share=0.5))
     updates = [
-        method.compressed(state, np.random.default_rng(i).normal(size=SIZE), 1) for i in range(3)
+        method.compress(state, np.random.default_rng(i).normal(size=SIZE), 1) for i in range(3)
     ]
     each = [dense(update.patch(method.counts(state))) for update in updates]
     made = [
@@ -129,9 +129,7 @@ def test_messages_that_nobody_can_have_made_are_refused():
         [4, 4, 1],
         [4096, 4096, SIZE - 8192],
     ]
-    good = method.compressed(
-        state, np.random.default_rng(1).normal(size=SIZE).astype(np.float32), 1
-    )
+    good = method.compress(state, np.random.default_rng(1).normal(size=SIZE).astype(np.float32), 1)
 
     def refused(text, scales=good.scales, places=good.places.numbers, codes=good.codes.numbers):
         data = KeptEntries(

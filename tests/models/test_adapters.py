@@ -12,8 +12,8 @@ from fedseed.models.adapters import LoRA, PromptTuning, PTuning, install
 from fedseed.models.loading import load_model
 from fedseed.objectives.generation import generate
 from fedseed.objectives.losses import CausalLM
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Example
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.digest import base_digest
@@ -193,7 +193,7 @@ def test_named_methods_send_their_adapter_and_leave_it_for_peft(tmp_path, name):
     recipe = read_recipe(
         "quickstart-fedavg", (*TINY, f"method.name={name}", "method.training.steps=2")
     )
-    federation = build(recipe, out=tmp_path / "run")
+    federation = build(recipe, folder=tmp_path / "run")
     summary = federation.run().summary
     size = {"fedit": 20480, "fedptuning": mlp_size(128, 128), "fedprompt": 2560}[name]
     assert summary["payload_bytes_up"] == 4 * size == 4 * summary["parameters"]
@@ -254,7 +254,7 @@ def test_any_method_tunes_an_adapter_and_its_orbit_becomes_a_peft_folder(
 
 def test_what_does_not_fit_is_said():
     with pytest.raises(RecipeError, match=r"fedprompt tunes .prompt.*leave model\.adapter out"):
-        adapting.chosen(LoRA(), FedPrompt.adapter, "fedprompt")
+        adapting.choose_adapter(LoRA(), FedPrompt.adapter, "fedprompt")
     with pytest.raises(RecipeError, match=r"targets = \['nowhere'\]"):
         install(fresh(), LoRA(targets=["nowhere"]), 1)
     masked = RobertaForMaskedLM(

@@ -20,9 +20,9 @@ from fedseed.objectives.losses import CausalLM
 from fedseed.objectives.masked import MaskedLM
 from fedseed.objectives.seq2seq import Seq2SeqLM
 from fedseed.orbit import Orbit
-from fedseed.runs.equipment import examine_base
+from fedseed.recipe.reading import read_recipe
+from fedseed.runs.model_setup import examine_base
 from fedseed.runs.preview import preview
-from fedseed.runs.recipe import read_recipe
 from fedseed.runs.tuned import evaluate, find_source, open_tuned
 from fedseed.tasks.data import Example
 from fedseed.weights.digest import base_digest
@@ -706,7 +706,7 @@ def test_answers_depend_on_nothing_but_their_prompt(what, tmp_path):
     assert model.generation_config.to_dict() == own  # as it was, for the export
     from fedseed.objectives.generation import Writer
 
-    assert isinstance(Writer(model, tokenizer, 8).after(prompts[0]).text, str)
+    assert isinstance(Writer(model, tokenizer, 8).continue_prompt(prompts[0]).text, str)
 
 
 def test_added_tokens_without_rows_are_refused_before_the_run(tmp_path):

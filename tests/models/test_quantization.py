@@ -36,8 +36,8 @@ from fedseed.models.quantized_layers import (
     quantize_layers,
 )
 from fedseed.models.traits import examine, traits_of
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 from fedseed.weights.digest import base_digest
 from support.text_bases import write
 
@@ -249,10 +249,10 @@ def test_a_fixed_a_needs_linear_layers():
 
 
 def test_it_is_not_in_the_headers_of_other_loras():
-    from fedseed.orbit.header import chosen
+    from fedseed.orbit.header import chosen_settings
 
-    assert chosen(LoRA(rank=4)) == {"kind": "lora", "rank": 4}
-    assert chosen(LoRA(rank=4, train="b")) == {"kind": "lora", "rank": 4, "train": "b"}
+    assert chosen_settings(LoRA(rank=4)) == {"kind": "lora", "rank": 4}
+    assert chosen_settings(LoRA(rank=4, train="b")) == {"kind": "lora", "rank": 4, "train": "b"}
 
 
 # -- what is refused before anything is loaded or trained

@@ -10,13 +10,13 @@ from importlib.metadata import version
 import pytest
 
 from fedseed.errors import FedseedError, RecipeError
+from fedseed.federation.client.data_note import check_fingerprint
 from fedseed.federation.control import Beginning, Hello, parse_control
-from fedseed.federation.data_note import check_fingerprint
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.federation.protocol import Entry, header_entry, read_header
 from fedseed.objectives.fingerprint import template_digest, tokens_digest, versions_here
 from fedseed.orbit.file import begin
-from fedseed.runs.equipment import fingerprint_of
+from fedseed.runs.model_setup import fingerprint_of
 from support.chat_bases import TEMPLATES, chat_tokenizer
 from support.reception import Talk
 

@@ -155,7 +155,7 @@ def test_all_sequences_of_an_answer_count_or_none():
     pair = Preference(chat(style, "one", "two"), chat(style, "no"))
     objective = Preferences(CausalLM(tokenizer, 1000))
     (item,) = objective.items(pair)
-    assert (len(item.sequences), item.chosen) == (3, 2)
+    assert (len(item.sequences), item.chosen_count) == (3, 2)
     longest = max(len(sequence.ids) for sequence in item.sequences)
     shorter = Preferences(CausalLM(tokenizer, longest - 1))
     assert shorter.language.items(pair.chosen)  # a part of it would fit

@@ -67,7 +67,7 @@ def test_a_prefix_stands_before_prompts_and_long_examples_are_dropped(base):
     ]
     assert both[0] == both[1]
     short = Seq2SeqLM(tokenizer, max_length=6)
-    kept = short.each([*EXAMPLES, Example("bad", "a very very very very great film")])
+    kept = short.items_of_each([*EXAMPLES, Example("bad", "a very very very very great film")])
     assert list(map(len, kept)).count(0) == 2 == len(kept) - 2  # too long: a prompt, a response
 
 
@@ -103,4 +103,4 @@ def test_options_are_scored_by_the_decoder(base):
     found = choice_metrics(model, objective, items)
     assert found["accuracy"] == pytest.approx(50 * right) and isinstance(objective, Choices)
     short = Seq2SeqChoices(tokenizer, max_length=4)
-    assert [] in short.each(CHOICES)
+    assert [] in short.items_of_each(CHOICES)

@@ -4,10 +4,10 @@ import pytest
 
 from fedseed.objectives.kinds import short_answers
 from fedseed.objectives.losses import CausalLM, Choices
-from fedseed.objectives.prepared import about, idle, prepare, prepare_sets
+from fedseed.objectives.prepared import describe_changes, describe_idle, prepare, prepare_sets
 from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.settings import EvaluationSettings
-from fedseed.objectives.tokens import Tokens, fitted
+from fedseed.objectives.tokens import Tokens, fit_to_limit
 from fedseed.tasks.chats import chat_of
 from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example
 
@@ -32,7 +32,7 @@ LONG = Tokens(tuple(range(20)), 15, ((5, 8), (15, 20)))
     ],
 )
 def test_the_rules(how, limit, kept, expected):
-    assert fitted(LONG, limit, how, kept) == [
+    assert fit_to_limit(LONG, limit, how, kept) == [
         one if one is LONG else Tokens(*one, cut=20 - limit) for one in expected
     ]
 
@@ -72,8 +72,10 @@ def test_what_was_done_is_said_once_with_whose_it_is(small):
         ("bert", 0, 1),
         ("cem", 1, 0),
     ]
-    assert idle(prepared) == ("1 of 3 clients has no usable example and sends nothing: bert",)
-    assert about(prepared, "30 tokens") == (
+    assert describe_idle(prepared) == (
+        "1 of 3 clients has no usable example and sends nothing: bert",
+    )
+    assert describe_changes(prepared, "30 tokens") == (
         "3 of the clients' examples left out (over 30 tokens); whose: anna 2, bert 1",
         '1 of the clients\' examples are written plainly ("User: ...", "Assistant: ..."): the '
         "base's tokenizer has no chat template",
@@ -82,8 +84,9 @@ def test_what_was_done_is_said_once_with_whose_it_is(small):
         prepare(CausalLM(small[1], 30, "left"), client.name, client.examples) for client in clients
     ]
     assert (
-        idle(cut) == ()
-        and about(cut, "12")[0] == "3 of the clients' examples cut (over 12); whose: anna 2, bert 1"
+        describe_idle(cut) == ()
+        and describe_changes(cut, "12")[0]
+        == "3 of the clients' examples cut (over 12); whose: anna 2, bert 1"
     )
     sets, told = prepare_sets(objective, {"": [short, long], "unseen_": [short]}, "30 tokens")
     assert told == ["1 of 2 examples of the evaluation set left out (over 30 tokens)"]

@@ -19,6 +19,7 @@ from fedseed.weights.change import Optimize, Term
         Rule("nesterov", 0.03),
         Rule("adam", 0.01),
         Rule("adam", 0.01, 0.5, 0.9, 1e-4),
+        Rule("rmsprop", 0.003, beta2=0.99, eps=1e-4),
     ],
 )
 def test_a_run_is_torchs_within_rounding(rule):
@@ -28,7 +29,8 @@ def test_a_run_is_torchs_within_rounding(rule):
     twin = torch.nn.Parameter(torch.cat([p.detach().reshape(-1) for p in space.parameters]))
     adam = torch.optim.Adam([twin], rule.rate, (rule.beta1, rule.beta2), rule.eps)
     sgd = torch.optim.SGD([twin], rule.rate, rule.beta1, nesterov=rule.kind == "nesterov")
-    optimizer = adam if rule.kind == "adam" else sgd
+    rmsprop = torch.optim.RMSprop([twin], rule.rate, alpha=rule.beta2, eps=rule.eps)
+    optimizer = {"adam": adam, "rmsprop": rmsprop}.get(rule.kind, sgd)
     rng = np.random.default_rng(0)
     for step in range(50):
         c = rng.normal(size=3).astype(np.float32)
@@ -64,7 +66,7 @@ def test_every_operation_is_rounded_as_ieee_754_says():
         np.testing.assert_array_equal(change, expected)
 
 
-@pytest.mark.parametrize("kind", ["momentum", "nesterov", "adam"])
+@pytest.mark.parametrize("kind", ["momentum", "nesterov", "adam", "rmsprop"])
 @pytest.mark.parametrize("corrected", [True, False])
 def test_torch_and_numpy_agree_bit_for_bit(kind, corrected):
     rule, size = Rule(kind, 0.01, 0.9, 0.99, 1e-6, corrected), 10_000

@@ -9,7 +9,7 @@ from transformers import get_scheduler
 from fedseed import FedAvg, FedKSeed, FeedSign, MeZO, Orbit
 from fedseed.errors import RecipeError
 from fedseed.optimizers.schedule import Schedule, lasting
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.reading import read_recipe
 from fedseed.training.settings import LocalTraining
 from support.left import stop_after
 from support.tiers import mark

@@ -115,7 +115,7 @@ def test_a_bit_a_step_is_replayed_as_a_stream(tmp_path, monkeypatch):
         orbit = Orbit.open(path)
     assert orbit.last == 1 << 11
     whole = orbit.replay(net, 1 << 11)
-    monkeypatch.setattr(replay, "STEPS", 1 << 6)
+    monkeypatch.setattr(replay, "MAX_HELD_STEPS", 1 << 6)
     net = fresh()
     with at_most(1 << 19):
         assert orbit.replay(net) == whole

@@ -16,7 +16,7 @@ from fedseed.methods import REGISTRY
 from fedseed.models.adapters import LoRA
 from fedseed.orbit import Header
 from fedseed.orbit import header as module
-from fedseed.orbit.header import AdapterStart, chosen
+from fedseed.orbit.header import AdapterStart, chosen_settings
 from fedseed.weights.dense_digest import dense_digest
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -199,7 +199,7 @@ class Odd(FeedSign):
 
 
 def test_settings_that_can_not_be_read_back_without_a_default_have_all():
-    assert chosen(Odd(batch=2, rate=1.0)) == Odd(batch=2, rate=1.0).model_dump()
+    assert chosen_settings(Odd(batch=2, rate=1.0)) == Odd(batch=2, rate=1.0).model_dump()
 
 
 def test_defaults_that_orbits_leave_out_are_what_they_were():
@@ -223,5 +223,5 @@ def test_defaults_that_orbits_leave_out_are_what_they_were():
     ],
 )
 def test_what_is_as_by_default_is_not_written(settings, written):
-    assert chosen(settings) == written
+    assert chosen_settings(settings) == written
     assert type(settings).model_validate(written) == settings

@@ -7,7 +7,7 @@ import pytest
 from fedseed import FedKSeed, FeedSign, MeZO
 from fedseed.errors import MessageError
 from fedseed.orbit import NO_DIGEST, record
-from fedseed.orbit.record import MOST_PACKED, Record, Steps, ending, packed
+from fedseed.orbit.record import MOST_PACKED, Record, Steps, ending, pack_records
 
 VOTES, FLOATS = FeedSign(), MeZO()  # a bit a step; four bytes a step
 END = "ab" * 16
@@ -61,7 +61,7 @@ def joined(method, *payloads):
         Record(number, payload, f"{number:032x}")
         for number, payload in enumerate(payloads, start=1)
     ]
-    found = list(packed(method, made))
+    found = list(pack_records(method, made))
     assert [int(each.digest, 16) for each in found] == [each.last for each in found]
     assert [r.payload for r in Steps(found, method)] == list(payloads)
     return [(each.round, each.steps, each.payload) for each in found]

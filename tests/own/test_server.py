@@ -12,7 +12,7 @@ from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.orbit import Record
 from fedseed.orbit.file import write_orbit
-from fedseed.orbit.record import ending, packed
+from fedseed.orbit.record import ending, pack_records
 from support.chat_bases import LLAMA, chat_base
 from support.command import refused
 
@@ -213,8 +213,10 @@ def test_requests_beyond_what_waits_and_weights_that_are_wrong_are_told(
     run = tuned(base, tmp_path / "run", 1, ["the film was great"])
     orbit = Orbit.open(run / "model.orbit")
     steps = [Record(r.round, r.payload, "12" * 16) for r in orbit.records]
-    write_orbit(tmp_path / "wrong.orbit", orbit.start, ending(packed(orbit.header.method, steps)))
-    service = server.Service(server.named([str(run), str(tmp_path / "wrong.orbit")]))
+    write_orbit(
+        tmp_path / "wrong.orbit", orbit.start, ending(pack_records(orbit.header.method, steps))
+    )
+    service = server.Service(server.name_sources([str(run), str(tmp_path / "wrong.orbit")]))
     client = TestClient(service.app())
     asked = {"model": "run", "prompt": "the film", "max_tokens": 4, "temperature": 0}
     first = client.post("/v1/completions", json=asked).json()["choices"]
@@ -229,21 +231,21 @@ def test_requests_beyond_what_waits_and_weights_that_are_wrong_are_told(
 
 
 def test_names_are_those_of_folders_and_files_and_each_is_one_model(base, tmp_path):
-    from fedseed.own.server import named
+    from fedseed.own.server import name_sources
 
     run = tuned(base, tmp_path / "bird", 1, ["the film was great"])
     (tmp_path / "star.orbit").write_bytes((run / "model.orbit").read_bytes())
-    assert list(named([str(run), str(tmp_path / "star.orbit"), f"mine={run}"])) == [
+    assert list(name_sources([str(run), str(tmp_path / "star.orbit"), f"mine={run}"])) == [
         "bird",
         "star",
         "mine",
     ]
     with pytest.raises(RecipeError, match='another one is called "bird"; name it, as in mine='):
-        named([str(run), str(run / "model.orbit")])
+        name_sources([str(run), str(run / "model.orbit")])
     with pytest.raises(RecipeError, match="not an orbit"):
-        named([base])
+        name_sources([base])
     with pytest.raises(RecipeError, match="no such folder or file"):
-        named([str(tmp_path / "moon.orbit")])
+        name_sources([str(tmp_path / "moon.orbit")])
 
 
 def test_without_what_speaks_http_the_extra_is_named(monkeypatch):

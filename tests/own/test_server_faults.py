@@ -31,7 +31,7 @@ def made(base, folder, name, seed=1, rate=3e-2):
 
 def asks(runs, folders=()):
     """A client of a service of some runs, in this process."""
-    sources = server.named([str(run) for run in runs])
+    sources = server.name_sources([str(run) for run in runs])
     return TestClient(server.Service(sources, folders=folders).app())
 
 
@@ -257,7 +257,7 @@ def test_a_diverged_model_is_told_as_one(base, tmp_path):
     with torch.no_grad():
         next(model.parameters()).fill_(math.nan)
     with pytest.raises(NonFiniteError, match="its run has diverged"):
-        Writer(model, tokenizer, 3, temperature=1).after("the film")
+        Writer(model, tokenizer, 3, temperature=1).continue_prompt("the film")
 
 
 def test_an_unforeseen_error_is_told_without_its_words(base, tmp_path, monkeypatch):
@@ -265,7 +265,7 @@ def test_an_unforeseen_error_is_told_without_its_words(base, tmp_path, monkeypat
         raise ZeroDivisionError("something private")
 
     run = made(base, tmp_path, "a")
-    service = server.Service(server.named([str(run)]))
+    service = server.Service(server.name_sources([str(run)]))
     client = TestClient(service.app(), raise_server_exceptions=False)
     monkeypatch.setattr(service.swapper, "to", fail)
     got = answer(client, "a")

@@ -161,11 +161,11 @@ def refusals(name):
 def test_what_a_chat_template_does_not_write_is_refused(family, tmp_path):
     from starlette.testclient import TestClient
 
-    from fedseed.own.server import Service, named
+    from fedseed.own.server import Service, name_sources
 
     name, run, _ = family
     asked = {**SETTINGS, "messages": QUESTION}
-    client = TestClient(Service(named([str(run)])).app())
+    client = TestClient(Service(name_sources([str(run)])).app())
     for wrong, words in refusals(name):
         for stream in (False, True):
             if stream and "stream_options" in wrong:
@@ -180,11 +180,11 @@ def test_what_a_chat_template_does_not_write_is_refused(family, tmp_path):
 def test_tools_that_a_chat_template_leaves_out_are_refused(tmp_path):
     from starlette.testclient import TestClient
 
-    from fedseed.own.server import Service, named
+    from fedseed.own.server import Service, name_sources
 
     base = str(chat_base(tmp_path / "base", "llama", LLAMA))
     run = tuned(base, tmp_path / "run", 1, ["What is it?"])
-    client = TestClient(Service(named([str(run)])).app())
+    client = TestClient(Service(name_sources([str(run)])).app())
     for wrong, words in (
         ({"messages": QUESTION, "tools": [WEATHER]}, "writes no tools: .* 'weather'"),
         (

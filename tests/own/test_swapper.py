@@ -14,7 +14,7 @@ from fedseed.orbit import Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import export_model
 from fedseed.orbit.file import write_orbit
-from fedseed.orbit.record import ending, packed
+from fedseed.orbit.record import ending, pack_records
 
 
 def tuned(base, path, seed, method, trainable=None):
@@ -112,7 +112,7 @@ def test_what_is_of_another_base_or_wrong_is_refused_and_the_base_stays(orbits, 
     wrong = tmp_path / "wrong.orbit"
     orbit = Orbit.open(found["0"])
     steps = [Record(r.round, r.payload, "12" * 16) for r in orbit.records]
-    write_orbit(wrong, orbit.start, ending(packed(orbit.header.method, steps)))
+    write_orbit(wrong, orbit.start, ending(pack_records(orbit.header.method, steps)))
     swapper.add("wrong", wrong)
     with pytest.raises(OrbitError, match="wrong: after step 6 the weights' digest is"):
         swapper.to("wrong")

@@ -109,7 +109,7 @@ def read(family, pieces, most=None):
     """An answer's text and calls, and how it was told."""
     tool_format = family and find_tool_format(TEMPLATES[family])
     reader = ToolCallReader(tool_format, FUNCTIONS, most)
-    parts = [part for piece in pieces for part in reader.read(piece)] + reader.finish()
+    parts = [part for piece in pieces for part in reader.read_piece(piece)] + reader.finish()
     calls = [part for part in parts if isinstance(part, ToolCall)]
     assert reader.has_calls == bool(calls)
     assert len({call.id for call in calls}) == len(calls)
@@ -146,11 +146,11 @@ def test_nothing_of_an_answer_without_calls_is_lost(family, fragments):
 
 def test_text_is_told_at_once_and_calls_once_they_are_whole():
     reader = ToolCallReader(find_tool_format(TEMPLATES["qwen"]), FUNCTIONS)
-    assert reader.read("I look") == ["I look"]
-    assert reader.read(" <tool") == []
-    assert reader.read("s") == [" <tools"]
-    assert reader.read(f"<tool_call>{CALL}") == []
-    (call,) = reader.read("</tool_call>")
+    assert reader.read_piece("I look") == ["I look"]
+    assert reader.read_piece(" <tool") == []
+    assert reader.read_piece("s") == [" <tools"]
+    assert reader.read_piece(f"<tool_call>{CALL}") == []
+    (call,) = reader.read_piece("</tool_call>")
     assert call.name == "weather"
 
 
@@ -167,5 +167,5 @@ def test_without_a_known_format_all_is_text():
 
 def test_ids_are_those_that_mistrals_template_takes():
     reader = ToolCallReader(find_tool_format(TEMPLATES["mistral"]), FUNCTIONS)
-    (call,) = [*reader.read(f"[TOOL_CALLS][{CALL}]"), *reader.finish()]
+    (call,) = [*reader.read_piece(f"[TOOL_CALLS][{CALL}]"), *reader.finish()]
     assert len(call.id) == 9 and call.id.isalnum()

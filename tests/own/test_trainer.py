@@ -21,11 +21,11 @@ from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.objectives.losses import CausalLM
 from fedseed.own.trainer import TrainerLoss, _TrainersPart
-from fedseed.reports.progress import shown_by
+from fedseed.recipe.settings import Recipe
+from fedseed.reports.progress import choose_progress
 from fedseed.reports.results import read_metrics
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Example, OwnData
 from fedseed.transport import transport
 from fedseed.transport.base import Access
@@ -147,7 +147,7 @@ def test_three_trainers_end_with_the_digest_of_the_recipe(
     together = Together(checked, lambda: transport(Access(shared_server.url), run), run)
     for name in NAMES:
         model, tokenizer = load_model(base)
-        own = Loading(checked, [name], own=OwnData(folder / f"{name}.jsonl"))
+        own = Loading(checked, [name], own_data=OwnData(folder / f"{name}.jsonl"))
         train, held = (
             tokenised(tokenizer, part)
             for part in (own.data.clients[0].examples, own.data.evaluation[""])
@@ -277,7 +277,7 @@ def test_a_quantised_model_is_tuned_by_an_adapter_and_never_in_part(base, folder
         rows = tokenised(tokenizer, [Example("the film was", " good")])
         checked = recipe(base, folder, "feedsign", model={"base": base, **settings})
         trainer = trainer_of(model, tokenizer, rows, tmp_path)
-        load = _TrainersPart(trainer, checked, "north", None, shown_by(None))
+        load = _TrainersPart(trainer, checked, "north", None, choose_progress(None))
         load.opened = None
         return load
 

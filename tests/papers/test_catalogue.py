@@ -17,10 +17,10 @@ from fedseed.experiments.sweeps import (
     packaged_sweeps,
     read_sweep,
 )
-from fedseed.runs.packaged import packaged_recipes
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.packaged import packaged_recipes
+from fedseed.recipe.reading import read_recipe
 from fedseed_papers import training
-from fedseed_papers.catalogue import NOTHING, SCALES, catalogue
+from fedseed_papers.catalogue import EVERY_SCENARIO, NOTHING, SCALES, catalogue
 from fedseed_papers.findings import UNKNOWN
 from fedseed_papers.measuring import SMALL_MAKERS
 from fedseed_papers.reproducing import EXACT
@@ -44,7 +44,7 @@ def test_what_an_item_names_is_there(item):
     assert list(item.scales) == [scale for scale in SCALES if scale in item.scales]
     assert ("exact" in item.scales) == (item.key in EXACT.get(item.paper, {}))
     assert item.title.split(",")[0].lower() == item.paper
-    for source in filter(None, (item.small, item.published)):
+    for source in (*item.sources("small"), *item.sources("published")):
         assert source in SMALL_MAKERS or source in packaged_sweeps() or source in packaged_recipes()
     if item.small in packaged_sweeps():
         assert len(read_sweep(packaged_sweeps()[item.small]).seeds) >= 3
@@ -68,21 +68,20 @@ def test_every_small_page_has_seeds_interval_and_p_and_few_are_undecided():
 # ------------------------------------------------------------------------------------------------
 
 MADE = [
-    (item, scale, source)
+    (item, scale, item.sources(scale))
     for item in catalogue()
-    for scale, source in (("small", item.small), ("published", item.published))
-    if source is not None and source not in SMALL_MAKERS
+    for scale in ("small", "published")
+    if item.sources(scale) and item.sources(scale)[0] not in SMALL_MAKERS
 ]
 CLAIMS = [
-    pytest.param(source, form, item.metric_at(scale), id=f"{item.name}-{scale}-{number}")
-    for item, scale, source in MADE
+    pytest.param(sources, form, item.metric_at(scale), id=f"{item.name}-{scale}-{number}")
+    for item, scale, sources in MADE
     for number, (_, form) in enumerate(item.claims_at(scale))
 ]
 # scored by Rouge-L, not accuracy
 GENERATED = {"natural-instructions", "dolly-15k", "alpaca", "code-alpaca", "gsm8k"}
 WITHOUT_CLAIM = {
     ("feedsign/figure-10", "published"): "a picture of other papers' accuracies, without numbers",
-    ("feedsign/table-10", "published"): "the recipe makes one of its three columns",
 }
 
 
@@ -97,14 +96,26 @@ def metrics_of(recipe, *settings):
     """What runs of a recipe measure."""
     made = read_recipe(recipe, settings)
     score = "rouge_l" if made.task.name in GENERATED else "accuracy"
-    return {"loss", *MEASURES, *((score,) if score == "accuracy" or made.evaluation.rouge else ())}
+    scored = score == "accuracy" or made.evaluation.rouge
+    return {"loss", *MEASURES, *((score, training.SCORE) if scored else ())}
 
 
-def lines_of(source):
-    """A line of five runs for each of a sweep's, in folders that do not exist."""
-    for scenario, run in sweep_of(source).lines():
-        folders = {seed: Path(scenario.name or "-") / run.label / str(seed) for seed in range(1, 6)}
-        yield SweepLine(scenario.name, run.label, (), {}, None, folders, {})
+def lines_of(sources):
+    """A line of five runs for each of the sweeps', in folders that do not exist."""
+    for source in sources:
+        for scenario, run in sweep_of(source).lines():
+            place = Path(source) / (scenario.name or "-") / run.label
+            folders = {seed: place / str(seed) for seed in range(1, 6)}
+            yield SweepLine(scenario.name, run.label, (), {}, None, folders, {})
+
+
+def recipes_of(sources):
+    """Scenario, label, recipe and settings of each line of an item's sweeps."""
+    for source in sources:
+        sweep = sweep_of(source)
+        for scenario, run in sweep.lines():
+            settings = [*sweep.set, *scenario.set, *run.set, *scenario.also.get(run.label, ())]
+            yield scenario.name, run.label, run.recipe, settings
 
 
 def test_every_item_that_is_made_has_a_claim():
@@ -113,16 +124,28 @@ def test_every_item_that_is_made_has_a_claim():
     )
 
 
-@pytest.mark.parametrize(("source", "form", "metric"), CLAIMS)
-def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(source, form, metric, monkeypatch):
-    metric, sweep = form.metric or metric, sweep_of(source)
-    runs = {(scenario.name, run.label): (scenario, run) for scenario, run in sweep.lines()}
-    first = next(iter(runs))[0]
+def test_scenarios_of_an_items_sweeps_have_names_of_their_own():
+    for item, scale, sources in MADE:
+        lines = [(scenario, label) for scenario, label, *_ in recipes_of(sources)]
+        assert len(set(lines)) == len(lines), (item.name, scale)
+
+
+@pytest.mark.parametrize(("sources", "form", "metric"), CLAIMS)
+def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(sources, form, metric, monkeypatch):
+    metric = form.metric or metric
+    recipes = {(scenario, label): made for scenario, label, *made in recipes_of(sources)}
+    first = next(iter(recipes))[0]
     for named in form.labels:
         label, _, at = named.partition(" @ ")
-        scenario, run = runs[at or (first if form.scenario is None else form.scenario), label]
-        settings = [*sweep.set, *scenario.set, *scenario.also.get(label, ()), *run.set]
-        assert metric in metrics_of(run.recipe, *settings), named
+        asked = at or (first if form.scenario is None else form.scenario)
+        found = [
+            made
+            for (scenario, name), made in recipes.items()
+            if name == label and asked in (scenario, EVERY_SCENARIO)
+        ]
+        assert found, named
+        for recipe, settings in found:
+            assert metric in metrics_of(recipe, *settings), named
 
     best_first = (
         range(len(form.labels)) if lower_is_better(metric) else range(len(form.labels), 0, -1)
@@ -136,7 +159,11 @@ def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(source, form, metric
         agree = [2 * (form.least or 0.0) + 1, 1.0][: len(apart)]
         disagree = [(form.least or 0.0) / 2, 1.0][: len(apart)]
     places = {
-        named: set(training.folders_of(form, named, list(lines_of(source))).values())
+        named: {
+            folder
+            for run in training.runs_of(form, named, list(lines_of(sources)))
+            for folder in run.values()
+        }
         for named in form.labels
     }
     for values, expected in ((agree, "holds in kind"), (disagree, "does not hold here")):
@@ -149,5 +176,5 @@ def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(source, form, metric
 
         monkeypatch.setattr(training, "measured", measured)
         monkeypatch.setattr(training, "before", lambda folder, name: float("nan"))
-        (claim,) = judge([("it is so", form)], metric, list(lines_of(source)))
+        (claim,) = judge([("it is so", form)], metric, list(lines_of(sources)))
         assert (claim.verdict, claim.seeds) == (expected, 5) and claim.p < 0.01

@@ -4,12 +4,14 @@ at a reduced cost.
 A maker's own verdicts are the assertions; here they are held against what is known, with numbers
 worked out by hand."""
 
+import math
 from functools import cache
 from math import comb
 
+import numpy as np
 import pytest
 
-from fedseed_papers import feedsign, payloads
+from fedseed_papers import feedsign, ferret, payloads, theorems
 from fedseed_papers.reproducing import EXACT
 
 REDUCED = {
@@ -39,6 +41,15 @@ REDUCED = {
     ("feedsign", "figure-7"): {"draws": 20_000},
     ("feedsign", "proposition-d5"): {"votes": 20_000},
     ("feedsign", "appendix-j"): {"draws": 20_000},
+    ("ferret", "section-3.2"): {"length": 2000, "counts": (20, 40, 80, 160)},
+    ("ferret", "theorem-2"): {"length": 1000, "counts": (10, 30, 100, 300), "seeds": (1, 2)},
+    ("ferret", "theorem-4"): {"length": 256, "rounds": 300, "seeds": (1,)},
+    ("fedkseed", "theorem-1"): {"lengths": (40, 160)},
+    ("feedsign", "lemma-3.9"): {"lengths": (30, 100, 300), "draws": 5000},
+    ("feedsign", "theorem-3.11"): {"steps": 4000, "seeds": (1,)},
+    ("fedmezo", "lemma-2.2"): {"length": 20, "draws": 20_000},
+    ("fedmezo", "lemma-2.3"): {"length": 300, "draws": 10_000},
+    ("fedmezo", "theorem-3.1"): {"repeats": 200},
 }
 # claims that measurements contradict; all others hold, or hold in kind
 CONTRADICTED = {
@@ -46,6 +57,14 @@ CONTRADICTED = {
     "ferret/figure-8": [],
     "fedkseed/table-3": ["32-bit and both ways"],
     "feedsign/figure-5": ["less than 200 bytes"],
+    "ferret/section-3.2": ["an even change"],
+    "ferret/theorem-2": ["linearly reduced"],
+    "ferret/theorem-4": ["whatever d and K are", "do not depend on d"],
+    "fedkseed/theorem-2": ["constant of L-smoothness"],
+    "feedsign/theorem-3.11": ["floor C / A shows that"],
+    "fedmezo/lemma-2.2": ["at any mu"],
+    "fedmezo/lemma-2.3": ["at most -eta |grad|^2 / gamma"],
+    "fedmezo/theorem-3.1": ["So everywhere"],
     "feedsign/proposition-d5": ["p_e + p_b - p_e p_b", "adjusted error rate of the vote"],
 }
 
@@ -86,6 +105,37 @@ def test_bytes_are_those_of_fedkseeds_table():
     assert payloads.DATAJUICER == 1_345_423_360 and payloads.LLAMA_3B == 3_426_473_600
     assert payloads.fedavg(1000).update.bytes == 4000
     assert (payloads.zofedsgd().bits_up, payloads.feedsign().bits_up) == (64, 1)
+
+
+def test_bounds_have_the_values_that_are_worked_out_by_hand():
+    # 1 / rho is 3 d for large d: 2 ln(2e4) * 3e4 / 300 = 1980.7, above 2 sqrt(1980.7)
+    assert theorems.reconstruction_bound(10_000, 300) == pytest.approx(1980.7, rel=1e-3)
+    # E[(g^T z)^2 z^T H z] is exact on a sphere of radius sqrt(d): d (tr H + 2 h) / (d + 2), with
+    # h the curvature along g; for d = 2, H = diag(1, 1/2) and g along the first: 2 * 3.5 / 4
+    curve = theorems.Quadratic.with_rank(2, 1.5)
+    random = np.random.default_rng(1)
+    found, error = theorems.curvature_factor(curve, np.array([3.0, 0.0]), 100_000, random)
+    assert found == pytest.approx(1.75, abs=5 * error) and error < 0.01
+    assert theorems.descent_factor(2, 1.5) == pytest.approx(1.75)  # zeta: tight there
+    gamma, zeta = theorems.rank_factors(1000, 10.0)
+    assert gamma == pytest.approx(10_998 / 1002) and zeta * gamma == pytest.approx(1e-3)
+    # A = 2 sqrt(2 / pi) delta eta^2 (1 - 2 p), C = L r eta^2 / 2
+    shrinks, adds = theorems.feedsign_rate(0.1, theorems.Quadratic.of(10, 5, 0.1), 0.25)
+    assert shrinks == pytest.approx(2 * (2 / math.pi) ** 0.5 * 0.1 * 0.01 * 0.5)
+    assert adds == pytest.approx((5 + 5 * 0.1) * 0.01 / 2)
+    z, shift = np.array([3.0, 4.0]), np.array([0.0, 0.5])
+    assert theorems.shift_bound(2.0, z, shift) == pytest.approx(2 * 2 * 5 * 0.5 + 2 * 0.25)
+
+
+def test_a_time_that_falls_as_one_over_l_is_told_from_one_that_does_not():
+    blocks = (1, 2, 4, 8, 16, 32, 64)
+    fixed, shared, deviation = ferret.fit_inverse([(x, 0.02 + 0.4 / x) for x in blocks])
+    assert (fixed, shared) == pytest.approx((0.02, 0.4)) and deviation < 1e-9
+    # by the root of L, or not at all: the part that stays shows it
+    fixed, shared, _ = ferret.fit_inverse([(x, 0.4 / x**0.5) for x in blocks])
+    assert shared < 9 * fixed
+    fixed, shared, _ = ferret.fit_inverse([(x, 0.4) for x in blocks])
+    assert fixed == pytest.approx(0.4) and abs(shared) < 1e-9
 
 
 def test_the_three_formulas_of_a_reversed_sign():

@@ -12,11 +12,11 @@ from fedseed.errors import FedseedError
 from fedseed.experiments.sweeps import SweepLine, WorkerPool
 from fedseed.reports.results import read_summary
 from fedseed.runs.assembly import build
-from fedseed_papers.catalogue import Form, chosen
+from fedseed_papers.catalogue import Form, choose_items
 from fedseed_papers.reproducing import Making
-from fedseed_papers.training import judge, measured, probabilities, rounds_to_converge
+from fedseed_papers.training import gap_sheet, judge, measured, probabilities, rounds_to_converge
 
-(ITEM,) = chosen("ferret/figure-2")
+(ITEM,) = choose_items("ferret/figure-2")
 
 
 def run(folder, losses, **summary):
@@ -116,6 +116,38 @@ def test_the_margin_is_a_tenth_of_what_was_gained_over_the_base(tmp_path):
     assert verdict(lines, alike=["line 1.0", "line 1.41"]) == FAILS
 
 
+def test_a_claim_about_every_scenario_is_one_about_the_mean_over_them(tmp_path):
+    """FeedSign's column "Gap" is such a mean: ahead in one task of two, and on average behind."""
+    tasks = {
+        "sst2": {"FO": 90.0, "one": 80.0, "other": 79.0},
+        "squad": {"FO": 85.0, "one": 60.0, "other": 70.0},
+    }
+    lines = []
+    for task, scores in tasks.items():
+        name = "f1" if task == "squad" else "accuracy"
+        for label, score in scores.items():
+            made = line(tmp_path, label, [1.0] * 5, scenario=task)
+            for seed, folder in made.folders.items():
+                summary = read_summary(folder)
+                final = {"loss": 1.0, name: score + seed / 10}
+                (folder / "summary.json").write_text(json.dumps({**summary, "final": final}))
+            lines.append(made)
+    assert verdict(lines, order=["one", "other"], metric="score") == HOLDS  # the first scenario
+    assert verdict(lines, order=["one", "other"], metric="score", scenario="*") == FAILS
+    assert verdict(lines, order=["other", "one"], metric="score", scenario="*") == HOLDS
+    (claim,) = judge(
+        [("it is so", Form(order=["other", "one"], metric="score", scenario="*"))], "loss", lines
+    )
+    assert claim.interval == pytest.approx((4.5, 4.5))  # 79 and 70 beside 80 and 60
+    sheet = gap_sheet("FO", lines)
+    assert sheet.head == ("line", "sst2", "squad", "Gap")
+    assert sheet.rows == [["one", "-10.0", "-25.0", "-17.5"], ["other", "-11.0", "-15.0", "-13.0"]]
+    unfinished = [made for made in lines if (made.scenario, made.label) != ("squad", "one")]
+    unfinished.append(SweepLine("squad", "one", (), {}, None, {}, {1: "killed"}))
+    assert verdict(unfinished, order=["other", "one"], metric="score", scenario="*") == UNKNOWN
+    assert gap_sheet("FO", unfinished).rows[0] == ["one", "-10.0", "-", "-10.0"]
+
+
 def test_ratios_and_numbers(tmp_path):
     lines = [
         line(tmp_path, "big", [1.0] * 5, payload_bytes_up=3000),
@@ -174,7 +206,7 @@ def here(monkeypatch, quickly):
     def play(pool, job):
         if not (job.folder / "summary.json").exists():
             jobs.append(job)
-            build(job.read(), job.folder).run()
+            build(job.read_recipe(), job.folder).run()
         return None
 
     monkeypatch.setattr(WorkerPool, "run", play)
@@ -183,7 +215,7 @@ def here(monkeypatch, quickly):
 
 @pytest.mark.long
 def test_a_small_item_is_made_of_runs_and_taken_up_again(here, monkeypatch, tmp_path):
-    (item,) = chosen("fedkseed/figure-13")
+    (item,) = choose_items("fedkseed/figure-13")
     said = []
     making = Making(tmp_path, said.append, settings=TINY, seeds=[1])
     result = making.make(item, "small")

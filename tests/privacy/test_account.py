@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from itertools import count
 
@@ -15,7 +17,7 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from fedseed import durable
 from fedseed.errors import PrivacyError, StorageError
 from fedseed.privacy.account import Account, Limits, Turn
-from fedseed.privacy.account_file import FileAccount
+from fedseed.privacy.account_file import AccountFile, FileAccount
 from fedseed.privacy.scalars import Releases, composed_epsilon
 from support.forked import start
 
@@ -210,6 +212,47 @@ def test_another_name_for_the_same_data(tmp_path):
             one.charge(turn())
     other = FileAccount(tmp_path / "other.jsonl", "other", limits(4), "/srv/other.jsonl")
     assert other.turns == 0
+
+
+def test_a_process_that_was_killed_while_it_made_its_account(tmp_path):
+    """The temporary file that it leaves is no account, whoever comes next."""
+    code = (
+        "import os\nfrom pathlib import Path\nfrom fedseed.privacy.account import Limits\n"
+        "from fedseed.privacy.account_file import AccountFile, FileAccount\n"
+        "os.replace = lambda *_: os._exit(9)\n"
+        f"FileAccount(Path({str(tmp_path)!r}) / 'north.jsonl', 'north', Limits(3, None, 1e-5), 'd')"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 9
+    assert [path.name for path in tmp_path.glob("north.*.part.jsonl")]
+    site = FileAccount(tmp_path / "site.jsonl", "site", limits(3), "d")
+    north = FileAccount(tmp_path / "north.jsonl", "north", limits(3), "d")
+    site.charge(turn(client="site", question="q", answer=b"one"))
+    assert north.find("q").answer == b"one"
+    assert not list(tmp_path.glob("*.part.jsonl"))
+
+
+def test_a_turn_that_one_of_two_accounts_lacks(tmp_path, monkeypatch):
+    """A process that was killed between the files has sent nothing, and may still do so."""
+    north = FileAccount(tmp_path / "north.jsonl", "north", limits(3), "d")
+    site = FileAccount(tmp_path / "site.jsonl", "site", limits(3), "d")
+    with monkeypatch.context() as patch:
+        whole = AccountFile.add_turn
+
+        def add_turn(file, added):
+            if file.path.name == "north.jsonl":
+                raise StorageError("killed")
+            whole(file, added)
+
+        patch.setattr(AccountFile, "add_turn", add_turn)
+        with pytest.raises(StorageError):
+            site.charge(turn(client="site", question="q", answer=b"one"))
+    north.charge(turn())
+    north.charge(turn())
+    with pytest.raises(PrivacyError, match="3 turns"):
+        north.charge(turn())
+    again = FileAccount(tmp_path / "site.jsonl", "site", limits(3), "d")
+    assert again.find("q").answer == b"one"
+    assert again.turns == FileAccount(tmp_path / "north.jsonl", "north", limits(3), "d").turns == 3
 
 
 def charged(tmp_path, turns=3):

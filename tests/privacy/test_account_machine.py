@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -26,9 +27,8 @@ from hypothesis.stateful import (
 from fedseed.privacy.account import Limits
 from fedseed.privacy.account_file import FileAccount
 from fedseed.privacy.scalars import Releases, composed_epsilon
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 from support.asking import (
-    DATA,
     EXAMPLES,
     MOMENTS,
     STEPS,
@@ -59,8 +59,8 @@ RUNS = ("one", "two")
 SEEDS = st.integers(0, 2**64 - 1)
 
 
-def kind_of(key):
-    privacy = RECIPES[key]["privacy"]
+def kind_of(recipe):
+    privacy = recipe["privacy"]
     rate = 8 / EXAMPLES if privacy["sampling"] == "poisson" else 1.0
     return privacy["noise"], rate
 
@@ -77,9 +77,13 @@ class Adversary(RuleBasedStateMachine):
         self.unique = self.folder.name.rpartition("-")[2]
         self.asker = Asker(self.server)
         self.clients, self.seen, self.restarted = [], 0, False
-        self.answers = {}  # by question: what was said
+        self.counted = {}  # turns in the accounts' files, by answer
+        self.answers_of_plans = {}  # by the plan, and the log that it was sent for
+        # names and recipes of the clients that may have counted a turn since the last look
+        self.recent = set()
+        self.logs, self.replaced_logs = set(), 0  # names of logs; logs begun anew under one
         self.asked = {}  # by attempt: what a plan has asked
-        self.vectors, self.turns = Counter(), Counter()  # released: by kind; by recipe
+        self.vectors, self.turns = Counter(), Counter()  # counted: by kind; by run and client
         self.trials["examples"] += 1
         self.new_log("one", "budget", False)
 
@@ -112,6 +116,8 @@ class Adversary(RuleBasedStateMachine):
     def new_log(self, run, key, swapped):
         self.run, self.key = f"{run}-{self.unique}", key
         self.names = [*NAMES][:: -1 if swapped else 1]
+        self.replaced_logs += self.run in self.logs
+        self.logs.add(self.run)
         self.steps = []
         link = STARTS[key][-16:]
         self.asker.begin(self.run, STARTS[key], self.names, link)
@@ -143,7 +149,9 @@ class Adversary(RuleBasedStateMachine):
         """
         self.trials["plans"] += 1
         attempt = self.trials["plans"] % 250
-        self.asked[attempt] = self.key, tuple(self.steps), number, rate, tuple(self.names)
+        # a client that has not taken the last steps yet answers a plan of an earlier round
+        steps = tuple(self.steps[: number - 1])
+        self.asked[attempt] = self.key, steps, number, rate, tuple(self.names)
         return attempt
 
     def step(self, random):
@@ -173,6 +181,7 @@ class Adversary(RuleBasedStateMachine):
         client = Client(self.folder, self.server, self.run, RECIPES[key], name, kill)
         client.key = key
         self.clients.append(client)
+        self.recent.add((name, key))
         self.trials["joins"] += 1
         until = lambda: self.asker.welcomed > welcomed or client.code is not None  # noqa: E731
         assert waited(until), client.text
@@ -203,32 +212,70 @@ class Adversary(RuleBasedStateMachine):
         return all(client.name in senders or client.code is not None for client in clients)
 
     def hear(self):
-        """Take what has come since: each new answer must have been allowed."""
+        """Take what has come since: each new answer must have been allowed.
+
+        A client that still follows an earlier log of the same name answers a plan of the new log
+        at the weights of the earlier one. So two answers to one plan may differ, and each is
+        counted; what must not happen is two answers to one question in the clients' accounts.
+        """
         received, self.seen = self.asker.received[self.seen :], len(self.asker.received)
+        self.read_accounts()
         for _, sender, message in received:
             self.trials["answers"] += 1
             key, steps, number, rate, names = self.asked[message.attempt]
-            assert message.round == number
-            question = key, steps, number, rate, names.index(sender)
-            if question not in self.answers:
-                self.answers[question] = message.payload
-                self.count(key)
-            assert self.answers[question] == message.payload, "another answer to this question"
+            assert message.payload in self.counted, "an answer that no account has counted"
+            assert message.round == number == self.counted[message.payload].round
+            plan = key, steps, number, rate, names.index(sender)
+            self.answers_of_plans.setdefault(plan, set()).add(message.payload)
+            assert len(self.answers_of_plans[plan]) <= 1 + self.replaced_logs
         self.forget_dead()
 
-    def count(self, key):
-        """Count an answer that is new, and look whether the client's recipe allowed it."""
-        recipe = RECIPES[key]
-        self.vectors[kind_of(key)] += STEPS
-        self.turns[key] += 1
+    def read_accounts(self):
+        """Read the turns that clients have counted, and look whether their recipes allowed them.
+
+        Their order in time is not known where two clients have counted some, so that the order is
+        taken in which the smaller budgets come first.
+        """
+        alive = {(client.name, client.key) for client in self.clients if client.code is None}
+        new, questions = [], {turn.question for turn in self.counted.values()}
+        for name in NAMES:
+            path = self.folder / "accounts" / f"{name}.jsonl"
+            if path.exists():
+                account = FileAccount(path, name, Limits(1, None, 1e-5))
+                for turn in account.answered():
+                    if turn.question not in questions:
+                        questions.add(turn.question)
+                        new.append(turn)
+        for turn in sorted(new, key=self.least_budget):
+            assert turn.answer not in self.counted, "one answer to two questions"
+            self.counted[turn.answer] = turn
+            self.count(turn)
+        self.recent = alive
+
+    def recipes_of(self, turn):
+        return [RECIPES[key] for name, key in self.recent if name == turn.client]
+
+    def least_budget(self, turn):
+        return min(recipe["privacy"].get("budget", 0.0) for recipe in self.recipes_of(turn))
+
+    def count(self, turn):
+        self.vectors[turn.noise, turn.rate] += turn.releases
+        self.turns[turn.run, turn.client] += 1
         self.trials["turns"] += 1
-        # each name has as many as there are rounds; all of them count for the budget
-        assert self.turns[key] <= len(NAMES) * recipe["rounds"]
+        assert turn.releases == STEPS
+        assert any(self.is_allowed(turn, recipe) for recipe in self.recipes_of(turn)), turn
+
+    def is_allowed(self, turn, recipe):
+        """Whether a client with this recipe was allowed its last turn."""
+        is_in_rounds = self.turns[turn.run, turn.client] <= recipe["rounds"]
+        kind = np.float32(turn.noise), turn.rate  # the settings travel in 32 bits
+        noise, rate = kind_of(recipe)
+        if kind != (np.float32(noise), rate) or not is_in_rounds:
+            return False
         budget = recipe["privacy"].get("budget")
         if budget is None:
-            assert self.turns.total() <= recipe["rounds"]
-        else:
-            assert self.epsilon() <= budget
+            return self.turns.total() <= recipe["rounds"]
+        return self.epsilon() <= budget
 
     def epsilon(self):
         kinds = sorted(Releases(*kind, count) for kind, count in self.vectors.items())
@@ -249,19 +296,13 @@ class Adversary(RuleBasedStateMachine):
                 self.trials["deaths at a chosen moment"] += 1
 
     def teardown(self):
-        """Every answer that was heard is counted in a file, as it was heard."""
+        """What has come to the end counts, too."""
         if not hasattr(self, "asker"):
             return
         for client in self.clients:
             client.kill()
+        self.hear()
         self.asker.close()
-        counted = set()
-        for name in NAMES:
-            path = self.folder / "accounts" / f"{name}.jsonl"
-            if path.exists():
-                account = FileAccount(path, name, Limits(1, None, 1e-5), DATA)
-                counted |= {turn.answer for turn in account.answered()}
-        assert set(self.answers.values()) <= counted
         shutil.rmtree(self.folder)
 
 

@@ -1,5 +1,6 @@
 """Clients' accounts with the commands, over a real nats-server."""
 
+import shutil
 import threading
 
 import pytest
@@ -10,10 +11,11 @@ from fedseed.methods.fedmezo import FedMeZO
 from fedseed.privacy.account import Limits
 from fedseed.privacy.account_file import FileAccount
 from fedseed.privacy.scalars import Releases, composed_epsilon
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 from support.asking import STEPS, Asker, Client, account_of, hosted_of, recipe_of, waited
 from support.forked import fedseed_forked
 from support.instruction_files import rows, write_lines
+from support.network import Server
 
 pytestmark = pytest.mark.long  # models are loaded
 
@@ -104,12 +106,12 @@ def asked(shared_server):
 
 def start_of(site):
     """How the orbit begins, as the client says it."""
+    from fedseed.recipe.reading import read_recipe
     from fedseed.runs.joining import Loading
-    from fedseed.runs.recipe import read_recipe
     from fedseed.tasks.data import OwnData
 
     recipe = read_recipe(str(site / "recipe.toml"))
-    return Loading(recipe, ["north"], own=OwnData(site / "north.jsonl"))().start
+    return Loading(recipe, ["north"], own_data=OwnData(site / "north.jsonl"))().start
 
 
 def test_three_logs_get_no_more_than_the_recipe(site, asked, shared_server):
@@ -142,6 +144,35 @@ def test_three_logs_get_no_more_than_the_recipe(site, asked, shared_server):
     for text in texts:
         assert "north.jsonl: the privacy account of client north allows no more answers" in text
         assert "3 turns (epsilon" in text and "--budget" in text and "Traceback" not in text
+
+
+def test_a_server_that_deletes_its_files_gets_no_more(site, tmp_path):
+    """One run on one server, whose store is deleted twice: each time round 1 comes again."""
+    server, start, answers = Server(tmp_path / "nats"), start_of(site), []
+    try:
+        for scalar in (1e-3, 2e-3, 3e-3):
+            asked = Asked(server)
+            asked.let_in("accounts-lost", start)
+            process = join(site, server, "accounts-lost")
+            for number in range(1, 8):
+                answer = asked.ask(number, process)
+                if answer is None:
+                    break
+                answers.append((number, answer))
+                asked.asker.add_step(METHOD, number, [scalar] * STEPS)
+            end = process.wait()
+            assert end.returncode == 1
+            text = " ".join(f"{end.stdout}{end.stderr}".split())
+            assert "the privacy account of client north allows no more answers" in text
+            asked.asker.close()
+            server.kill()
+            shutil.rmtree(server.folder / "store")
+            server.start()
+    finally:
+        server.kill()
+    assert [number for number, _ in answers] == [1, 2, 3, 1, 1]
+    assert len({answer for _, answer in answers}) == 3 == account(site).turns
+    assert account(site).epsilon() <= BUDGET
 
 
 def test_another_plan_of_a_round_is_another_question(tmp_path, shared_server):

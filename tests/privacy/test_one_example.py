@@ -13,7 +13,7 @@ import pytest
 import fedseed
 from fedseed import Federation, MeZO, ZOFedSGD
 from fedseed.errors import RecipeError
-from fedseed.federation.worker import Worker
+from fedseed.federation.client.worker import Worker
 from fedseed.models.adapters import LoRA, install
 from fedseed.models.loading import load_model
 from fedseed.objectives.losses import CausalLM

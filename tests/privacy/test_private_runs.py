@@ -6,10 +6,11 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from fedseed import Federation, FedKSeed, FedMeZO, Ferret, MeZO, Orbit, Subspace, ZOFedSGD
 from fedseed.errors import RecipeError
-from fedseed.methods.payload import About
+from fedseed.methods.payload import DecodeContext
 from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protect, scalars
 from fedseed.privacy.secure.settings import SecureSums
-from fedseed.runs.recipe import Recipe, stored_recipe
+from fedseed.recipe.reading import parse_stored_recipe
+from fedseed.recipe.settings import Recipe
 from support.heard import Ending
 from support.told import CLIENTS, PAGE, data, in_files, listed, still
 from support.zeroth_order import OBJECTIVE, model
@@ -150,7 +151,7 @@ def test_a_client_moves_a_step_as_far_as_the_account_says(name, monkeypatch):
             message = one.worker.train(coordinator.plan(c), c, one.items[c]).message
             update = method.decode_update(coordinator.state, 1, message[28:])
             if c == clients[-1]:
-                about = About(method, coordinator.state, "update", 1)
+                about = DecodeContext(method, coordinator.state, "update", 1)
                 update = update.with_vector(last * update.vector(about), about)
             coordinator.current.updates[c] = update
             # no bound but the mechanism's
@@ -329,5 +330,5 @@ def test_a_recipe_says_it_once():
     assert recipe.method.private == recipe.privacy == CLIENT and not recipe.evaluates
     text = recipe.to_toml()
     assert "[privacy]" in text and "private" not in text.replace("privacy", "")
-    assert stored_recipe(text) == recipe
+    assert parse_stored_recipe(text) == recipe
     assert Recipe.model_validate({"rounds": 1, "method": ZO}).method == ZOFedSGD(seeds="shared")

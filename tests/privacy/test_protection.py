@@ -10,7 +10,7 @@ from fedseed import FedKSeed, FedMeZO, FeedSign
 from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
 from fedseed.methods.fedmezo import Rate
 from fedseed.methods.feedsign import Votes
-from fedseed.methods.payload import About
+from fedseed.methods.payload import DecodeContext
 from fedseed.privacy import PrivacySettings, PrivateScalars, protect, protection_of
 from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
@@ -57,7 +57,7 @@ def test_a_pool_of_clients_by_hand(quiet):
         method.start(LAYOUT, 1), Accumulated(np.array([4, 0, 8, 0], dtype=np.float32))
     )
     protection, plan = protection_of(method), Pool(0, np.zeros(4, dtype=np.float32), None)
-    about = About(method, state, "update", 2)
+    about = DecodeContext(method, state, "update", 2)
     drawn = method.draw(plan, derive(1, Domain.CLIENT_SEED, 2, 4))
     expected = np.array([3.0, -1.0, 2.0, 0.5]) * np.bincount(drawn, minlength=4)
     sent = protection.train(state, plan, scripted(method, 3.0, -1.0, 2.0, 0.5))
@@ -84,7 +84,7 @@ def test_traces_are_bounded_as_projections(quiet, seeds):
     shape = {"steps": 2, "batch": 2, "population": 2, "learning_rate": 0.2, "seeds": seeds}
     method = protect(FedMeZO(**shape, schedule=schedule), CLIENT)
     state, by, protection = (
-        replace(method.start(LAYOUT, 7), done=1),
+        replace(method.start(LAYOUT, 7), rounds_done=1),
         0.75 * 0.2 / 2,
         protection_of(method),
     )

@@ -3,6 +3,7 @@ both.
 """
 
 import warnings
+from math import erf, sqrt
 from random import Random
 
 import numpy as np
@@ -11,7 +12,17 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from fedseed.privacy import PrivacySettings, PrivateScalars, noise_for
-from fedseed.privacy.scalars import LEVELS, shorten, to_levels
+from fedseed.privacy.scalars import (
+    LEVELS,
+    MOST,
+    MOST_COMPOSED,
+    Releases,
+    compose_many,
+    composed_epsilon,
+    renyi_divergence,
+    shorten,
+    to_levels,
+)
 
 LEVELS_OF = {
     "client": {"level": "client"},
@@ -152,13 +163,68 @@ def test_the_budget_is_spent_as_far_as_it_goes(kind):
     )
 
 
-@pytest.mark.parametrize("turns", [1, 1000, 1_000_000])
-def test_much_noise_at_rare_sampling_is_counted_without_an_overflow(turns):
-    """One example of 10^9 in a batch: losses of 1e-13, which were told apart to 1e-18."""
+@pytest.mark.parametrize("turns", [1, 1000, 10**6, 10**9, MOST])
+def test_much_noise_at_rare_sampling_costs_nothing(turns):
+    """One example of 10^9 in a batch: even all turns together are seen with a chance below delta.
+
+    Their losses of 1e-13 overflowed, and of 10^9 turns they took minutes.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        epsilon = mechanism("poisson", noise=1e5, batch=1, examples=10**9).epsilon(turns)
-    assert 0 <= epsilon <= 2e-6
+        private = mechanism("poisson", noise=1e5, batch=1, examples=10**9, budget=0.5)
+        assert private.epsilon(turns) == 0.0
+        assert private.affordable >= turns - 1
+
+
+def test_epsilon_is_nothing_up_to_the_distance_of_neighbours_outcomes():
+    """Of one release: rate erf(1 / (sqrt(8) noise)), here 0.1 erf(0.1768)."""
+    one = (Releases(2.0, 0.1, 1),)
+    distance = 0.1 * erf(1 / (sqrt(8) * 2.0))
+    assert composed_epsilon(one, distance * 1.001) == 0.0 < composed_epsilon(one, distance * 0.999)
+    # of many the root of their number counts, and of very many the distance is almost 1
+    assert composed_epsilon((Releases(2.0, 1e-4, 10_000),), 0.003) == 0.0
+    assert composed_epsilon((Releases(2.0, 1e-4, 10_000),), 0.001) > 0.0
+    assert composed_epsilon((Releases(0.01, 0.5, 100),), 1 - 1e-9) > 0.0
+
+
+@pytest.mark.parametrize(("noise", "rate", "count"), [(2.0, 0.01, 5000), (10.0, 0.001, 200_000)])
+def test_stages_compose_as_the_library_does_at_once(noise, rate, count):
+    one = privacy_loss_distribution.from_gaussian_mechanism(noise, sampling_prob=rate)
+    at_once = one.self_compose(count).get_epsilon_for_delta(1e-5)
+    in_stages = compose_many(one, count).get_epsilon_for_delta(1e-5)
+    assert in_stages == pytest.approx(at_once, rel=1e-6)
+
+
+@pytest.mark.parametrize(("noise", "rate"), [(10.0, 0.001), (1000.0, 0.5), (1.0, 0.001)])
+def test_beyond_a_million_releases_a_bound_takes_over_that_is_not_below(noise, rate):
+    def epsilon(count):
+        return composed_epsilon((Releases(noise, rate, count),), 1e-5)
+
+    counts = [10_000, MOST_COMPOSED, MOST_COMPOSED + 1, 10**9, MOST]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = [epsilon(count) for count in counts]
+    assert values == sorted(values)
+    assert values[2] <= 1.15 * values[1]
+
+
+def test_renyis_bound_of_many_small_losses_is_a_gaussians():
+    """10^9 releases of noise 1000 and rate 0.001 are nearly one release of noise 1 / 0.0316."""
+    together = 1 / (1e9**0.5 * 0.001 / 1000)
+    exact = composed_epsilon((Releases(together, 1.0, 1),), 1e-5)
+    bound = composed_epsilon((Releases(1000.0, 0.001, 10**9),), 1e-5)
+    assert exact <= bound <= 1.2 * exact
+
+
+def test_renyis_divergence_is_an_integral():
+    """Of order 3, noise 1.5 and rate 0.2: of the densities' quotient to the third, by summing."""
+    values = np.linspace(-30.0, 40.0, 700_001)
+    density = np.exp(-(values**2) / (2 * 1.5**2)) / (1.5 * sqrt(2 * np.pi))
+    quotient = 0.8 + 0.2 * np.exp((values - 0.5) / 1.5**2)
+    moment = float((density * quotient**3).sum() * (values[1] - values[0]))
+    assert renyi_divergence(1.5, 0.2, 3) == pytest.approx(np.log(moment) / 2, rel=1e-9)
+    # tiny losses do not cancel: rate^2 / noise^2 for order 2
+    assert renyi_divergence(1e5, 1e-9, 2) == pytest.approx(1e-28, rel=1e-6)
 
 
 def test_noise_is_found_for_an_epsilon():

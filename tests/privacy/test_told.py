@@ -14,17 +14,17 @@ import pytest
 from fedseed import Federation, FeedSign, Orbit
 from fedseed.cli.network import describe
 from fedseed.errors import NonFiniteError
-from fedseed.federation.inquiry import Inquiry
+from fedseed.federation.coordinator.inquiry import Inquiry
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import Entry, read_header, read_silent, read_step
 from fedseed.orbit.file import begin
 from fedseed.orbit.header import START
 from fedseed.privacy import PrivateScalars, PrivateSign, mechanism_of
 from fedseed.privacy.settings import WITHHELD
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.runs.joining import Loading
 from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe
 from fedseed.transport.base import Transport
 from fedseed.transport.memory import Hub, MemoryClient
 from support.heard import Ending

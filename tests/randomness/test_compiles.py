@@ -28,7 +28,7 @@ KERNELS = {
     "_fill",
     "_sum",
     "_along",
-    "_down",
+    "_down_columns",
     "_add_factors",
 }
 TARGETS = [("cuda", 90, 32), ("cuda", 80, 32), ("cuda", 100, 32), ("hip", "gfx942", 64)]

@@ -6,7 +6,7 @@ import pytest
 
 from fedseed import Federation
 from fedseed.objectives.generation import generate
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.reading import read_recipe
 from support.chat_bases import END_OF_TURN, chat_base
 from support.heard import Heard
 from support.instruction_files import write_clients

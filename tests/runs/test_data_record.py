@@ -10,9 +10,9 @@ import torch
 from fedseed import Federation, ZOFedSGD
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models.loading import load_model, locate
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.joining import Loading, joining
-from fedseed.runs.recipe import Recipe
+from fedseed.runs.joining import Loading, make_client
 from fedseed.tasks.data import OwnData
 from fedseed.tasks.record import DataPart, describe_changes, digest_of
 from fedseed.transport.memory import Hub
@@ -45,7 +45,7 @@ def recipe(folder, rounds=1, base="small", **task):
 
 def run(settings, out, **how):
     with limited(1):
-        return build(settings, out=out, resume=how.get("resume", False)).run(**how)
+        return build(settings, folder=out, resume=how.get("resume", False)).run(**how)
 
 
 CHANGES = {
@@ -161,8 +161,8 @@ class Sites(Together):
     def site(self, name, folder, progress):
         def live():
             with LOADING:
-                load = Loading(self.checked, ["*"], progress=progress, own=OwnData(folder))
-                self.clients[name] = joining(load, self.run, self.way())
+                load = Loading(self.checked, ["*"], progress=progress, own_data=OwnData(folder))
+                self.clients[name] = make_client(load, self.run, self.way())
             return self.clients[name].run()
 
         self.begin(name, live)

@@ -8,8 +8,8 @@ from fedseed import Federation, Orbit, ParameterSpace
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.models.placement import deal_out, find_device, spread
-from fedseed.runs.packaged import packaged_recipes
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.packaged import packaged_recipes
+from fedseed.recipe.reading import read_recipe
 from support.text_bases import save
 from support.tiers import mark
 

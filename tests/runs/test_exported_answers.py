@@ -9,7 +9,7 @@ from fedseed import Federation
 from fedseed.errors import FedseedError
 from fedseed.objectives.generation import Writer
 from fedseed.objectives.losses import CausalLM
-from fedseed.objectives.tokens import beginning
+from fedseed.objectives.tokens import start_tokens
 from fedseed.orbit.export import check_tokens, export_model
 from fedseed.runs.tuned import find_source, open_tuned
 from support.chat_bases import END_OF_TURN, TEXTS, chat_base, chat_tokenizer
@@ -185,14 +185,15 @@ def test_an_exported_model_answers_in_transformers_as_here(tmp_path, quickly, ki
         with torch.no_grad():
             answer = model.generate(**asked, max_new_tokens=8, do_sample=False)[0]
         new = answer[0 if kind == "t5" else asked["input_ids"].shape[1] :]
-        answers.add(writer.after(prompt).text)
+        answers.add(writer.continue_prompt(prompt).text)
         assert tokenizer.decode(new, skip_special_tokens=True) in answers
     assert len(answers) > 1
 
 
 def test_the_beginning_is_the_tokenizers_own():
     found = {
-        kind: (made := tokenizer_of(kind)).convert_ids_to_tokens(beginning(made)) for kind in KINDS
+        kind: (made := tokenizer_of(kind)).convert_ids_to_tokens(start_tokens(made))
+        for kind in KINDS
     }
     assert found == {
         kind: around.split()[: around.split().index("{}")]

@@ -18,13 +18,13 @@ from fedseed.objectives.losses import CausalLM
 from fedseed.orbit import Header, Orbit
 from fedseed.orbit.header import AdapterStart
 from fedseed.orbit.replay import equip
+from fedseed.recipe.reading import read_recipe
 from fedseed.reports.log import Logged
 from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine, read_metrics
 from fedseed.runs.answers import read_answers
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.parties import read_names
-from fedseed.runs.recipe import read_recipe
 from fedseed.runs.store import OrbitStore, read_weights
 from fedseed.tasks.chats import chat_of
 from fedseed.tasks.data import ChatStyle

@@ -27,12 +27,12 @@ from fedseed.aggregation.base import Noise, Past
 from fedseed.errors import FedseedError, MessageError
 from fedseed.methods.base import Answer
 from fedseed.methods.base import Answers as WeightedAnswers
-from fedseed.methods.payload import About, Payload, Small
+from fedseed.methods.payload import DecodeContext, Payload, Small
 from fedseed.methods.zofedsgd import Projections
 from fedseed.objectives.losses import Supervised
 from fedseed.orbit import NO_DIGEST, Orbit
 from fedseed.orbit.file import write_orbit
-from fedseed.orbit.record import packed
+from fedseed.orbit.record import pack_records
 from fedseed.runs.answers import read_answers
 from fedseed.runs.retracing import is_within_rounding
 from fedseed.runs.verification import verify
@@ -165,7 +165,7 @@ class Forger:
             return None
         steps = list(self.log.records)
         steps[number - 1] = replace(steps[number - 1], payload=payload)
-        parts = packed(self.method, [replace(one, digest=NO_DIGEST) for one in steps])
+        parts = pack_records(self.method, [replace(one, digest=NO_DIGEST) for one in steps])
         write_orbit(self.file, self.log.start, parts)
         return Orbit.open(self.file), self.answers
 
@@ -211,7 +211,7 @@ class Forger:
         """Return the record with a client's numbers replaced, where these are beyond the noise."""
         (client,), answers = self.pick(number)
         examples, payload = answers[client]
-        about = About(self.method, self.states[number - 1], "update", number)
+        about = DecodeContext(self.method, self.states[number - 1], "update", number)
         update = self.update(number, payload)
         numbers = update.numbers(about)
         made = update.with_numbers(forged(numbers.astype(np.float64)), about).encode()

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.client.network import NetworkClient
 from fedseed.privacy import mechanism_of
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.joining import Loading, joining
-from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.runs.joining import Loading, make_client
 from fedseed.transport.memory import Hub
 from support.instruction_files import rows, write_lines
 from support.left import before
@@ -123,7 +124,7 @@ def test_a_client_shows_as_many_rounds_as_the_budget_allows():
         "privacy.budget=2.0",
     ]
     found = [
-        joining(
+        make_client(
             Loading(read_recipe("digits-zo-fedsgd", settings + more), ["*"]),
             "run",
             Hub().transport("run"),

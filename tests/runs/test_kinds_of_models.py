@@ -10,7 +10,7 @@ from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
-from fedseed.runs.packaged import packaged_recipes
+from fedseed.recipe.packaged import packaged_recipes
 from support.command import fedseed, well
 from support.instruction_files import write_lines
 from support.pictures import write_cifar10

@@ -11,9 +11,9 @@ import torch
 from fedseed.errors import FedseedError
 from fedseed.models.loading import load_model
 from fedseed.orbit import Orbit
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.joining import orbit_place
-from fedseed.runs.recipe import Recipe
+from fedseed.runs.joining import prepare_orbit_file
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport as transport_at
 from fedseed.transport.base import Access
@@ -110,7 +110,7 @@ def test_all_end_with_the_same_weights_and_keep_the_model(ended):
             == base_digest(model)
         )
     with pytest.raises(FedseedError, match="holds a model already"):
-        orbit_place(ended.out / "north")
+        prepare_orbit_file(ended.out / "north")
 
 
 def test_each_evaluates_on_its_own_and_the_mean_is_weighted(ended):

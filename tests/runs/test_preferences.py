@@ -12,9 +12,9 @@ from fedseed.models.loading import load_model
 from fedseed.objectives.evaluation import preference_metrics
 from fedseed.objectives.losses import CausalLM
 from fedseed.objectives.preferences import Preferences
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import build
 from fedseed.runs.preview import preview
-from fedseed.runs.recipe import Recipe
 from fedseed.runs.tuned import evaluate, find_source, open_tuned
 from fedseed.tasks.data import Example, OwnData, Preference
 from fedseed.weights.devices import limited

@@ -11,8 +11,8 @@ from fedseed import Federation, Orbit
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
 from fedseed.orbit.header import flat
-from fedseed.runs.packaged import packaged_recipes
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.packaged import packaged_recipes
+from fedseed.recipe.reading import read_recipe
 from fedseed.weights.layout import ITEM_BYTES
 from support.classification_files import write_original
 from support.instruction_files import WRITERS, numbered, write_natural_instructions

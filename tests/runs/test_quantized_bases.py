@@ -12,9 +12,10 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.methods.zeroth import ZerothOrder
 from fedseed.models.loading import load_model
 from fedseed.orbit.export import export_model
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.joining import Loading, joining, keep, orbit_place
-from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.runs.joining import Loading, make_client, prepare_orbit_file, save_model
 from fedseed.runs.tuned import find_source, open_tuned
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport as transport_at
@@ -217,11 +218,13 @@ def test_three_parties_over_nats_end_with_one_digest_and_a_model_that_others_loa
     def take_part(client, folder):
         def live():
             with LOADING:
-                load = Loading(checked, [client], own=OwnData(data / f"{client}.jsonl"))
-                sites.clients[client] = joining(load, name, sites.way(), orbit_place(folder))
+                load = Loading(checked, [client], own_data=OwnData(data / f"{client}.jsonl"))
+                sites.clients[client] = make_client(
+                    load, name, sites.way(), prepare_orbit_file(folder)
+                )
             digest = sites.clients[client].run()
             with LOADING:
-                keep(sites.clients[client], digest, folder)
+                save_model(sites.clients[client], digest, folder)
             return digest
 
         sites.begin(client, live)

@@ -8,11 +8,11 @@ import pytest
 from fedseed import Federation
 from fedseed.errors import RecipeError
 from fedseed.methods import REGISTRY
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs import rates
 from fedseed.runs.assembly import build
 from fedseed.runs.loop import rate_of
 from fedseed.runs.rates import find_rate, with_rate
-from fedseed.runs.recipe import read_recipe
 from support import command, text_bases
 from support.instruction_files import write_lines
 from support.tiers import mark

@@ -8,10 +8,11 @@ from fedseed import Federation, Orbit, registry
 from fedseed.aggregation import REGISTRY
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
+from fedseed.recipe.keys import find_keys, list_keys, near_key
+from fedseed.recipe.packaged import packaged_recipes
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import FederationSettings, Recipe
 from fedseed.runs.folder import RunFolder, compare_recipes
-from fedseed.runs.keys import find_keys, keys_of, near_key
-from fedseed.runs.packaged import packaged_recipes
-from fedseed.runs.recipe import FederationSettings, Recipe, read_recipe
 from fedseed.tasks import CLOZE, MEZO
 from fedseed.text import flat
 from support.documents import ROOT
@@ -342,7 +343,7 @@ FERRET += (
 )
 LORA = "model.adapter.kind=lora model.adapter.rank=128 model.adapter.alpha=256"
 MEZO_LORA = (
-    "rounds=500 stopping.patience=30 task.clients=3 method.steps=30 method.scale=1e-3 "
+    "rounds=500 stopping.patience=3 task.clients=3 method.steps=30 method.scale=1e-3 "
     f"method.batch=1 {LORA}"
 )
 STEPS = (
@@ -515,7 +516,7 @@ def test_an_unfinished_folder_without_later_keys_is_taken_up(recipe, tmp_path):
 
 @pytest.fixture(scope="module")
 def keys():
-    return keys_of(Recipe)
+    return list_keys(Recipe)
 
 
 def test_every_key_of_every_recipe_is_there_with_a_meaning(keys):
@@ -525,8 +526,8 @@ def test_every_key_of_every_recipe_is_there_with_a_meaning(keys):
         assert {
             key for key, value in found if value is not None and (key, value) != ("tracking", [])
         } <= known, name
-    assert [key.key for key in keys if len(key.about) < 5] == []
-    assert len({(key.key, key.of) for key in keys}) == len(keys)
+    assert [key.key for key in keys if len(key.meaning) < 5] == []
+    assert len({(key.key, key.owners) for key in keys}) == len(keys)
 
 
 def test_a_key_is_found_by_its_end_and_by_its_table(keys):

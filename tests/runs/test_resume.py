@@ -263,13 +263,15 @@ def test_downloads(problem):
     for method, counts in expected.items():
         downloads = Downloads(method, 3)
         for clients, step, wanted in zip(picked, steps, counts, strict=True):
-            fetched = [downloads.of(c) for c in clients]
+            fetched = [downloads.count_missed(c) for c in clients]
             assert [content.bytes for content in fetched] == wanted
             assert [content.scalars for content in fetched] == [3 * size for size in wanted]
             downloads.add(step)
         again = Downloads(method, 3)
         again.take_up(steps, picked)
-        assert [again.of(c) for c in range(3)] == [downloads.of(c) for c in range(3)]
+        assert [again.count_missed(c) for c in range(3)] == [
+            downloads.count_missed(c) for c in range(3)
+        ]
 
 
 # -- for more rounds

@@ -7,8 +7,8 @@ import pytest
 from fedseed import Orbit
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
+from fedseed.recipe.reading import parse_stored_recipe, read_recipe
 from fedseed.reports.results import read_metrics, read_summary
-from fedseed.runs.recipe import read_recipe, stored_recipe
 from support.command import fedseed, well
 from support.instruction_files import rows, write_clients
 
@@ -61,7 +61,7 @@ def test_a_function_is_not_run_unasked(place):
     typed = read_recipe(place / "recipe.toml", [f"reward.function={place}/rewards.py:score"])
     assert (
         typed.reward.function == f"{place}/rewards.py:score"
-        and stored_recipe(typed.to_toml()) == typed
+        and parse_stored_recipe(typed.to_toml()) == typed
     )
     assert read_recipe(place / "recipe.toml", trust_plugins=True) == typed
 

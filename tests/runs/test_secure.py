@@ -11,13 +11,14 @@ import torch
 
 from fedseed import Federation, FedKSeed, FedMeZO, FeedSign, Ferret, Subspace, ZOFedSGD
 from fedseed.errors import MessageError, RecipeError
-from fedseed.federation.secure import Masking
+from fedseed.federation.client.secure import Masking
 from fedseed.orbit.signature import generate_key
 from fedseed.privacy.secure.messages import Phase, unframe
 from fedseed.privacy.secure.settings import SecureSums, identity_text
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
-from fedseed.runs.joining import identities
-from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.runs.joining import read_identities
 from fedseed.training.settings import LocalTraining
 from support.secure import in_the_clear
 from support.tiers import mark
@@ -297,12 +298,12 @@ def test_a_client_needs_the_key_that_the_recipe_has(tmp_path):
         Recipe.model_validate({**whole, "secure_sums": {"threshold": 2, **more}})
         for more in ({}, {"identities": known})
     )
-    found = identities(checked, ["a", "c"], tmp_path / "{name}.pem")
+    found = read_identities(checked, ["a", "c"], tmp_path / "{name}.pem")
     assert [identity_text(key.public_key().public_bytes_raw()) for key in found.values()] == [
         known["a"],
         known["c"],
     ]
-    assert list(found) == ["a", "c"] and identities(plain, names, None) == {}
+    assert list(found) == ["a", "c"] and read_identities(plain, names, None) == {}
     for recipe, clients, file, why in (
         (checked, ["a"], None, "where is the private key of a.*--identity FILE"),
         (
@@ -316,4 +317,4 @@ def test_a_client_needs_the_key_that_the_recipe_has(tmp_path):
         (plain, ["a"], tmp_path / "a.pem", "the recipe has nobody's public key"),
     ):
         with pytest.raises(RecipeError, match=why):
-            identities(recipe, clients, file)
+            read_identities(recipe, clients, file)

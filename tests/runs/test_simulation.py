@@ -8,7 +8,7 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.methods.payload import Content
 from fedseed.reports.results import RoundLine, read_metrics
-from fedseed.runs.costs import exchanged, merge_rounds, seconds_per_client
+from fedseed.runs.costs import count_exchanged, merge_rounds, seconds_per_client
 from support.heard import Heard
 from support.left import before
 
@@ -168,7 +168,7 @@ def test_local_seconds_are_a_clients_and_the_others_a_rounds():
 
 def test_numbers_are_means_over_those_who_take_part():
     parts = [Content(9, 10, 1), Content(9, 20, 1)]
-    found = exchanged(
+    found = count_exchanged(
         4, 3, parts, Content(5, 2, 1), [Content(), Content(), Content(), Content(7, 8, 0, 4)]
     )
     # three of four sent something; what is not known of the third is the mean of the others
@@ -180,7 +180,7 @@ def test_numbers_are_means_over_those_who_take_part():
         "integers_down": 1,
         "bits_down": 1,
     }
-    assert set(exchanged(0, 0, [], Content(5, 2, 1), []).values()) == {0}
+    assert set(count_exchanged(0, 0, [], Content(5, 2, 1), []).values()) == {0}
 
 
 @pytest.mark.parametrize("stepwise", [False, True])

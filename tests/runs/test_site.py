@@ -8,11 +8,11 @@ import pytest
 
 from fedseed.cli import network
 from fedseed.errors import RecipeError
+from fedseed.recipe.settings import Recipe
 from fedseed.runs import joining
 from fedseed.runs.joining import Loading
 from fedseed.runs.network import coordinate
 from fedseed.runs.parties import load_data, names_beforehand
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Chat, Choice, ClientData, Example, OwnData
 from fedseed.transport.base import Access
 from support.command import fedseed
@@ -51,7 +51,7 @@ def recipe(**task):
 def test_own_data_has_every_form_that_files_have(form, tmp_path):
     path = write_lines(tmp_path / "mine.jsonl", FORMS[form])
     checked = recipe(labels=["no", "yes"])
-    load = Loading(checked, ["north"], own=OwnData(path))
+    load = Loading(checked, ["north"], own_data=OwnData(path))
     part = load.data
     kind = {"text, label": Choice, "options": Choice, "messages": Chat}.get(form, Example)
     assert (
@@ -75,24 +75,24 @@ def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
     write_lines(tmp_path / "south" / "a.jsonl", FORMS["prompt, completion"][:2])
     write_lines(tmp_path / "south" / "b.jsonl", FORMS["prompt, completion"][2:])
     asked = write_lines(tmp_path / "south" / "asked.jsonl", FORMS["prompt, response"])
-    whole = Loading(recipe(), ["south"], own=OwnData(tmp_path / "south", asked)).data
+    whole = Loading(recipe(), ["south"], own_data=OwnData(tmp_path / "south", asked)).data
     assert len(whole.clients[0].examples) == 4 and len(whole.evaluation[""]) == 4
     (tmp_path / "mine.csv").write_text("prompt,response\nx, 1\ny, 2\n")
     assert (
         len(
-            Loading(recipe(), ["south"], own=OwnData(tmp_path / "mine.csv"))
+            Loading(recipe(), ["south"], own_data=OwnData(tmp_path / "mine.csv"))
             .data.clients[0]
             .examples
         )
         == 1
     )
     more = OwnData(tmp_path / "south" / "a.jsonl", evaluation=0.0)
-    assert Loading(recipe(), ["south"], own=more).data.evaluation == {"": []}
+    assert Loading(recipe(), ["south"], own_data=more).data.evaluation == {"": []}
     # of several clients in a process each has its file
     folder = write_clients(
         tmp_path / "both", north=FORMS["prompt, completion"], south=FORMS["instruction"][:2]
     )
-    both = Loading(recipe(), ["*"], own=OwnData(folder)).data
+    both = Loading(recipe(), ["*"], own_data=OwnData(folder)).data
     assert [(client.name, len(client.examples)) for client in both.clients] == [
         ("north", 3),
         ("south", 1),
@@ -124,13 +124,13 @@ def test_a_folder_without_a_file_of_the_clients_name_is_refused(name, files, sai
     )
     with pytest.raises(RecipeError) as error:
         if alone:
-            Loading(settings, [name], own=OwnData(tmp_path / "sites"))
+            Loading(settings, [name], own_data=OwnData(tmp_path / "sites"))
         else:
             settings.task.load_own(name, OwnData(tmp_path / "sites"), alone=False)
     assert said in str(error.value) and "Nobody else's file is taken" in str(error.value)
     write_lines(tmp_path / "sites" / f"{name}.jsonl", FORMS["instruction"])
     if "/" not in files[0]:
-        mine = Loading(settings, [name], own=OwnData(tmp_path / "sites")).data
+        mine = Loading(settings, [name], own_data=OwnData(tmp_path / "sites")).data
         assert {example.response for example in mine.clients[0].examples} < set("0123")
 
 
@@ -156,7 +156,7 @@ def test_data_that_is_not_there_is_said(clients, own, text, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "x.jsonl", FORMS["prompt, completion"])
     with pytest.raises(RecipeError, match=re.escape(text)):
-        Loading(recipe(), clients, own=own)
+        Loading(recipe(), clients, own_data=own)
 
 
 def test_a_local_file_stands_for_options(tmp_path, monkeypatch):

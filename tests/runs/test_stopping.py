@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from fedseed import FedAvg, FeedSign
 from fedseed.errors import RecipeError
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.assembly import build
 from fedseed.runs.loop import Run
-from fedseed.runs.recipe import read_recipe
 from support.heard import Heard
 from support.left import StoppedError, before
 from support.problem import Problem

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedseed.errors import FedseedError, RecipeError
+from fedseed.recipe.reading import read_recipe
 from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 from fedseed.runs.workers import Workers
 from support.command import well
 from support.documents import ROOT

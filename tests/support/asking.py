@@ -19,16 +19,16 @@ import numpy as np
 import torch
 
 from fedseed.errors import FedseedError, NetworkError
-from fedseed.federation.accounts import limits_of
+from fedseed.federation.client.accounts import limits_of
+from fedseed.federation.client.network import NetworkClient
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.client.worker import Worker
 from fedseed.federation.control import Beginning, Welcome
-from fedseed.federation.hosted import Hosted
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, header_entry, plan_message, step_entry
-from fedseed.federation.worker import Worker
 from fedseed.methods.fedmezo import Rate, Trace, Traces
 from fedseed.privacy.account_file import FileAccount
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.nats import NatsClient

@@ -21,7 +21,7 @@ except ImportError:
 
 from fedseed.flower import client
 from fedseed.flower.server import coordinate
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.transport import flower_wire as wire
 from support import problem as problems
 from support.heard import Heard

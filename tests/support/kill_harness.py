@@ -7,8 +7,8 @@ from collections import Counter
 
 import torch
 
-from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.worker import Worker
+from fedseed.federation.client.worker import Worker
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.objectives.losses import Supervised
 from fedseed.runs import costs
 from support.worker_runs import federation

@@ -41,7 +41,7 @@ class MadeUp:
             yield [0] * size
 
     def estimates(self, method, basis, along, items, one_sided=False):
-        return method.measured(self, basis, along, items, one_sided)
+        return method.measure_projections(self, basis, along, items, one_sided)
 
     def population_losses(self, basis, along, scale, items):
         return [self.losses[k][scale < 0] if scale else self.here for k in along]

@@ -21,20 +21,20 @@ import pytest
 import torch
 import torch._dynamo  # this and the rest: forked processes (`forked_ready.py`) need not import it
 
-import fedseed.federation.answers
-import fedseed.federation.secure
+import fedseed.federation.client.answers
+import fedseed.federation.client.secure
 import fedseed.runs.network
 from fedseed import Orbit
+from fedseed.federation.client.network import NetworkClient
+from fedseed.federation.coordinator.secure import SecureCoordinator
 from fedseed.federation.large import is_stored
 from fedseed.federation.messages import Message
-from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, read_step
-from fedseed.federation.secure import SecureCoordinator
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.messages import Phase
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
 from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make
@@ -236,12 +236,14 @@ class Child:
 
     Args:
         log: where what it prints goes; what it says of its progress, and its digest, lie beside.
+        clock: its clock (`support.clocks`); None: the machine's.
         order: see `coordinator` and `host`.
     """
 
-    def __init__(self, log, **order):
+    def __init__(self, log, clock=None, **order):
         self.log = log
-        self.process = start(_live, {"log": str(log), **order})
+        order = {"log": str(log), **order}
+        self.process = start(live, order) if clock is None else NewProcess(order, clock)
 
     @property
     def code(self):
@@ -286,7 +288,35 @@ class Child:
         return self.round() >= number
 
 
-def _live(order):
+LIVING = "import json, sys; from support.network import live; live(json.load(sys.stdin))"
+
+
+class NewProcess:
+    """A party in a process that is no fork, with a clock of its own."""
+
+    def __init__(self, order, clock):
+        code = f"from support.clocks import replace_sleep; replace_sleep(); {LIVING}"
+        environment = {
+            **os.environ,
+            **clock.environment,
+            "OMP_NUM_THREADS": "1",
+            "NUMBA_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, env=environment, text=True
+        )
+        self._process.stdin.write(json.dumps(order))
+        self._process.stdin.close()
+        self.pid, self.kill, self.join = self._process.pid, self._process.kill, self._process.wait
+
+    @property
+    def exitcode(self):
+        return self._process.poll()
+
+
+def live(order):
+    """Live as a party does, to the end of this process."""
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -359,10 +389,11 @@ def host(order, recipe, way, progress):
     - `drift_at`: the round after which its weights are others;
     - `lie`: how it lies in secure sums (`support.secure.LIES`);
     - `silent`: the phase of secure sums in which it says nothing;
+    - `orbit`: the file for the run's orbit;
     - `opened`: the folder for what it remembers of them; beside it `openings-NUMBER` has the rounds
     that it has opened."""
     if "lie" in order:
-        fedseed.federation.secure.SecureClient = partial(Liar, lie=order["lie"])
+        fedseed.federation.client.secure.SecureClient = partial(Liar, lie=order["lie"])
     if "opened" in order:
         open_round = SecureClient._open
 
@@ -374,14 +405,14 @@ def host(order, recipe, way, progress):
 
         SecureClient._open = opens
     if "silent" in order:
-        try_ask = fedseed.federation.answers.Answers.try_ask
+        try_ask = fedseed.federation.client.answers.Answers.try_ask
 
         async def says(self):
             if self._asks and self._asks[0][1][0] == Phase[order["silent"]]:
                 return bool(self._asks.popleft())
             return await try_ask(self)
 
-        fedseed.federation.answers.Answers.try_ask = says
+        fedseed.federation.client.answers.Answers.try_ask = says
     problem = Problem()
     for number in order.get("idle", ()):
         problem.clients[number] = []
@@ -395,7 +426,8 @@ def host(order, recipe, way, progress):
         hosted.opened = Path(order["opened"]) if "opened" in order else None
         return hosted
 
-    joined = NetworkClient(way, order["run"], load, recipe.rounds, progress)
+    orbit = Path(order["orbit"]) if "orbit" in order else None
+    joined = NetworkClient(way, order["run"], load, recipe.rounds, progress, orbit)
     worker = joined.hosted.worker
     train_all, apply = worker.train_all, worker.apply
 

@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ import nats.errors
 from nats.js.errors import NotFoundError
 
 from support.certificates import Authority
+from support.clocks import Clock, find_library
+from support.disks import SmallDisk, can_mount
 from support.network import Network, Server, extra_server, in_process, keyed_server, until
 from support.problem import METHODS, Problem
 
@@ -36,15 +39,20 @@ END_SECONDS = 300.0  # from the operator's last act to everybody's end
 CLIENTS = [f"client-{number}" for number in range(5)]
 # what a last line may ask for, and what the person then does
 FRESH, AGAIN = "with --fresh and the same --out", "again"
-WAYS_OUT = (FRESH, "start `fedseed serve` again", "then start this again", "start this again")
+SERVER_AGAIN = "start nats-server again"
+ROOM = "make room there, then"
+WAYS_OUT = (ROOM, FRESH, "start `fedseed serve` again", "then start this again", "start this again")
 
 
 ACTS = (
     *("restart", "stop_jetstream", "seal", "cut", "limit", "delete", "purge"),
     *("pause_server", "pause_coordinator", "pause_client", "set_back", "expire"),
     *("kill_coordinator", "kill_client", "start_second", "start_second_elsewhere"),
-    "stop_repeats",
+    *("stop_repeats", "fill_server", "fill_coordinator", "fill_client"),
+    *("set_clock_forward", "set_clock_back"),
 )
+DISK_BYTES = 256 << 20  # of each party's disk, where it may be filled up
+CLOCK_JUMPS = (90, 7200, 40 * 86400, 4000 * 86400)  # seconds, the longest beyond certificates' days
 
 
 class Deck:
@@ -85,18 +93,47 @@ class Trial:
         self.method = self.draw.choice(list(RUNS))
         self.binary = self.draw.choice([None, extra_server()])
         self.secured = self.draw.random() < 0.4
-        self.hosts, self.starts = {}, {}
+        self.hosts, self.starts, self.obeyed = {}, {}, {}
+        self.disks, self.clocks = {}, {}  # by party
+        # each of them makes a trial slower
+        special = self.draw.random()
+        self.has_disks = special < 0.4 and can_mount()
+        self.has_clocks = special >= 0.7 and find_library() is not None
 
     def __str__(self):
         binary = "the extra's server" if self.binary else "the system's server"
         keys = "with keys" if self.secured else "without keys"
-        return f"seed {self.seed}: {self.method}, {binary}, {keys}: {', '.join(self.acts)}"
+        special = ""
+        if self.has_disks:
+            special = ", small disks"
+        elif self.has_clocks:
+            special = ", clocks that jump"
+        acts = ", ".join(self.acts)
+        return f"seed {self.seed}: {self.method}, {binary}, {keys}{special}: {acts}"
 
     def run(self):
         """Run it; returns None, or what went wrong."""
         problem = Problem()
+        if self.has_disks:
+            for party in ("server", "coordinator", "three", "two"):
+                self.disks[party] = SmallDisk(self.folder / f"{party}-disk", DISK_BYTES)
+        if self.has_clocks:
+            for party in ("coordinator", "three", "two"):
+                self.clocks[party] = Clock(self.folder / f"{party}-clock")
+        try:
+            return self._run_on_disks(problem)
+        finally:
+            for disk in self.disks.values():
+                disk.remove()
+
+    def _folder_of(self, party):
+        """The folder of a party's files."""
+        return self.disks[party].folder if party in self.disks else self.folder
+
+    def _run_on_disks(self, problem):
         self._start_server()
         self.net = Network(self.server, self.folder, RUNS[self.method], run="operated", inline=200)
+        self.net.out = self._folder_of("coordinator") / "run"
         try:
             self._start_parties()
             self._operate()
@@ -113,16 +150,17 @@ class Trial:
     # -- parties
 
     def _start_server(self):
+        folder = self._folder_of("server") / "nats"
         if self.secured:
             hosted = ["three=client-0,client-1,client-2", "two=client-3,client-4"]
             self.server = keyed_server(
-                self.folder / "nats", "operated", hosted, server=str(self.binary or "nats-server")
+                folder, "operated", hosted, server=str(self.binary or "nats-server")
             )
             self.authority = Authority(self.server.keys)
             self.server.kill()
             self.server.start()
         else:
-            self.server = Server(self.folder / "nats", binary=str(self.binary or "nats-server"))
+            self.server = Server(folder, binary=str(self.binary or "nats-server"))
 
     def _with_keys(self, name):
         if not self.secured:
@@ -131,11 +169,15 @@ class Trial:
         return {"key": str(keys / f"{name}.nk"), "ca": str(keys / "ca.pem")}
 
     def _start_coordinator(self, **order):
+        order = {"clock": self.clocks.get("coordinator"), **order}
         self.coordinator = self.net.coordinator(**self._with_keys("coordinator"), **order)
 
     def _start_host(self, name):
         numbers = {"three": (0, 1, 2), "two": (3, 4)}[name]
-        self.hosts[name] = self.net.host(*numbers, slow=0.03, **self._with_keys(name))
+        order = {"slow": 0.03, "clock": self.clocks.get(name), **self._with_keys(name)}
+        if name in self.disks:
+            order["orbit"] = str(self._folder_of(name) / "model.orbit")
+        self.hosts[name] = self.net.host(*numbers, **order)
 
     def _start_parties(self):
         self._start_coordinator()
@@ -175,6 +217,10 @@ class Trial:
         return max(h.round() for h in self.hosts.values()) > QUIET * RUNS[self.method]["rounds"]
 
     def _is_possible(self, act):
+        if act.startswith("fill"):
+            return self.has_disks
+        if act.startswith("set_clock"):
+            return self.has_clocks
         return self.secured or act != "expire"
 
     def _wait(self, least, most):
@@ -317,19 +363,70 @@ class Trial:
         self.server.kill()
         self.server.start()
 
+    def _fill(self, party):
+        """Fill a party's disk up for a while, in which the person looks now and then."""
+        self.disks[party].fill()
+        self._wait(0.5, 6.0)
+        if self.draw.random() < 0.5:
+            self._restart_ended(makes_room=self.draw.random() < 0.5)
+        self._wait(0.0, 1.0)
+        self.disks[party].make_room()
+
+    def _fill_server(self):
+        if self.draw.random() < 0.3:
+            self.server.kill()
+            self.disks["server"].fill()
+            self.server.start()
+        self._fill("server")
+
+    def _fill_coordinator(self):
+        self._fill("coordinator")
+
+    def _fill_client(self):
+        """Up to the end: a client writes its orbit then; the person makes room."""
+        name = self.draw.choice(list(self.hosts))
+        self.disks[name].fill()
+
+    def _jump(self, seconds):
+        party = self.draw.choice(list(self.clocks))
+        self.clocks[party].set_off(seconds)
+        if self.draw.random() < 0.3:  # with a new connection
+            self._restart()
+        self._wait(0.5, 3.0)
+        # the person sets it right, or the clock stays
+        if self.draw.random() < 0.5:
+            self.clocks[party].set_off(0)
+
+    def _set_clock_forward(self):
+        self._jump(self.draw.choice(CLOCK_JUMPS))
+
+    def _set_clock_back(self):
+        self._jump(-self.draw.choice(CLOCK_JUMPS))
+
     # -- the person
 
     def _mend(self):
         """The operator is done: the server is as it should be, but for what can't be undone."""
         self._edit(max_msgs=-1)
+        for clock in self.clocks.values():
+            clock.set_off(0)
 
-    def _restart_ended(self):
-        """Do what the last line of each party that has ended says."""
+    def _restart_ended(self, makes_room=True):
+        """Do what the last line of each party that has ended says.
+
+        Args:
+            makes_room: whether disks get room where a line says so; otherwise the person starts
+                again all the same.
+        """
         for name, child in self._parties().items():
             if child.code in (None, 0):
                 continue
             line = child.text.splitlines()[-1]
             assert any(way in line for way in WAYS_OUT), f"{name} says no way out: {line}"
+            if SERVER_AGAIN in line and makes_room:
+                self._restart_server()
+            if ROOM in line and makes_room:
+                self._make_room("coordinator" if name == "the coordinator" else name)
             self.starts[name] = self.starts.get(name, 0) + 1
             assert self.starts[name] <= MOST_STARTS, f"{name}: what it says does not work: {line}"
             if name != "the coordinator":
@@ -339,10 +436,28 @@ class Trial:
                 self._edit(max_msgs=-1)
             self._start_coordinator(fresh=FRESH in line)
 
+    def _obey_waiting(self):
+        """Do what a party that goes on has said last, each line once."""
+        for name, child in self._parties().items():
+            lines = child.said.splitlines()
+            if lines and SERVER_AGAIN in lines[-1] and self.obeyed.get(name) != len(lines):
+                self.obeyed[name] = len(lines)
+                self._restart_server()
+
+    def _restart_server(self):
+        self._make_room("server")
+        self.server.kill()
+        self.server.start()
+
+    def _make_room(self, party):
+        if party in self.disks:
+            self.disks[party].make_room()
+
     def _follow_lines(self):
         give_up = time.monotonic() + END_SECONDS
         while any(child.code != 0 for child in self._parties().values()):
             self._restart_ended()
+            self._obey_waiting()
             assert time.monotonic() < give_up, f"not everybody ends: {self._lines()}"
             time.sleep(0.1)
 
@@ -362,14 +477,20 @@ def operate(seconds, folder, first=0, tell=print):
         tell: shown each trial and what went wrong.
 
     Returns:
-        The number of trials, and what went wrong in each that failed.
+        The number of trials, what went wrong in each that failed, and how often each act was done.
     """
+    if not can_mount():
+        tell("no full disks are tried: this user may not mount a tmpfs")
+    if find_library() is None:
+        tell("no clocks jump: libfaketime is missing (apt-get install faketime)")
     end, count, failures, deck = time.monotonic() + seconds, 0, [], Deck(first)
+    acts = Counter()
     while time.monotonic() < end:
         trial = Trial(first + count, folder / str(first + count), deck)
         trial.folder.mkdir(parents=True)
         failure = trial.run()
         count += 1
+        acts.update(trial.acts)
         if failure is not None:
             failures.append(failure)
         else:
@@ -377,4 +498,4 @@ def operate(seconds, folder, first=0, tell=print):
         tell(f"{trial}: {'ends as it should' if failure is None else 'FAILS'}")
         if failure is not None:
             tell(f"  {failure}")
-    return count, failures
+    return count, failures, acts

@@ -4,12 +4,12 @@ run.
 
 from dataclasses import replace
 
-from fedseed.runs.joining import matching
+from fedseed.runs.joining import match_names
 
 
 def part_of(simulation, clients):
     """The part of some clients, by names or patterns."""
     whole = simulation.hosted
     return replace(
-        whole, items={name: whole.items[name] for name in matching(clients, whole.names)}
+        whole, items={name: whole.items[name] for name in match_names(clients, whole.names)}
     )

@@ -5,10 +5,10 @@ import base64
 import json
 
 from fedseed.federation.control import Attach, Hello
-from fedseed.federation.membership import Roster
+from fedseed.federation.coordinator.admission import Reception
+from fedseed.federation.coordinator.membership import Roster
+from fedseed.federation.coordinator.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.messages import Message, MessageKind
-from fedseed.federation.reception import Reception
-from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.methods import FeedSign
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from fedseed.runs.joining import Loading, joining, keep, orbit_place
+from fedseed.runs.joining import Loading, make_client, prepare_orbit_file, save_model
 from fedseed.transport.memory import Hub
 from support.heard import Heard
 from support.network import until
@@ -43,14 +43,16 @@ class Sites(Together):
         self.said[name] = Said(1, lambda: until(hold, PATIENCE, "nobody comes")) if hold else Said()
 
         def live():
-            orbit = None if out is None else orbit_place(out)
+            orbit = None if out is None else prepare_orbit_file(out)
             with LOADING:
-                load = Loading(self.checked, clients or [name], progress=self.said[name], own=own)
-                self.clients[name] = client = joining(load, "run", self.way(), orbit)
+                load = Loading(
+                    self.checked, clients or [name], progress=self.said[name], own_data=own
+                )
+                self.clients[name] = client = make_client(load, "run", self.way(), orbit)
             digest = client.run()
             if out is not None:
                 with LOADING:
-                    keep(client, digest, out)
+                    save_model(client, digest, out)
             return digest
 
         self.begin(name, live)

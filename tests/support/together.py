@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.client.network import NetworkClient
 from fedseed.runs.network import coordinate
 
 # models are drawn by torch's global generator, and loaded by transformers one at a time

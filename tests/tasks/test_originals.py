@@ -50,7 +50,7 @@ def first(name, folder, text=None, file=None):
     found = TASKS[name](path=str(folder))
     if text is not None:
         (folder / (file or found.train_files[0])).write_text(text)
-    return [row.example for row in found._read(folder, found.train_files)[0]]
+    return [row.example for row in found._read_file(folder, found.train_files)[0]]
 
 
 NLI = (" Yes", " Maybe", " No")

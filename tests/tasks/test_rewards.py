@@ -6,7 +6,7 @@ import pytest
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.tasks.data import Example
-from fedseed.tasks.rewards import Judge, RewardSettings, placed
+from fedseed.tasks.rewards import Judge, RewardSettings, resolve_function
 
 ONE = [Example("2 + 2 =", " 4", answers=("4", "four"))]
 
@@ -47,12 +47,12 @@ def test_a_function_is_found_in_its_file_and_in_a_module(tmp_path):
     (tmp_path / "mine.py").write_text(
         "def score(prompt, answer, example):\n    return len(answer)\nTWO = 2\n"
     )
-    where = placed("mine.py:score", tmp_path)
+    where = resolve_function("mine.py:score", tmp_path)
     assert where == f"{tmp_path / 'mine.py'}:score"
     assert RewardSettings(function=where).load()("", "abc", None) == 3
     assert (
         RewardSettings(function="math:hypot").load()(3, 4) == 5
-        and placed("math:hypot", tmp_path) == "math:hypot"
+        and resolve_function("math:hypot", tmp_path) == "math:hypot"
     )
     (tmp_path / "bad.py").write_text("1 / 0")
     for function, problem in (
@@ -62,4 +62,4 @@ def test_a_function_is_found_in_its_file_and_in_a_module(tmp_path):
         ("gone.py:score", "gone.py: can't be read: No such file"),
     ):
         with pytest.raises(RecipeError, match=problem):
-            RewardSettings(function=placed(function, tmp_path)).load()
+            RewardSettings(function=resolve_function(function, tmp_path)).load()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedseed import FedAvg, Federation, FedKSeed, FeedSign, Ferret, Orbit, TopK
-from fedseed.federation import group
+from fedseed.federation.client import group
 from fedseed.objectives.losses import CausalLM, Tokens
 from fedseed.reports.results import read_summary
 from fedseed.training.settings import LocalTraining

@@ -16,7 +16,7 @@ from fedseed.methods.dense import Weights
 from fedseed.objectives.losses import Supervised
 from fedseed.randomness import Domain, kernels
 from fedseed.randomness.kernels.reference import stochastic
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.reading import read_recipe
 from fedseed.training import steps
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import OPTIMIZERS, LocalTraining

@@ -14,10 +14,10 @@ import nkeys
 import pytest
 
 from fedseed.errors import MessageError, NetworkError
+from fedseed.federation.coordinator.network import NetworkCoordinator
+from fedseed.federation.coordinator.session import CoordinatorSettings
+from fedseed.federation.coordinator.step_log import StepLog
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.network_coordinator import NetworkCoordinator
-from fedseed.federation.session import CoordinatorSettings
-from fedseed.federation.step_log import StepLog
 from fedseed.methods.feedsign import FeedSign
 from fedseed.orbit import Header
 from fedseed.reports.progress import Progress

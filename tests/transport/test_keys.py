@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedseed.errors import RecipeError
-from fedseed.runs.recipe import FederationSettings
+from fedseed.recipe.settings import FederationSettings
 from fedseed.transport.keys import make
 from fedseed.transport.subjects import Subjects, name_of, name_problem, token
 from support.command import fedseed

@@ -13,8 +13,8 @@ import tracemalloc
 import pytest
 
 from fedseed.errors import MessageError, NetworkError
-from fedseed.federation.network_coordinator import NetworkCoordinator
-from fedseed.federation.session import CoordinatorSettings
+from fedseed.federation.coordinator.network import NetworkCoordinator
+from fedseed.federation.coordinator.session import CoordinatorSettings
 from fedseed.methods import FeedSign
 from fedseed.reports.progress import Progress
 from fedseed.transport import transport

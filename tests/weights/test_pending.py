@@ -71,7 +71,7 @@ def mixed(before):
 @pytest.mark.parametrize("most", [1 << 22, 30])
 def test_every_kind_of_step_in_any_order(most, monkeypatch):
     """At the end, and wherever one stops."""
-    monkeypatch.setattr(module, "MOST", most)
+    monkeypatch.setattr(module, "MAX_HELD_ENTRIES", most)
     direct, held = (ParameterSpace(net(torch.bfloat16)) for _ in range(2))
     changes = mixed(direct.dense())
     for space in (direct, held):

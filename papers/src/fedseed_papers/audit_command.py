@@ -20,7 +20,7 @@ from fedseed.cli.common import (
 from fedseed.errors import FedseedError, RecipeError
 
 if TYPE_CHECKING:
-    from fedseed.runs.recipe import Recipe
+    from fedseed.recipe.settings import Recipe
     from fedseed_papers.audits.page import Audit
 
 app = typer.Typer(
@@ -109,7 +109,7 @@ def canary(
     A lower bound on epsilon.
     """
     audited = _Audited("canary", recipe, keeping, telling)
-    checked = reading.read(recipe)
+    checked = reading.read_recipe(recipe)
     from fedseed_papers.audits import canary_page  # torch from here on
     from fedseed_papers.audits.canary import Planned, canary_test
 
@@ -124,9 +124,8 @@ def canary(
     if test.contradicts:
         raise FedseedError(
             f"epsilon is at least {test.epsilon_at_least:.2f}, and the account says "
-            f"{test.epsilon:.2f} for exchanging "
-            "these examples: the run is not as private as it says (or this is the one audit in "
-            "twenty that errs)"
+            f"{test.epsilon:.2f} for exchanging these examples: the run is not as private as it "
+            "says (or this is the one audit in twenty that errs)"
         )
 
 
@@ -147,25 +146,25 @@ def reconstruct(
     audited = _Audited("reconstruct", recipe, keeping, telling)
     counts, several = _whole("--numbers", options.numbers), _whole("--batches", options.batches)
     on_cpu = 'model.device="cpu"'
-    checked = reading.read(recipe, on_cpu)
+    checked = reading.read_recipe(recipe, on_cpu)
     from fedseed.durable import write_whole
     from fedseed_papers.audits import reconstruct_page  # torch from here on
     from fedseed_papers.audits.reconstruct import Attacked, reconstruction
 
-    chosen = [word.strip() for word in options.methods.split(",") if word.strip()]
+    methods = [word.strip() for word in options.methods.split(",") if word.strip()]
     attacked = Attacked(
-        chosen, counts, options.examples, several, options.steps, options.seed, options.linear
+        methods, counts, options.examples, several, options.steps, options.seed, options.linear
     )
-    found = audited.computed(lambda: reconstruction(checked, attacked, audited.say))
+    result = audited.computed(lambda: reconstruction(checked, attacked, audited.say))
     audited.folder.mkdir(parents=True, exist_ok=True)
     picture = audited.folder / "reconstructed.png"
-    reconstruct_page.draw_pictures(found, picture)
-    write_whole(audited.folder / "attempts.csv", reconstruct_page.attempts_csv(found).encode())
+    reconstruct_page.draw_pictures(result, picture)
+    write_whole(audited.folder / "attempts.csv", reconstruct_page.attempts_csv(result).encode())
     name = f"{audited.name}{', one layer on the pixels' * options.linear}"
     page = reconstruct_page.audit(
-        found, name, audited.facts(checked, [*reading.changes, on_cpu]), picture
+        result, name, audited.facts(checked, [*reading.changes, on_cpu]), picture
     )
-    audited.write(page, reconstruct_page.numbers(found))
+    audited.write(page, reconstruct_page.numbers(result))
 
 
 class _Audited:
@@ -194,14 +193,14 @@ class _Audited:
         self._screen.print(text, highlight=False, soft_wrap=True)
 
     def computed(self, attack: Callable[[], Any]) -> Any:
-        """Returns what an attack finds, with as many threads as were asked for."""
+        """Return what an attack finds, with as many threads as were asked for."""
         from fedseed.weights.devices import limited
 
         with limited(self._threads):
             return attack()
 
     def facts(self, recipe: "Recipe", changes: list[str]) -> dict[str, str]:
-        """Returns where the page's numbers come from."""
+        """Return where the page's numbers come from."""
         from fedseed_papers.audits.page import facts_of
 
         return facts_of(self.name, recipe, changes)
@@ -211,19 +210,19 @@ class _Audited:
         from fedseed_papers.audits.page import write_audit
 
         result = write_audit(self.folder, page, numbers, time.perf_counter() - self._began)
-        for found in page.answers:
-            self.say(f"\n{found.asks} {found.short}\n  {found.says}")
+        for answer_given in page.answers:
+            self.say(f"\n{answer_given.asks} {answer_given.short}\n  {answer_given.says}")
         self.say(f"\nPage: {self.folder / 'page.html'}")
         if self._as_json:
             answer({**result, "folder": str(self.folder)})
 
 
 def _whole(option: str, text: str) -> list[int]:
-    """Returns whole numbers with commas. Raises RecipeError."""
+    """Return whole numbers with commas. Raises RecipeError."""
     try:
-        found = [int(word) for word in text.split(",") if word.strip()]
+        numbers = [int(word) for word in text.split(",") if word.strip()]
     except ValueError as error:
         raise RecipeError(f"{option} {text}: write whole numbers, such as 64,256") from error
-    if any(number < 1 for number in found) or (not found and option == "--numbers"):
+    if any(number < 1 for number in numbers) or (not numbers and option == "--numbers"):
         raise RecipeError(f"{option} {text}: write whole numbers from 1 on, such as 64,256")
-    return found
+    return numbers

@@ -15,6 +15,8 @@ from fedseed.errors import RecipeError
 Scale = Literal["exact", "small", "published"]
 SCALES: tuple[Scale, ...] = ("exact", "small", "published")
 NOTHING = "nothing to measure"
+# in place of a scenario: the mean over all that have the line, as in a table's last column
+EVERY_SCENARIO = "*"
 TITLES = {"ferret": "Ferret", "fedkseed": "FedKSeed", "feedsign": "FeedSign", "fedmezo": "FedMeZO"}
 
 
@@ -29,7 +31,7 @@ class Form(_Table):
 
     Args:
         metric: of the runs; the item's if it is left out.
-        scenario: of the sweep; the first one if it is left out.
+        scenario: of the sweep; the first one if it is left out; "*": the mean over all of them.
         order: lines from the best to the worst; the first is judged against the last.
         ties: the first may also be as good as the last.
         alike: lines that differ by no more than their deviation.
@@ -59,7 +61,7 @@ class Form(_Table):
 
     @property
     def labels(self) -> list[str]:
-        """Returns the lines that it is about."""
+        """Return the lines that it is about."""
         return [*self.order, *self.alike, *self.ratio, *([] if self.of is None else [self.of])]
 
 
@@ -86,9 +88,10 @@ class Item(_Table):
     wants: str
     minutes: float | None = None
     small: str | None = None
-    published: str | None = None
+    published: str | list[str] | None = None
     metric: str = "loss"
     published_metric: str | None = None
+    gap: str | None = None
     claims: list[Expected] = []
     differs: list[str] = []
 
@@ -101,20 +104,29 @@ class Item(_Table):
 
     @property
     def paper(self) -> str:
-        """Returns the paper's name in the command line."""
+        """Return the paper's name in the command line."""
         return self.name.partition("/")[0]
 
     @property
     def key(self) -> str:
-        """Returns the item's name within its paper."""
+        """Return the item's name within its paper."""
         return self.name.partition("/")[2]
 
+    def sources(self, scale: Scale) -> tuple[str, ...]:
+        """Return the sweeps, recipe or maker that a scale takes; none for "exact"."""
+        source = {"small": self.small, "published": self.published}.get(scale)
+        if source is None:
+            return ()
+        return (source,) if isinstance(source, str) else tuple(source)
+
     def metric_at(self, scale: Scale) -> str:
-        """Returns what curves, and claims that name no metric, are about."""
-        return self.published_metric or self.metric if scale == "published" else self.metric
+        """Return what curves, and claims that name no metric, are about."""
+        if scale == "published":
+            return self.published_metric or self.metric
+        return self.metric
 
     def claims_at(self, scale: Scale) -> list[tuple[str, Form]]:
-        """Returns what the paper says and what decides it, for each claim that can be judged at a
+        """Return what the paper says and what decides it, for each claim that can be judged at a
         scale.
         """
         return [
@@ -128,16 +140,18 @@ class Item(_Table):
 
     @property
     def title(self) -> str:
-        """Returns a title such as "Ferret, Figure 7"."""
+        """Return a title such as "Ferret, Figure 7"."""
         kind, _, number = self.key.partition("-")
         return f"{TITLES[self.paper]}, {kind.capitalize()} {number.upper()}"
 
     @property
     def state(self) -> str:
-        """Returns the best scale: "exact", "small", "published only", or "nothing to measure"."""
+        """Return the best scale: "exact", "small", "published only", or "nothing to measure"."""
         if not self.scales:
             return NOTHING
-        return "published only" if self.scales[0] == "published" else self.scales[0]
+        if self.scales[0] == "published":
+            return "published only"
+        return self.scales[0]
 
 
 class _Catalogue(_Table):
@@ -146,41 +160,41 @@ class _Catalogue(_Table):
 
 @cache
 def catalogue() -> tuple[Item, ...]:
-    """Returns all items, papers and items in order."""
+    """Return all items, papers and items in order."""
     text = (files("fedseed_papers") / "catalogue.toml").read_text(encoding="utf-8")
     return tuple(_Catalogue.model_validate(tomllib.loads(text)).items)
 
 
-def chosen(what: str) -> Sequence[Item]:
-    """Returns the items that a name means: "all", a paper, or PAPER/ITEM.
+def choose_items(selection: str) -> Sequence[Item]:
+    """Return the items that a name means: "all", a paper, or PAPER/ITEM.
 
     Raises:
         RecipeError: there is no such item; names those that are near.
     """
-    named = what.strip().strip("/").lower()
-    found = [item for item in catalogue() if named in ("all", item.paper, item.name)]
-    if not found:
-        paper = named.partition("/")[0]
+    name_wanted = selection.strip().strip("/").lower()
+    items = [item for item in catalogue() if name_wanted in ("all", item.paper, item.name)]
+    if not items:
+        paper = name_wanted.partition("/")[0]
         near = [item.name for item in catalogue() if item.paper == paper] or list(TITLES)
         raise RecipeError(
-            f"reproduce {what}: there is no such item; there are {', '.join(near)} (fedseed "
+            f"reproduce {selection}: there is no such item; there are {', '.join(near)} (fedseed "
             "reproduce list)"
         )
-    return found
+    return items
 
 
-def scale_of(item: Item, wanted: Scale | None) -> Scale:
-    """Returns the scale to make an item at.
+def scale_of(item: Item, scale: Scale | None) -> Scale:
+    """Return the scale to make an item at.
 
     Raises:
         RecipeError: it can't be made at that scale.
     """
     if not item.scales:
         raise RecipeError(f"{item.name}: {item.shows} There is nothing to measure")
-    if wanted is None:
+    if scale is None:
         return item.scales[0]
-    if wanted not in item.scales:
+    if scale not in item.scales:
         raise RecipeError(
-            f"--scale {wanted}: {item.name} can be made at scale {' or '.join(item.scales)}"
+            f"--scale {scale}: {item.name} can be made at scale {' or '.join(item.scales)}"
         )
-    return wanted
+    return scale

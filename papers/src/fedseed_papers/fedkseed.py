@@ -5,7 +5,7 @@ Qin et al., ICML 2024: Sections 4.2 and 5.3, Appendices G.2 and I.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from math import pi, sqrt
 
 import numpy as np
@@ -30,8 +30,8 @@ def table_3() -> Finding:
         payloads.fedkseed(2048, True),
     )
     whole = {d: payloads.fedavg(d).update.bytes for d in (1000, 2000)}
-    each = whole[2000] // 2000  # bytes of a parameter, one way
-    one_way = [each * d / GIB for d in (payloads.DATAJUICER, payloads.LLAMA_3B)]
+    bytes_each = whole[2000] // 2000  # bytes of a parameter, one way
+    one_way = [bytes_each * d / GIB for d in (payloads.DATAJUICER, payloads.LLAMA_3B)]
     rows = [
         [
             "FedAvg, one way",
@@ -44,14 +44,14 @@ def table_3() -> Finding:
         ["FedKSeed", f"{pool.bytes:,} B", f"{pool.bytes:,} B", "17,988 B", "17,988 B"],
         ["FedKSeed-Pro", f"{small.bytes:,} B", f"{large.bytes:,} B", "9,796 B", "17,988 B"],
     ]
-    found = (pool.bytes, small.bytes, large.bytes)
+    sizes = (pool.bytes, small.bytes, large.bytes)
     return Finding(
         [
             Claim(
                 "FedKSeed: 17,988 B (K = 4096); FedKSeed-Pro: 9,796 B (K = 1024) and 17,988 B (K = "
                 "2048).",
-                ", ".join(f"{n:,} B" for n in found) + ", as encoded.",
-                judged(found == (17_988, 9_796, 17_988)),
+                ", ".join(f"{n:,} B" for n in sizes) + ", as encoded.",
+                judged(sizes == (17_988, 9_796, 17_988)),
             ),
             Claim(
                 "FedAvg: 5.01 GB (DataJuicer-1.3B) and 12.76 GB (LLaMA-3B).",
@@ -61,15 +61,13 @@ def table_3() -> Finding:
             Claim(
                 "All methods' bytes are 32-bit and both ways (Appendix I).",
                 f"FedAvg's are one way, or 16-bit: both ways it is {2 * one_way[0]:.2f} and "
-                f"{2 * one_way[1]:.2f} GiB. "
-                "The adapters' figures are both ways.",
+                f"{2 * one_way[1]:.2f} GiB. The adapters' figures are both ways.",
                 judged(abs(2 * one_way[0] - 5.01) < 0.01),
             ),
         ],
         "Payloads of one client in one round, encoded by the methods' own codec; frames of 28 "
-        "bytes are not in it, nor "
-        "in the paper. FedAvg's bytes of a parameter are measured, and the models' parameters "
-        "counted from their shapes.",
+        "bytes are not in it, nor in the paper. FedAvg's bytes of a parameter are measured, and "
+        "the models' parameters counted from their shapes.",
         [],
         [
             Sheet(
@@ -95,11 +93,13 @@ def figure_5(
     A repeat generates one pool of the largest size; a smaller pool is its beginning.
     """
     unlimited = "Gamma = 10,000, any seed"
-    tables: dict[int, list[dict[float, float]]] = {g: [{} for _ in range(repeats)] for g in draws}
+    tables: dict[int, list[dict[float, float]]] = {}
+    for g in draws:
+        tables[g] = [{} for _ in range(repeats)]
     free: list[float] = []
     for repeat in range(repeats):
         random = np.random.default_rng(repeat)
-        plans = [(g, k) for g in draws for k in pools]
+        plans = list(product(draws, pools))
         weights = np.zeros((len(plans), pools[-1]), dtype=np.float32)
         for row, (g, k) in enumerate(plans):
             weights[row, :k] = random.multinomial(g, [1 / k] * k) / g
@@ -117,18 +117,17 @@ def figure_5(
     lines = [over_seeds(f"Gamma = {g:,}", tables[g], i) for i, g in enumerate(draws)]
     level = float(np.mean(free))
     dotted = Series(unlimited, [(float(k), level) for k in pools], number=len(draws))
-    last, kept = dict(lines[-1].points), [k for k in pools if k >= pools[-1] // 16]
+    last, pools_kept = dict(lines[-1].points), [k for k in pools if k >= pools[-1] // 16]
 
     def expected(g: int, k: int) -> float:
         """Of |N(0, 1/K + 1/Gamma - 1/(K Gamma))|."""
         return sqrt(2 / pi * (1 / k + 1 / g - 1 / (k * g)))
 
-    worst = max(
-        abs(y / expected(g, int(k)) - 1)
-        for g, line in zip(draws, lines, strict=True)
-        for k, y in line.points
-    )
-    at, end = kept[0], pools[-1]
+    errors = []
+    for g, line in zip(draws, lines, strict=True):
+        errors += [abs(y / expected(g, int(k)) - 1) for k, y in line.points]
+    worst = max(errors)
+    smallest, end = pools_kept[0], pools[-1]
     tail = [line.points[-1][1] for line in lines]
     return Finding(
         [
@@ -139,13 +138,13 @@ def figure_5(
                 judged(last[float(end)] < 0.1 * last[float(pools[0])]),
             ),
             Claim(
-                f"Over K = {at:,} it is very similar to that without a restriction (the paper says "
-                "1,024).",
-                f"Without one {level:.4f}; K = {at:,}: {last[float(at)]:.4f}. That is near on an "
-                "axis up to "
-                f"{last[float(pools[0])]:.1f}, and {last[float(at)] / level:.1f} times as much; K "
-                f"= {end:,}: {last[float(end)] / level:.2f} times.",
-                judged(last[float(at)] - level < 0.05 * last[float(pools[0])], kind=True),
+                f"Over K = {smallest:,} it is very similar to that without a restriction (the "
+                "paper says 1,024).",
+                f"Without one {level:.4f}; K = {smallest:,}: {last[float(smallest)]:.4f}. That is "
+                f"near on an axis up to {last[float(pools[0])]:.1f}, and "
+                f"{last[float(smallest)] / level:.1f} times as much; K = {end:,}: "
+                f"{last[float(end)] / level:.2f} times.",
+                judged(last[float(smallest)] - level < 0.05 * last[float(pools[0])], kind=True),
             ),
             Claim(
                 "At a given K a larger Gamma makes it smaller.",
@@ -154,9 +153,8 @@ def figure_5(
             ),
         ],
         "An entry of the mean is N(0, 1/K + 1/Gamma - 1/(K Gamma)), and what was measured is that "
-        "within "
-        f"{worst:.1%}: with Gamma = 10,000 the pool's own mean dominates until K is far above "
-        "10,000, though on the figure's axis the difference can hardly be seen.",
+        f"within {worst:.1%}: with Gamma = 10,000 the pool's own mean dominates until K is far "
+        "above 10,000, though on the figure's axis the difference can hardly be seen.",
         [
             Panel("Figure 5", [*lines, dotted], Axis("K", log=True), Axis("mean absolute value")),
             Panel(
@@ -193,31 +191,31 @@ def table_1(length: int = 10**6, count: int = 1024) -> Finding:
             ),
         ],
         "Bytes are encoded payloads of a round, both ways. The other columns are timed and "
-        "measured elsewhere: obtaining the "
-        "newest model in fedkseed/figure-2, memory in fedkseed/table-3 at a small scale.",
+        "measured elsewhere: obtaining the newest model in fedkseed/figure-2, memory in "
+        "fedkseed/table-3 at a small scale.",
     )
 
 
-def prompts_finding(shown: str, rows: Sequence[tuple[str, str, str]], deviation: str) -> Finding:
+def prompts_finding(summary: str, rows: Sequence[tuple[str, str, str]], deviation: str) -> Finding:
     """Templates of a paper beside ours.
 
     Args:
-        shown: what the table has.
+        summary: what the table has.
         rows: case, the paper's text, ours.
         deviation: what differs by intent.
     """
     claims = [
         Claim(
             f"{case}: {' / '.join(paper.splitlines())}",
-            "The same words." if _same(paper, ours) else ours,
-            judged(_same(paper, ours)),
+            "The same words." if _are_alike(paper, ours) else ours,
+            judged(_are_alike(paper, ours)),
         )
         for case, paper, ours in rows
     ]
-    return Finding(claims, f"{shown} Compared word by word, white space apart: {deviation}")
+    return Finding(claims, f"{summary} Compared word by word, white space apart: {deviation}")
 
 
-def _same(paper: str, ours: str) -> bool:
+def _are_alike(paper: str, ours: str) -> bool:
     return paper.split() == ours.split()
 
 

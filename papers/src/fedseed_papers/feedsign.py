@@ -17,7 +17,7 @@ from fedseed.aggregation import Mean
 from fedseed.methods import FeedSign
 from fedseed.methods.base import Answer, Answers
 from fedseed.methods.feedsign import Votes
-from fedseed.orbit.record import Record, packed
+from fedseed.orbit.record import Record, pack_records
 from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.tables import Sheet
 from fedseed.weights.layout import Layout, TensorEntry
@@ -64,7 +64,7 @@ def figure_5(steps: int = 10_000) -> Finding:
     """Bytes of an orbit of FeedSign's steps."""
     method, votes = FeedSign(), np.where(payloads.numbers(steps) > 0, 1, -1).astype(np.int8)
     records = [Record(t + 1, Votes(votes[t : t + 1]).encode()) for t in range(steps)]
-    parts = list(packed(method, records))
+    parts = list(pack_records(method, records))
     payload = sum(len(part.payload) for part in parts)
     whole = sum(len(part.encode()) for part in parts)
     return Finding(
@@ -112,14 +112,14 @@ def appendix_e(
     random = np.random.default_rng(1)
     lines, reversal = [], {}
     for number, (name, noise) in enumerate(NOISES.items()):
-        found = {p: float((p + noise(random, draws) < 0).mean()) for p in projections}
-        reversal[name] = found
-        lines.append(Series(name, list(found.items()), number=number))
+        shares = {p: float((p + noise(random, draws) < 0).mean()) for p in projections}
+        reversal[name] = shares
+        lines.append(Series(name, list(shares.items()), number=number))
     error = 0.5 / draws**0.5
-    symmetric = [max(found.values()) for name, found in reversal.items() if name != "skewed"]
+    symmetric = [max(shares.values()) for name, shares in reversal.items() if name != "skewed"]
     near = [
-        found[projections[0]]
-        for name, found in reversal.items()
+        shares[projections[0]]
+        for name, shares in reversal.items()
         if name not in ("skewed", "two peaks")
     ]
     skewed = max(reversal["skewed"].values())
@@ -164,17 +164,17 @@ def appendix_e(
 
 
 def printed(honest: float, byzantine: float) -> float:
-    """Returns p_t by Eq. 24."""
+    """Return p_t by Eq. 24."""
     return honest + byzantine - honest * byzantine
 
 
 def of_the_proof(honest: float, byzantine: float) -> float:
-    """Returns E[V] / K by Eq. 47: the share of clients whose sign is wrong."""
+    """Return E[V] / K by Eq. 47: the share of clients whose sign is wrong."""
     return 0.5 + (0.5 - honest) * (2 * byzantine - 1)
 
 
 def majority_errs(honest: float, clients: int, byzantine: int) -> float:
-    """Returns how often the majority errs, exactly: honest clients with probability p_e, Byzantine
+    """Return how often the majority errs, exactly: honest clients with probability p_e, Byzantine
     ones 1 - p_e.
 
     A tie is a coin toss.
@@ -220,7 +220,7 @@ def proposition_d5(
     a simulation.
     """
     random = np.random.default_rng(1)
-    rows, worst_mean, worst_vote, below = [], 0.0, 0.0, True
+    rows, worst_mean, worst_vote, is_below = [], 0.0, 0.0, True
     curves: dict[str, list[tuple[float, float]]] = {}
     for clients, byzantine in federations:
         share = byzantine / clients
@@ -229,7 +229,7 @@ def proposition_d5(
             exact = majority_errs(p, clients, byzantine)
             worst_mean = max(worst_mean, abs(single - of_the_proof(p, share)))
             worst_vote = max(worst_vote, abs(vote - exact))
-            below &= exact < of_the_proof(p, share) < printed(p, share)
+            is_below &= exact < of_the_proof(p, share) < printed(p, share)
             rows.append(
                 [
                     f"{byzantine} of {clients}",
@@ -279,23 +279,22 @@ def proposition_d5(
             Claim(
                 "The adjusted error rate of the vote is E[V] / K.",
                 "It is that of one sign; the majority errs less: exact and simulated differ by "
-                f"{worst_vote:.4f} at "
-                f"most, and are below Eq. 47 {'everywhere' if below else 'not everywhere'}.",
-                judged(not below),
+                f"{worst_vote:.4f} at most, and are below Eq. 47 "
+                f"{'everywhere' if is_below else 'not everywhere'}.",
+                judged(not is_below),
             ),
         ],
         "Eq. 24 is the probability of 'wrong or Byzantine', as if a reversed wrong sign stayed "
-        "wrong. Eq. 47 counts single "
-        "signs. What FeedSign applies is the majority, whose error is a binomial tail: voting "
-        "helps, which neither formula shows.",
+        "wrong. Eq. 47 counts single signs. What FeedSign applies is the majority, whose error is "
+        "a binomial tail: voting helps, which neither formula shows.",
         [Panel("Proposition D.5", lines, Axis("p_e"), Axis("probability of a wrong sign"))],
         [
             Sheet(
                 "Wrong signs",
                 head,
                 rows,
-                f"{votes:,} votes each, by the method's own majority; within "
-                f"{error:.4f} by chance.",
+                f"{votes:,} votes each, by the method's own majority; within {error:.4f} by "
+                "chance.",
             )
         ],
         (1,),
@@ -310,18 +309,19 @@ def proposition_d5(
 def appendix_j(
     draws: int = 200_000, projections: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9)
 ) -> Finding:
-    """Compares the mean of a sign with noise with the projection."""
+    """Compare the mean of a sign with noise with the projection."""
     random = np.random.default_rng(1)
     noises: dict[str, Noise] = {
         "uniform on [-1, 1]": lambda r, n: r.uniform(-1, 1, n),
         "normal, deviation 0.58": lambda r, n: r.normal(scale=3**-0.5, size=n),
     }
-    means = {
-        name: [(p, float(np.sign(p + noise(random, draws)).mean())) for p in projections]
-        for name, noise in noises.items()
-    }
+    means = {}
+    for name, noise in noises.items():
+        means[name] = [(p, float(np.sign(p + noise(random, draws)).mean())) for p in projections]
     error = 4 / draws**0.5
-    worst = [max(abs(y - p) for p, y in points) for points in means.values()]
+    worst = []
+    for points in means.values():
+        worst.append(max(abs(y - p) for p, y in points))
     outside = float(np.sign(1.5 + random.uniform(-1, 1, draws)).mean())
     lines = [Series(name, points, number=i) for i, (name, points) in enumerate(means.items())]
     return Finding(
@@ -371,10 +371,10 @@ TABLE_11: tuple[tuple[str, str, tuple[float, ...]], ...] = (
 
 def table_11() -> Finding:
     """The settings of the published recipes beside the paper's."""
-    from fedseed.runs.recipe import read_recipe
+    from fedseed.recipe.reading import read_recipe
 
     claims, rows = [], []
-    for experiment, name, said in TABLE_11:
+    for experiment, name, published in TABLE_11:
         recipe = read_recipe(name)
         method: Any = recipe.method  # zeroth-order, all of them
         ours = (
@@ -387,9 +387,9 @@ def table_11() -> Finding:
         rows.append([experiment, name, *(f"{v:g}" for v in ours)])
         claims.append(
             Claim(
-                f"{experiment}: B, T, eta, K, mu = {', '.join(f'{v:g}' for v in said)}.",
+                f"{experiment}: B, T, eta, K, mu = {', '.join(f'{v:g}' for v in published)}.",
                 f"{name}: {', '.join(f'{v:g}' for v in ours)}.",
-                judged(ours == said),
+                judged(ours == published),
             )
         )
     return Finding(
@@ -404,13 +404,16 @@ def table_11() -> Finding:
 def table_12() -> Finding:
     """Perturbations of Table 8."""
     budgets = ((1, 60_000, 60_000), (5, 60_000, 300_000), (25, 12_000, 300_000))
-    rows = [[f"{k}", f"{steps:,}", f"{k * steps:,}", f"{said:,}"] for k, steps, said in budgets]
+    rows = [
+        [f"{k}", f"{steps:,}", f"{k * steps:,}", f"{published:,}"]
+        for k, steps, published in budgets
+    ]
     return Finding(
         [
             Claim(
                 "MeZO 6e4 steps and perturbations; K = 5: 6e4 and 3e5; K = 25: 1.2e4 and 3e5.",
                 "K times the steps, in all three.",
-                judged(all(k * s == said for k, s, said in budgets)),
+                judged(all(k * s == published for k, s, published in budgets)),
             )
         ],
         "Each client looks along one direction a step.",

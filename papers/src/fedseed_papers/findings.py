@@ -5,6 +5,7 @@ As files and as a page.
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
 from fedseed.reports.charts import Panel
 from fedseed.reports.machine import command, host, versions
-from fedseed.reports.pages import drawn, framed_page
+from fedseed.reports.pages import framed_page, render_charts
 from fedseed.reports.tables import Sheet, human_seconds
 
 Verdict = Literal["holds", "holds in kind", "can't be judged at this scale", "does not hold here"]
@@ -73,7 +74,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Returns the least favourable of its claims'."""
+        """Return the least favourable of its claims'."""
         return max((claim.verdict for claim in self.claims), key=VERDICTS.index, default=UNKNOWN)
 
 
@@ -97,22 +98,27 @@ class Subject:
 
 
 def judged(holds: bool, otherwise: Verdict = "does not hold here", kind: bool = False) -> Verdict:
-    """Returns a verdict of a condition.
+    """Return a verdict of a condition.
 
     Args:
         holds: the condition.
         otherwise: the verdict without it.
         kind: the paper's numbers are of another size: with the condition it "holds in kind".
     """
-    return otherwise if not holds else "holds in kind" if kind else "holds"
+    if not holds:
+        return otherwise
+    if kind:
+        return "holds in kind"
+    return "holds"
 
 
 def count_verdicts(claims: Sequence[Claim]) -> str:
-    """Returns how many claims have which verdict: "3 of 4 hold, 1 does not hold here" in the
+    """Return how many claims have which verdict: "3 of 4 hold, 1 does not hold here" in the
     verdicts' own words.
     """
-    found = [(verdict, sum(claim.verdict == verdict for claim in claims)) for verdict in VERDICTS]
-    return ", ".join(f"{count} of {len(claims)}: {verdict}" for verdict, count in found if count)
+    counts = Counter(claim.verdict for claim in claims)
+    present = [verdict for verdict in VERDICTS if counts[verdict]]
+    return ", ".join(f"{counts[verdict]} of {len(claims)}: {verdict}" for verdict in present)
 
 
 # -- files
@@ -120,7 +126,7 @@ def count_verdicts(claims: Sequence[Claim]) -> str:
 
 
 def data_csv(panels: Sequence[Panel]) -> str:
-    """Returns all points of all curves, a line each: panel, series, x, y, low and high (of a band.
+    """Return all points of all curves, a line each: panel, series, x, y, low and high (of a band.
 
     Empty without).
     """
@@ -149,34 +155,34 @@ def write_parts(folder: Path, panels: Sequence[Panel], sheets: Sequence[Sheet]) 
 
 
 def surroundings() -> dict[str, str]:
-    """Returns what a page says of where its numbers come from."""
-    made = host()
+    """Return what a page says of where its numbers come from."""
+    machine = host()
     return {
         "command": command(),
-        "machine": f"{made['processor'] or made['machine']}, {made['cores']} cores, "
-        f"{made['system']}",
+        "machine": f"{machine['processor'] or machine['machine']}, {machine['cores']} cores, "
+        f"{machine['system']}",
         "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
 
 
-def check_folder(out: Path) -> None:
-    """Raises RecipeError if files can't be written to a folder of that name."""
-    if out.exists() and not out.is_dir():
-        raise RecipeError(f"--out {out}: this is a file; name a folder")
+def check_folder(folder: Path) -> None:
+    """Raise RecipeError if files can't be written to a folder of that name."""
+    if folder.exists() and not folder.is_dir():
+        raise RecipeError(f"--out {folder}: this is a file; name a folder")
 
 
 def table_csv(sheet: Sheet) -> str:
-    """Returns a table's head and rows."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([sheet.head, *sheet.rows])
-    return out.getvalue()
+    """Return a table's head and rows."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([sheet.head, *sheet.rows])
+    return buffer.getvalue()
 
 
 def finding_json(
     subject: Subject, finding: Finding, seconds: float, finished: str
 ) -> dict[str, Any]:
-    """Returns what result.json holds, for programs and for the index."""
+    """Return what result.json holds, for programs and for the index."""
     return {
         **asdict(subject),
         "verdict": finding.verdict,
@@ -193,14 +199,18 @@ def finding_json(
 # ------------------------------------------------------------------------------------------------
 
 
-def shown(panels: Sequence[Panel], sheets: Sequence[Sheet], seconds: float) -> dict[str, Any]:
-    """Returns what templates are given of curves (SVG), tables, and the time that they took."""
-    took = human_seconds(seconds) if seconds >= 1 else "under a second"
-    return {"charts": drawn(panels), "sheets": sheets, "took": took}
+def show_results(
+    panels: Sequence[Panel], sheets: Sequence[Sheet], seconds: float
+) -> dict[str, Any]:
+    """Return what templates are given of curves (SVG), tables, and the time that they took."""
+    took = "under a second"
+    if seconds >= 1:
+        took = human_seconds(seconds)
+    return {"charts": render_charts(panels), "sheets": sheets, "took": took}
 
 
 def finding_page(subject: Subject, finding: Finding, seconds: float) -> str:
-    """Returns a page about an item: one file that asks for nothing."""
+    """Return a page about an item: one file that asks for nothing."""
     return framed_page(
         f"{subject.title} ({subject.scale})",
         "finding.html",
@@ -212,21 +222,23 @@ def finding_page(subject: Subject, finding: Finding, seconds: float) -> str:
         seeds=finding.seeds
         if isinstance(finding.seeds, str)
         else ", ".join(map(str, finding.seeds)),
-        **shown(finding.panels, finding.sheets, seconds),
+        **show_results(finding.panels, finding.sheets, seconds),
     )
 
 
 def index_page(
     title: str, rows: Sequence[Mapping[str, Any]], missing: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """Returns many items on a page, with links to theirs.
+    """Return many items on a page, with links to theirs.
 
     Args:
         title: above the page.
         rows: what `finding_json` made of each item, and "page", the path of its page from here.
         missing: items that were not made, and why.
     """
-    order = [(verdict, sum(row["verdict"] == verdict for row in rows)) for verdict in VERDICTS]
+    order = []
+    for verdict in VERDICTS:
+        order.append((verdict, sum(row["verdict"] == verdict for row in rows)))
     papers = dict.fromkeys(row["name"].partition("/")[0] for row in rows)
     return framed_page(
         title,

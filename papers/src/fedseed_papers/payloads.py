@@ -29,12 +29,12 @@ class Exchange:
 
     @property
     def bytes(self) -> int:
-        """Returns the bytes both ways."""
+        """Return the bytes both ways."""
         return self.plan.bytes + self.update.bytes + self.step.bytes
 
     @property
     def bits_up(self) -> int:
-        """Returns the bits of the update's numbers, without the padding to whole bytes."""
+        """Return the bits of the update's numbers, without the padding to whole bytes."""
         wide = sum(getattr(self.update, kind) for kind in NUMBERS if kind != "bits")
         return 32 * wide + self.update.bits
 
@@ -50,17 +50,21 @@ def exchange(method: Method, update: dict[str, Any], length: int) -> Exchange:
     layout = Layout((TensorEntry("weights", (length,), "float32"),), (0, length))
     state = method.start(layout, 7)
     plan = method.plan(state, Round(1, 0, (0,)))
-    sent: Payload = method.update_type(**update)
-    step = method.aggregate(state, Answers(1, [Answer(0, 1.0, sent)], Mean()))
+    update_sent: Payload = method.update_type(**update)
+    step = method.aggregate(state, Answers(1, [Answer(0, 1.0, update_sent)], Mean()))
     # of a method whose next plan carries the model nobody waits for the step
-    after = Content() if method.catch_up.may_drop else step.content(length, step.encode())
-    return Exchange(plan.content(length, plan.encode()), sent.content(length, sent.encode()), after)
+    content_after = Content() if method.catch_up.may_drop else step.content(length, step.encode())
+    return Exchange(
+        plan.content(length, plan.encode()),
+        update_sent.content(length, update_sent.encode()),
+        content_after,
+    )
 
 
 def numbers(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Returns numbers to be sent, shape (count,): their values do not matter, their count does."""
-    drawn = words(1, 0, 0, 0, (count + 3) // 4).reshape(-1)[:count]
-    return (drawn.astype(np.float64) / 2**32 - 0.5).astype(np.float32)
+    """Return numbers to be sent, shape (count,): their values do not matter, their count does."""
+    words_drawn = words(1, 0, 0, 0, (count + 3) // 4).reshape(-1)[:count]
+    return (words_drawn.astype(np.float64) / 2**32 - 0.5).astype(np.float32)
 
 
 def fedkseed(candidates: int, pro: bool = False, steps: int = 200, length: int = 1000) -> Exchange:

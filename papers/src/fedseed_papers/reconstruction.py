@@ -14,7 +14,7 @@ Vector = NDArray[np.float64]
 
 
 def direction(basis: Basis, k: int, length: int) -> Vector:
-    """Returns direction k, shape (length,), in double precision."""
+    """Return direction k, shape (length,), in double precision."""
     return basis.direction(k, 0, length, length).astype(np.float64)
 
 
@@ -27,13 +27,14 @@ def projected(basis: Basis, vector: Vector, count: int, blocks: int = 1) -> list
         count: K, of all blocks.
         blocks: L; it divides d and K.
     """
-    kernel, size, each = kernels.current(), len(vector) // blocks, count // blocks
+    kernel, size, per_block = kernels.current(), len(vector) // blocks, count // blocks
     values = vector.astype(np.float32)
     return [
         np.asarray(
-            kernel.project(basis.spec, 0, each, values[a : a + size], a, size), dtype=np.float64
+            kernel.project(basis.spec, 0, per_block, values[a : a + size], a, size),
+            dtype=np.float64,
         )
-        / (basis.variance(size) * each)
+        / (basis.variance(size) * per_block)
         for a in range(0, len(vector), size)
     ]
 
@@ -53,16 +54,18 @@ def combined(basis: Basis, gammas: Sequence[Vector], length: int) -> Vector:
 
 
 def reconstructed(basis: Basis, vector: Vector, count: int, blocks: int = 1) -> Vector:
-    """Returns what is left of a vector after its way through `count` coefficients (Ferret, Eqs. 7
+    """Return what is left of a vector after its way through `count` coefficients (Ferret, Eqs. 7
     and 8).
     """
     return combined(basis, projected(basis, vector, count, blocks), len(vector))
 
 
 def cosine(a: Vector, b: Vector) -> float:
-    """Returns the cosine of the angle between two vectors; 0 if one of them is zero."""
+    """Return the cosine of the angle between two vectors; 0 if one of them is zero."""
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / norms if norms else 0.0
+    if norms:
+        return float(a @ b) / norms
+    return 0.0
 
 
 def squares(x: Vector) -> float:
@@ -85,29 +88,33 @@ def zeroth_order(
     f: Callable[[Vector], float], x: Vector, basis: Basis, directions: range, epsilon: float
 ) -> Vector:
     """V g / K with forward differences g (Ferret, Theorem 3), shape (d,)."""
-    here, total = f(x), np.zeros(len(x))
+    loss_here, total = f(x), np.zeros(len(x))
     for k in directions:
         v = direction(basis, k, len(x))
-        total += (f(x + epsilon * v) - here) / epsilon * v
+        total += (f(x + epsilon * v) - loss_here) / epsilon * v
     return total / len(directions)
 
 
 def over_seeds(name: str, tables: Sequence[dict[float, float]], number: int) -> Series:
-    """Returns a line of means over seeds with their deviation.
+    """Return a line of means over seeds with their deviation.
 
     Args:
         name: the line's.
         tables: y by x, of each seed.
         number: of its look.
     """
-    points = [(x, fmean(table[x] for table in tables)) for x in tables[0]]
+    values_by_x: dict[float, list[float]] = {x: [] for x in tables[0]}
+    for table in tables:
+        for x, values in values_by_x.items():
+            values.append(table[x])
+    points = [(x, fmean(values)) for x, values in values_by_x.items()]
     if len(tables) == 1:
         return Series(name, points, number=number)
-    spread = {x: stdev(table[x] for table in tables) for x in tables[0]}
+    spread = {x: stdev(values) for x, values in values_by_x.items()}
     return Series(name, points, [(x, y - spread[x], y + spread[x]) for x, y in points], number)
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Returns the slope of log y over log x, by least squares."""
+    """Return the slope of log y over log x, by least squares."""
     x, y = np.log([p[0] for p in points]), np.log([p[1] for p in points])
     return float(np.polyfit(x, y, 1)[0])

@@ -26,13 +26,13 @@ def reproduce(
         Literal["exact", "small", "published"] | None,
         typer.Option(
             help="exact: needs no training; small: on the bases that come along; published: "
-            "your copies of "
-            "the papers' models and data. Default: the first of these that the item has."
+            "your copies of the papers' models and data. Default: the first of these that the "
+            "item has."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder; what lies there is not made again.")] = Path(
-        "runs/reproduce"
-    ),
+    target: Annotated[
+        Path, typer.Option("--out", help="Folder; what lies there is not made again.")
+    ] = Path("runs/reproduce"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; the cores are shared out.")] = 1,
     seeds: Annotated[
         str | None, typer.Option(help="Of the runs, such as 1,2,3. Default: the item's own.")
@@ -44,9 +44,9 @@ def reproduce(
     """Make figures and tables of the papers again: data, picture or table, and a page with a
     verdict on each claim.
     """
-    from fedseed_papers.catalogue import catalogue, chosen, scale_of
+    from fedseed_papers.catalogue import catalogue, choose_items, scale_of
 
-    shown = telling.screen()
+    screen = telling.screen()
     if what == "list":
         rows = [item for item in catalogue() if scale is None or scale in item.scales]
         if telling.as_json:
@@ -71,42 +71,50 @@ def reproduce(
             table.add_row(
                 *map(Text, (item.name, item.state, _time(item.minutes, item.state), item.shows))
             )
-        shown.print(table)
-        shown.print(
+        screen.print(table)
+        screen.print(
             Text(
                 "\nTime: of the small scale, on two cores. Exact items take seconds. fedseed "
                 "reproduce ITEM"
             )
         )
         return
-    items = chosen(what)
+    items = choose_items(what)
     several = len(items) > 1 or what.strip("/") in ("all", items[0].paper)
-    wanted = None if several else scale_of(items[0], scale)
-    numbers = None if seeds is None else parse_seeds(seeds)
+    scale_wanted = None
+    if not several:
+        scale_wanted = scale_of(items[0], scale)
+    numbers = None
+    if seeds is not None:
+        numbers = parse_seeds(seeds)
     from fedseed_papers.findings import check_folder
     from fedseed_papers.reproducing import Making
 
     def say(text: str) -> None:
-        shown.print(text, highlight=False, soft_wrap=True, markup=False)
+        screen.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    check_folder(out)
-    making = Making(out, say, jobs, set_ or [], numbers)
+    check_folder(target)
+    making = Making(target, say, jobs, set_ or [], numbers)
     with interruptible():
-        if wanted is None:
+        if scale_wanted is None:
             try:
                 results = making.make_all(items, scale)
             finally:
-                say(f"Index: {out / 'index.html'}")
+                say(f"Index: {target / 'index.html'}")
         else:
-            results = [making.make(items[0], wanted)]
+            results = [making.make(items[0], scale_wanted)]
             making.write_index()
     if telling.as_json:
-        answer(results[0] if wanted is not None else results)
+        answer(results[0] if scale_wanted is not None else results)
         return
-    for result in results if wanted is not None else ():
+    for result in results if scale_wanted is not None else ():
         for claim in result["claims"]:
             say(f"\n{claim['verdict']}\n  Paper: {claim['says']}\n  Here: {claim['here']}")
 
 
 def _time(minutes: float | None, state: str) -> str:
-    return "seconds" if state == "exact" else "-" if minutes is None else f"{minutes:g} min"
+    if state == "exact":
+        return "seconds"
+    if minutes is None:
+        return "-"
+    return f"{minutes:g} min"

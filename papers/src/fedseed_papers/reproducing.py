@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from fedseed.experiments.sweeps import (
     find_sweep,
     read_sweep,
 )
+from fedseed.recipe.reading import read_recipe
 from fedseed.reports.results import read_summary
-from fedseed.runs.recipe import read_recipe
-from fedseed_papers import fedkseed, feedsign, ferret
+from fedseed_papers import fedkseed, feedsign, ferret, theorems
 from fedseed_papers.catalogue import SCALES, Item, Scale, catalogue
 from fedseed_papers.findings import (
     Finding,
@@ -45,9 +45,10 @@ from fedseed_papers.measuring import SEEDS, SMALL_MAKERS, made_small, opt_125m
 from fedseed_papers.training import as_mapping, finding
 
 EXACT: Mapping[str, Mapping[str, Callable[..., Finding]]] = {
-    "ferret": ferret.EXACT,
-    "fedkseed": fedkseed.EXACT,
-    "feedsign": feedsign.EXACT,
+    "ferret": {**ferret.EXACT, **theorems.FERRET},
+    "fedkseed": {**fedkseed.EXACT, **theorems.FEDKSEED},
+    "feedsign": {**feedsign.EXACT, **theorems.FEEDSIGN},
+    "fedmezo": theorems.FEDMEZO,
 }
 RESULT = "result.json"
 getloadavg = getattr(os, "getloadavg", None)  # Windows has none
@@ -74,7 +75,7 @@ class Making:
     seeds: Sequence[int] | None = None
 
     def folder(self, item: Item, scale: Scale) -> Path:
-        """Returns where an item's files go."""
+        """Return where an item's files go."""
         return self.out / item.paper / item.key / scale
 
     def make(self, item: Item, scale: Scale) -> Result:
@@ -88,34 +89,34 @@ class Making:
             FedseedError: every run of its sweep failed.
         """
         folder = self.folder(item, scale)
-        wanted = {
+        inputs = {
             "settings": list(self.settings),
             "seeds asked": None if self.seeds is None else list(self.seeds),
         }
-        there = _read(folder / RESULT)
-        if there is not None and {key: there.get(key) for key in wanted} == wanted:
-            self.say(f"{item.name} ({scale}): {there['verdict']} (there already)")
-            return there
+        stored = _read_json(folder / RESULT)
+        if stored is not None and {key: stored.get(key) for key in inputs} == inputs:
+            self.say(f"{item.name} ({scale}): {stored['verdict']} (there already)")
+            return stored
         self.say(f"{item.name} ({scale}): {item.shows}")
         began = time.perf_counter()
-        found, extra = self._found(item, scale)
+        finding, extra = self._make_finding(item, scale)
         # items share the runs of a sweep: what those took counts for each, whichever was made first
         seconds = extra.pop("runs took", time.perf_counter() - began)
         subject = Subject(
             item.name, item.title, item.shows, scale, _facts(item, scale, self.settings)
         )
         result = {
-            **finding_json(subject, found, seconds, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"),
-            **wanted,
+            **finding_json(subject, finding, seconds, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"),
+            **inputs,
             **extra,
         }
         folder.mkdir(parents=True, exist_ok=True)
-        write_parts(folder, found.panels, found.sheets)
-        write_whole(folder / "page.html", finding_page(subject, found, seconds).encode())
+        write_parts(folder, finding.panels, finding.sheets)
+        write_whole(folder / "page.html", finding_page(subject, finding, seconds).encode())
         # last: all is there
         write_whole(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
         self.say(
-            f"{item.name} ({scale}): {found.verdict} ({seconds:.0f} s); {folder / 'page.html'}"
+            f"{item.name} ({scale}): {finding.verdict} ({seconds:.0f} s); {folder / 'page.html'}"
         )
         return result
 
@@ -152,7 +153,7 @@ class Making:
         rows = []
         for item in catalogue():
             for scale in SCALES:
-                result = _read(self.folder(item, scale) / RESULT)
+                result = _read_json(self.folder(item, scale) / RESULT)
                 if result is not None:
                     rows.append({**result, "page": f"{item.paper}/{item.key}/{scale}/page.html"})
         page = self.out / "index.html"
@@ -162,53 +163,56 @@ class Making:
         )
         return page
 
-    def _found(self, item: Item, scale: Scale) -> tuple[Finding, dict[str, Any]]:
+    def _make_finding(self, item: Item, scale: Scale) -> tuple[Finding, dict[str, Any]]:
         if scale == "exact":
             return EXACT[item.paper][item.key](), {}
-        source = item.small if scale == "small" else item.published
-        assert source is not None  # the catalogue says so
-        if source in SMALL_MAKERS:
-            return made_small(source, tuple(self.seeds or SEEDS)), {}
-        sweep, lines = self._sweep(source)
+        sources = item.sources(scale)
+        if sources[0] in SMALL_MAKERS:
+            return made_small(sources[0], tuple(self.seeds or SEEDS)), {}
+        sweeps = [self._sweep(source) for source in sources]
+        lines = list(chain.from_iterable(sweep_lines for _, sweep_lines in sweeps))
         if not any(line.folders for line in lines):
-            why = next((text for line in lines for text in line.failed.values()), "")
-            raise FedseedError(f"every run of {source} failed: {why}")
-        runs = (self.out / "runs" / source).rglob("summary.json")
+            reason = next(chain.from_iterable(line.failed.values() for line in lines), "")
+            raise FedseedError(f"every run of {', '.join(sources)} failed: {reason}")
+        runs = list(
+            chain.from_iterable(
+                (self.out / "runs" / source).rglob("summary.json") for source in sources
+            )
+        )
         took = sum(read_summary(run.parent)["seconds"]["total"] for run in runs)
-        return finding(item, scale, sweep, lines), {"lines": as_mapping(lines), "runs took": took}
+        return finding(item, scale, sweeps), {"lines": as_mapping(lines), "runs took": took}
 
     def _sweep(self, source: str) -> tuple[Sweep, list[SweepLine]]:
-        """Returns a sweep's lines, or those of a recipe over five seeds, run as far as they are
+        """Return a sweep's lines, or those of a recipe over five seeds, run as far as they are
         missing.
         """
         path = find_sweep(source)
-        made = (
-            Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3])
-            if path is None
-            else read_sweep(path)
-        )
-        base = (
-            [f"model.base={json.dumps(str(opt_125m(self.out)))}"]
-            if source == "small-memory"
-            else []
-        )
-        changes: dict[str, Any] = {"set": [*base, *made.set, *self.settings]}
+        if path is None:
+            sweep = Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3])
+        else:
+            sweep = read_sweep(path)
+        base = []
+        if source == "small-memory":
+            base = [f"model.base={json.dumps(str(opt_125m(self.out)))}"]
+        changes: dict[str, Any] = {"set": [*base, *sweep.set, *self.settings]}
         if self.seeds is not None:
             changes["seeds"] = list(self.seeds)
-        made = made.model_copy(update=changes)
-        out = self.out / "runs" / source
-        about = made.model_dump_json(exclude={"seeds"})  # more of them add runs
-        before = _read(out / "sweep.json")
+        sweep = sweep.model_copy(update=changes)
+        folder = self.out / "runs" / source
+        description = sweep.model_dump_json(exclude={"seeds"})  # more of them add runs
+        earlier = _read_json(folder / "sweep.json")
         # its numbers would be mixed with ours
-        if before is not None and before != json.loads(about):
-            aside = next(p for n in count(1) if not (p := out.with_name(f"{source}.{n}")).exists())
-            out.rename(aside)
+        if earlier is not None and earlier != json.loads(description):
+            aside = next(
+                p for n in count(1) if not (p := folder.with_name(f"{source}.{n}")).exists()
+            )
+            folder.rename(aside)
             self.say(f"Runs of {source} with other settings were there: they are in {aside} now")
-        sweeping = Sweeping(made, out, self.say, How(self.jobs))
-        if not any(out.rglob("summary.json")):
-            load_data(made)
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(out / "sweep.json", about.encode())
+        sweeping = Sweeping(sweep, folder, self.say, How(self.jobs))
+        if not any(folder.rglob("summary.json")):
+            load_data(sweep)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "sweep.json", description.encode())
         return sweeping.sweep, sweeping.run()
 
 
@@ -229,13 +233,10 @@ def load_data(sweep: Sweep) -> None:
 
 
 def _facts(item: Item, scale: Scale, settings: Sequence[str]) -> dict[str, str]:
-    """Returns what a page says of where its numbers come from."""
+    """Return what a page says of where its numbers come from."""
     facts = {
         "paper wants": "-" if scale == "exact" else item.wants,
-        "sweep or recipe": (
-            item.small if scale == "small" else item.published if scale == "published" else None
-        )
-        or "-",
+        "sweep or recipe": ", ".join(item.sources(scale)) or "-",
         "settings": " ".join(settings) or "-",
         "load": f"{getloadavg()[2]:.1f} over the last quarter of an hour, this included"
         if getloadavg
@@ -245,10 +246,10 @@ def _facts(item: Item, scale: Scale, settings: Sequence[str]) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value not in ("-", "nothing")}
 
 
-def _read(path: Path) -> Result | None:
-    """Returns a file of JSON, if there is one that is whole."""
+def _read_json(path: Path) -> Result | None:
+    """Return a file of JSON, if there is one that is whole."""
     try:
-        found: Result = json.loads(path.read_text(encoding="utf-8"))
+        result: Result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found
+    return result

@@ -40,17 +40,19 @@ class Difference(NamedTuple):
     freedom: float
     seeds: int
 
-    def above(self, bound: float) -> float:
-        """Returns the p value of the hypothesis that the true difference is at most the bound."""
+    def p_above(self, bound: float) -> float:
+        """Return the p value of the hypothesis that the true difference is at most the bound."""
         return self._tail(self.mean - bound)
 
-    def below(self, bound: float) -> float:
-        """Returns the p value of the hypothesis that the true difference is at least the bound."""
+    def p_below(self, bound: float) -> float:
+        """Return the p value of the hypothesis that the true difference is at least the bound."""
         return self._tail(bound - self.mean)
 
     def interval(self) -> tuple[float, float]:
-        """Returns the interval that holds the true difference with 95% confidence."""
-        reach = self.error * float(t.ppf((1 + SURE) / 2, self.freedom)) if self.error else 0.0
+        """Return the interval that holds the true difference with 95% confidence."""
+        reach = 0.0
+        if self.error:
+            reach = self.error * float(t.ppf((1 + SURE) / 2, self.freedom))
         return self.mean - reach, self.mean + reach
 
     def _tail(self, distance: float) -> float:
@@ -78,7 +80,7 @@ class Evidence(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Returns the two-sided p value."""
+        """Return the two-sided p value."""
         return min(1.0, 2 * min(self.p_for, self.p_against))
 
 
@@ -86,23 +88,30 @@ NOTHING = Evidence(0, nan, (nan, nan), 1.0, 1.0)
 
 
 def difference(a: BySeed, b: BySeed) -> Difference:
-    """Returns a - b: paired where both have the same seeds, and so the same clients and batches.
+    """Return a - b: paired where both have the same seeds, and so the same clients and batches.
 
     Else Welch's.
     """
     if set(a) == set(b):
-        each = [a[seed] - b[seed] for seed in a]
-        return Difference(fmean(each), stdev(each) / sqrt(len(each)), len(each) - 1, len(each))
+        differences = [a[seed] - b[seed] for seed in a]
+        return Difference(
+            fmean(differences),
+            stdev(differences) / sqrt(len(differences)),
+            len(differences) - 1,
+            len(differences),
+        )
     parts = [(stdev(one.values()) ** 2 / len(one), len(one) - 1) for one in (a, b)]
     whole = sum(variance for variance, _ in parts)
-    freedom = whole**2 / sum(variance**2 / free for variance, free in parts) if whole else 1.0
+    freedom = 1.0
+    if whole:
+        freedom = whole**2 / sum(variance**2 / free for variance, free in parts)
     return Difference(
         fmean(a.values()) - fmean(b.values()), sqrt(whole), freedom, min(len(a), len(b))
     )
 
 
 def ahead(best: BySeed, worst: BySeed, margin: float = 0.0, lead: float = 0.0) -> Evidence:
-    """Returns what says that a line is ahead of another.
+    """Return what says that a line is ahead of another.
 
     Args:
         best: of which more is better, as of `worst`; -inf: worse than whatever was measured.
@@ -120,37 +129,42 @@ def ahead(best: BySeed, worst: BySeed, margin: float = 0.0, lead: float = 0.0) -
         )
     if set(best) == set(worst) and any(map(isinf, [*best.values(), *worst.values()])):
         return _counted([best[seed] - worst[seed] for seed in best], -margin, lead - margin)
-    if not known(best, worst):
+    if not are_known(best, worst):
         return NOTHING
-    found = difference(best, worst)
+    evidence = difference(best, worst)
     return Evidence(
-        found.seeds, found.mean, found.interval(), found.above(-margin), found.below(lead - margin)
+        evidence.seeds,
+        evidence.mean,
+        evidence.interval(),
+        evidence.p_above(-margin),
+        evidence.p_below(lead - margin),
     )
 
 
-def _counted(gaps: Sequence[float], least: float, most: float) -> Evidence:
-    """Returns what pairs say that have more than the least, or less than the most.
+def _counted(gaps: Sequence[float], least: float, highest: float) -> Evidence:
+    """Return what pairs say that have more than the least, or less than the most.
 
     A pair without a number neither.
     """
     count, reach = len(gaps), int(binom.ppf((1 - SURE) / 2, len(gaps), 0.5))
-    low, high = (sorted(bound if isnan(gap) else gap for gap in gaps) for bound in (-inf, inf))
+    low = sorted(-inf if isnan(gap) else gap for gap in gaps)
+    high = sorted(inf if isnan(gap) else gap for gap in gaps)
     within = (low[reach - 1], high[-reach]) if reach else (-inf, inf)
-    p_for, p_against = (
-        float(binom.sf(sum(found) - 1, count, 0.5))
-        for found in ([gap > least for gap in gaps], [gap < most for gap in gaps])
-    )
+    above_least = sum(gap > least for gap in gaps)
+    below_highest = sum(gap < highest for gap in gaps)
+    p_for = float(binom.sf(above_least - 1, count, 0.5))
+    p_against = float(binom.sf(below_highest - 1, count, 0.5))
     return Evidence(count, median(low), within, p_for, p_against)
 
 
 def alike(lines: Sequence[BySeed], margin: float) -> Evidence:
-    """Returns what says that no two lines differ by more than a margin."""
-    if not known(*lines):
+    """Return what says that no two lines differ by more than a margin."""
+    if not are_known(*lines):
         return NOTHING
     pairs = [difference(a, b) for a, b in combinations(lines, 2)]
     widest = max(pairs, key=lambda pair: abs(pair.mean))
-    p_for = max(max(pair.above(-margin), pair.below(margin)) for pair in pairs)
-    p_against = min(min(pair.above(margin), pair.below(-margin)) for pair in pairs) * len(pairs)
+    p_for = max(max(pair.p_above(-margin), pair.p_below(margin)) for pair in pairs)
+    p_against = min(min(pair.p_above(margin), pair.p_below(-margin)) for pair in pairs) * len(pairs)
     return Evidence(
         min(pair.seeds for pair in pairs),
         widest.mean,
@@ -160,88 +174,109 @@ def alike(lines: Sequence[BySeed], margin: float) -> Evidence:
     )
 
 
-def at_least(line: BySeed, least: float, over: BySeed | None = None) -> Evidence:
-    """Returns what says that a number is at least `least`, or its ratio over another line's (both
+def at_least(line: BySeed, least: float, baseline: BySeed | None = None) -> Evidence:
+    """Return what says that a number is at least `least`, or its ratio over another line's (both
     positive).
     """
-    if not known(line, over or line):
+    if not are_known(line, baseline or line):
         return NOTHING
-    unit: Callable[[float], float] = float if over is None else exp
-    if over is None:
-        found, bound = difference(line, dict.fromkeys(line, 0.0)), least
-    elif min(*line.values(), *over.values()) <= 0:
+    unit: Callable[[float], float] = exp
+    if baseline is None:
+        unit = float
+    if baseline is None:
+        evidence, bound = difference(line, dict.fromkeys(line, 0.0)), least
+    elif min(*line.values(), *baseline.values()) <= 0:
         return NOTHING
     else:
-        logs = [{seed: log(value) for seed, value in one.items()} for one in (line, over)]
-        found, bound = difference(*logs), log(least)
-    low, high = map(unit, found.interval())
-    estimate = found.mean if over is None else fmean(line.values()) / fmean(over.values())
+        logs = []
+        for one in (line, baseline):
+            logs.append({seed: log(value) for seed, value in one.items()})
+        evidence, bound = difference(*logs), log(least)
+    low, high = map(unit, evidence.interval())
+    estimate = (
+        evidence.mean if baseline is None else fmean(line.values()) / fmean(baseline.values())
+    )
     # equal will do, if nothing varies
-    p_for = found.above(bound) if found.error else float(found.mean < bound - 1e-9 * abs(bound))
-    return Evidence(found.seeds, estimate, (low, high), p_for, found.below(bound))
+    p_for = (
+        evidence.p_above(bound)
+        if evidence.error
+        else float(evidence.mean < bound - 1e-9 * abs(bound))
+    )
+    return Evidence(evidence.seeds, estimate, (low, high), p_for, evidence.p_below(bound))
 
 
-def at_most(line: BySeed, most: float) -> Evidence:
-    """Returns what says that a number is at most `most`."""
-    found = at_least({seed: -value for seed, value in line.items()}, -most)
-    low, high = found.interval
-    return Evidence(found.seeds, -found.estimate, (-high, -low), found.p_for, found.p_against)
+def at_most(line: BySeed, bound: float) -> Evidence:
+    """Return what says that a number is at most `bound`."""
+    evidence = at_least({seed: -value for seed, value in line.items()}, -bound)
+    low, high = evidence.interval
+    return Evidence(
+        evidence.seeds, -evidence.estimate, (-high, -low), evidence.p_for, evidence.p_against
+    )
 
 
-def known(*lines: BySeed) -> bool:
-    """Returns whether lines have two numbers at least, all of them finite."""
+def are_known(*lines: BySeed) -> bool:
+    """Return whether lines have two numbers at least, all of them finite."""
     return all(len(line) > 1 and all(map(isfinite, line.values())) for line in lines)
 
 
-def holm(found: Sequence[float]) -> list[float]:
-    """Returns p values adjusted so that all of them together err as often as one."""
-    adjusted, highest = [1.0] * len(found), 0.0
-    for rank, i in enumerate(sorted(range(len(found)), key=found.__getitem__)):
-        highest = max(highest, min(1.0, (len(found) - rank) * found[i]))
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p values adjusted so that all of them together err as often as one."""
+    adjusted, highest = [1.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = highest
     return adjusted
 
 
 def level(seeds: int) -> float:
-    """Returns the error that may be spent with so many seeds; 0 with too few."""
+    """Return the error that may be spent with so many seeds; 0 with too few."""
     return max((spent for count, spent in LOOKS.items() if count <= seeds), default=0.0)
 
 
 def verdict(evidence: Evidence, p: float) -> Verdict:
-    """Returns the verdict of evidence with its adjusted p: the one place where the words are
+    """Return the verdict of evidence with its adjusted p: the one place where the words are
     decided.
     """
     if p >= level(evidence.seeds):
         return UNKNOWN
     # Holm's factor; a small lead may be surely one, and surely small
-    by = p / evidence.p if evidence.p else 1.0
-    return judged(2 * evidence.p_for * by < level(evidence.seeds), kind=True)
+    factor = 1.0
+    if evidence.p:
+        factor = p / evidence.p
+    return judged(2 * evidence.p_for * factor < level(evidence.seeds), kind=True)
 
 
 def concluded(claims: Sequence[tuple[str, str, Evidence]]) -> list[Claim]:
-    """Returns an item's claims with their verdicts, which share one error.
+    """Return an item's claims with their verdicts, which share one error.
 
     Args:
         claims: what the paper says, what was measured, and what is known of it.
     """
-    adjusted = iter(holm([found.p for *_, found in claims if found is not NOTHING]))
-    made = []
-    for says, here, found in claims:
-        if found is NOTHING:
-            made.append(Claim(says, here, UNKNOWN))
+    adjusted = iter(holm([evidence.p for *_, evidence in claims if evidence is not NOTHING]))
+    claims_made = []
+    for says, place, evidence in claims:
+        if evidence is NOTHING:
+            claims_made.append(Claim(says, place, UNKNOWN))
             continue
         p, (low, high) = (
             next(adjusted),
-            (end if isfinite(end) else str(end) for end in found.interval),
+            (end if isfinite(end) else str(end) for end in evidence.interval),
         )
-        made.append(
-            Claim(says, f"{here} {told(found, p)}", verdict(found, p), found.seeds, (low, high), p)
+        claims_made.append(
+            Claim(
+                says,
+                f"{place} {describe_evidence(evidence, p)}",
+                verdict(evidence, p),
+                evidence.seeds,
+                (low, high),
+                p,
+            )
         )
-    return made
+    return claims_made
 
 
-def told(evidence: Evidence, p: float) -> str:
-    """Returns the numbers behind a verdict in words."""
+def describe_evidence(evidence: Evidence, p: float) -> str:
+    """Return the numbers behind a verdict in words."""
     if evidence is NOTHING:
         return "too few runs, or runs without a number."
     low, high = evidence.interval

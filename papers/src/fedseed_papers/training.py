@@ -3,6 +3,7 @@ verdicts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, product
 from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import fmean
@@ -16,23 +17,22 @@ from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.results import read_lines, read_metrics, read_summary
 from fedseed.reports.tables import Sheet, mean_and_deviation
 from fedseed_papers import statistics
-from fedseed_papers.catalogue import Form, Item, Scale
+from fedseed_papers.catalogue import EVERY_SCENARIO, Form, Item, Scale
 from fedseed_papers.findings import Claim, Finding
 from fedseed_papers.statistics import NOTHING, Evidence
 
 CONVERGED = 0.95  # of the whole improvement of a run
 RULE = (
     "Differences are paired over seeds, with 95% intervals; p values are two-sided, by Holm over "
-    "the item's claims; a "
-    "claim is decided at p < 0.01 with five seeds, p < 0.04 with ten; alike: within a tenth of the "
-    "gain over the base; a lead that is surely below that is none."
+    "the item's claims; a claim is decided at p < 0.01 with five seeds, p < 0.04 with ten; alike: "
+    "within a tenth of the gain over the base; a lead that is surely below that is none."
 )
 # of a process's memory that float32 weights must take, or it says nothing of the method
 SHARE = 0.1
 
 
 def rounds_to_converge(lines: Sequence[Mapping[str, Any]], metric: str = "loss") -> float:
-    """Returns the first evaluated round with 95% of the run's improvement.
+    """Return the first evaluated round with 95% of the run's improvement.
 
     NaN if nothing became better.
 
@@ -43,7 +43,9 @@ def rounds_to_converge(lines: Sequence[Mapping[str, Any]], metric: str = "loss")
         lines: of metrics.jsonl.
         metric: a loss, or a score, of which more is better.
     """
-    sign = 1 if lower_is_better(metric) else -1
+    sign = -1
+    if lower_is_better(metric):
+        sign = 1
     measured = [
         (line["round"], sign * line[metric])
         for line in lines
@@ -54,21 +56,25 @@ def rounds_to_converge(lines: Sequence[Mapping[str, Any]], metric: str = "loss")
     first, best = measured[0][1], min(value for _, value in measured)
     if best >= first:
         return nan
-    there = next(at for at, value in measured if first - value >= CONVERGED * (first - best))
-    return inf if there == measured[-1][0] else float(there)
+    converged = next(
+        number for number, value in measured if first - value >= CONVERGED * (first - best)
+    )
+    if converged == measured[-1][0]:
+        return inf
+    return float(converged)
 
 
 def _phase(*names: str) -> Callable[[Path], float]:
     def of(folder: Path) -> float:
-        found = read_summary(folder).get("seconds_per_client") or {}
-        return sum(float(found.get(name, nan)) for name in names)
+        seconds = read_summary(folder).get("seconds_per_client") or {}
+        return sum(float(seconds.get(name, nan)) for name in names)
 
     return of
 
 
 def _exchanged(folder: Path) -> float:
-    found = read_summary(folder).get("exchanged") or {}
-    return float(found.get("scalars_up", nan) + found.get("scalars_down", nan))
+    numbers = read_summary(folder).get("exchanged") or {}
+    return float(numbers.get("scalars_up", nan) + numbers.get("scalars_down", nan))
 
 
 def probabilities(folder: Path) -> Sequence[float]:
@@ -80,7 +86,9 @@ def probabilities(folder: Path) -> Sequence[float]:
     from fedseed.orbit.file import Orbit
 
     path = folder / "model.orbit"
-    orbit = Orbit.open(path) if path.exists() else None
+    orbit = None
+    if path.exists():
+        orbit = Orbit.open(path)
     if orbit is None or not len(orbit):
         return ()
     method = orbit.header.method
@@ -94,8 +102,10 @@ def probabilities(folder: Path) -> Sequence[float]:
 
 
 def _below_even(folder: Path) -> float:
-    found = probabilities(folder)
-    return 100 * fmean(p * len(found) < 1 for p in found) if found else nan
+    values = probabilities(folder)
+    if values:
+        return 100 * fmean(p * len(values) < 1 for p in values)
+    return nan
 
 
 MEASURES: dict[str, Callable[[Path], float]] = {
@@ -115,18 +125,32 @@ MEASURES: dict[str, Callable[[Path], float]] = {
 }
 
 
+# what FeedSign's tables have: accuracy, or F1 where answers are generated (Appendix C.1)
+SCORE = "score"
+
+
+def score(folder: Path) -> float:
+    """Return the accuracy of a finished run, or its F1 where answers are generated."""
+    final = read_summary(folder)["final"]
+    return float(final.get("accuracy", final.get("f1", nan)))
+
+
 def lower_is_better(metric: str) -> bool:
-    """Returns whether less is better: of losses, and of everything that is spent."""
+    """Return whether less is better: of losses, and of everything that is spent."""
+    if metric == SCORE:
+        return False
     return metric in MEASURES or metrics.lower_is_better(metric)
 
 
 def measured(folder: Path, metric: str) -> float:
-    """Returns a number of a finished run: one of `MEASURES`, or a metric after its last round.
+    """Return a number of a finished run: one of `MEASURES`, or a metric after its last round.
 
     NaN: it has none, or is the loss of a run that has diverged: thousands or millions, by chance.
     """
     if metric in MEASURES:
         return MEASURES[metric](folder)
+    if metric == SCORE:
+        return score(folder)
     summary = read_summary(folder)
     if metric.endswith("loss") and summary.get("diverged") is not None:
         return nan
@@ -136,7 +160,7 @@ def measured(folder: Path, metric: str) -> float:
 def judge(
     claims: Sequence[tuple[str, Form]], item_metric: str, lines: Sequence[SweepLine]
 ) -> list[Claim]:
-    """Returns an item's claims with their verdicts, which share one error.
+    """Return an item's claims with their verdicts, which share one error.
 
     Args:
         claims: what the paper says, and what decides it.
@@ -148,85 +172,110 @@ def judge(
     )
 
 
-def folders_of(form: Form, named: str, lines: Sequence[SweepLine]) -> Mapping[int, Path]:
-    """Returns the finished runs of a line that a form names, by seed."""
-    label, _, scenario = named.partition(" @ ")
-    scenario = scenario or (
-        form.scenario if form.scenario is not None else lines[0].scenario if lines else ""
-    )
-    return next(
-        (line.folders for line in lines if (line.scenario, line.label) == (scenario, label)), {}
-    )
+def runs_of(form: Form, label_named: str, lines: Sequence[SweepLine]) -> list[Mapping[int, Path]]:
+    """Return the finished runs of a line that a form names, by seed, for each scenario it is about.
+
+    An empty list: there is no such line, or a scenario without a finished run.
+    """
+    label, _, scenario = label_named.partition(" @ ")
+    if not scenario:
+        scenario = lines[0].scenario if lines else ""
+        if form.scenario is not None:
+            scenario = form.scenario
+    runs = [
+        line.folders
+        for line in lines
+        if line.label == label and scenario in (line.scenario, EVERY_SCENARIO)
+    ]
+    if not all(runs):
+        return []
+    return runs
+
+
+def mean_by_seed(runs: Sequence[Mapping[int, Path]], metric: str) -> dict[int, float]:
+    """Return a line's number for each seed that all scenarios have: the mean over scenarios."""
+    seeds = [seed for seed in runs[0] if all(seed in run for run in runs)] if runs else []
+    return {seed: fmean(measured(run[seed], metric) for run in runs) for seed in seeds}
+
+
+def _weights_share(folders: Sequence[Path]) -> float:
+    """Return the share of float32 weights in a process' peak memory, the largest of some runs."""
+    return max(4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders)
 
 
 def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[str, Evidence]:
-    """Returns the lines' numbers in words, and what is known of a claim."""
-    runs = {label: folders_of(form, label, lines) for label in form.labels}
-    values = {
-        label: {seed: measured(f, metric) for seed, f in found.items()}
-        for label, found in runs.items()
-    }
+    """Return the lines' numbers in words, and what is known of a claim."""
+    runs = {label: runs_of(form, label, lines) for label in form.labels}
+    values = {label: mean_by_seed(line_runs, metric) for label, line_runs in runs.items()}
     missing = [label for label in form.labels if not values[label]]
     if missing:
         return f"Not measured: no run of {', '.join(missing)} was finished.", NOTHING
-    here = f"{metric}: " + ", ".join(
-        f"{label} {_shown(metric, list(found.values()))}" for label, found in values.items()
+    place = f"{metric}: " + ", ".join(
+        f"{label} {_show_values(metric, list(evidence.values()))}"
+        for label, evidence in values.items()
     )
-    folders = [folder for found in runs.values() for folder in found.values()]
-    if metric == "memory":  # float32 weights' part of a process's peak, the largest of the lines'
-        share = max(
-            4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders
-        )
-        if share < SHARE:
-            return f"{here}. The weights are {share:.1%} of that: the rest is libraries.", NOTHING
-    sign = -1 if lower_is_better(metric) else 1
-    better = [{seed: sign * value for seed, value in found.items()} for found in values.values()]
+    folders: list[Path] = []
+    for line_runs in runs.values():
+        folders += chain.from_iterable(run.values() for run in line_runs)
+    share = _weights_share(folders) if metric == "memory" else 1.0
+    if share < SHARE:
+        return f"{place}. The weights are {share:.1%} of that: the rest is libraries.", NOTHING
+    better = list(values.values())
+    if lower_is_better(metric):
+        better = [{seed: -value for seed, value in line.items()} for line in better]
     if form.of is not None or form.ratio:
-        first, *over = values.values()
-        found, what = (
-            statistics.at_least(first, form.least or 0.0, *over),
-            "ratio" if over else "mean",
+        first, *others = values.values()
+        evidence, statement = (
+            statistics.at_least(first, form.least or 0.0, *others),
+            "ratio" if others else "mean",
         )
     elif form.alike:
-        found, what = (
+        evidence, statement = (
             statistics.alike(better, margin(metric, values, folders)),
             "largest difference",
         )
     else:
         width = margin(metric, values, folders)
-        found = statistics.ahead(
+        evidence = statistics.ahead(
             better[0], better[-1], *((width, 0.0) if form.ties else (0.0, width))
         )
-        what = "the first's lead"
-    return f"{here}; {what if found is not NOTHING else statistics.told(found, 1.0)}", found
+        statement = "the first's lead"
+    return (
+        f"{place}; "
+        f"{statement if evidence is not NOTHING else statistics.describe_evidence(evidence, 1.0)}",
+        evidence,
+    )
 
 
 def margin(
     metric: str, values: Mapping[str, Mapping[int, float]], folders: Sequence[Path]
 ) -> float:
-    """Returns how far lines that are alike may be apart: a tenth of what the best of them gained
+    """Return how far lines that are alike may be apart: a tenth of what the best of them gained
     over the base.
 
     Of what has no base (bytes, seconds) a tenth of the largest mean.
     """
-    means = [fmean(found.values()) for found in values.values()]
-    bases = [value for folder in folders if isfinite(value := before(folder, metric))]
+    means = [fmean(by_seed.values()) for by_seed in values.values()]
+    bases = [value for folder in folders if isfinite(value := baseline_of(folder, metric))]
     gains = [abs(mean - fmean(bases)) for mean in means] if bases else [abs(mean) for mean in means]
     return statistics.MARGIN * max(filter(isfinite, gains), default=0.0)
 
 
-def before(folder: Path, metric: str) -> float:
-    """Returns a metric of the base that a run began with; NaN: there is none."""
-    return (
-        nan
-        if metric in MEASURES
-        else float((read_summary(folder).get("baseline") or {}).get(metric, nan))
-    )
+def baseline_of(folder: Path, metric: str) -> float:
+    """Return a metric of the base that a run began with; NaN if the run has none."""
+    if metric in MEASURES:
+        return nan
+    base = read_summary(folder).get("baseline") or {}
+    if metric == SCORE:
+        return float(base.get("accuracy", base.get("f1", nan)))
+    return float(base.get(metric, nan))
 
 
-def _shown(metric: str, values: Sequence[float]) -> str:
+def _show_values(metric: str, values: Sequence[float]) -> str:
     if not any(map(isfinite, values)):
-        return "diverged with every seed" if metric.endswith("loss") else "-"
+        if metric.endswith("loss"):
+            return "diverged with every seed"
+        return "-"
     largest = max((abs(v) for v in values if isfinite(v)), default=0.0)
     return mean_and_deviation(
         values, 0 if largest >= 1000 else 1 if largest >= 20 else 3 if largest >= 0.1 else 5
@@ -234,31 +283,37 @@ def _shown(metric: str, values: Sequence[float]) -> str:
 
 
 def curves(lines: Sequence[SweepLine], metric: str, scenario: str) -> list[Panel]:
-    """Returns a metric over rounds, bytes, passes and seconds: means over seeds, with their
+    """Return a metric over rounds, bytes, passes and seconds: means over seeds, with their
     deviation.
     """
-    runs = {
-        line.label: [read_lines(folder) for folder in line.folders.values()]
-        for line in lines
-        if line.scenario == scenario and line.folders
-    }
+    runs = {}
+    for line in lines:
+        if line.scenario == scenario and line.folders:
+            runs[line.label] = [read_lines(folder) for folder in line.folders.values()]
     return charts.curves(runs, scenario, [metric])
 
 
-def finding(item: Item, scale: Scale, sweep: Sweep, lines: Sequence[SweepLine]) -> Finding:
-    """Returns what a sweep's runs say about an item at a scale."""
+def finding(
+    item: Item, scale: Scale, sweeps: Sequence[tuple[Sweep, Sequence[SweepLine]]]
+) -> Finding:
+    """Return what the runs of an item's sweeps say about it at a scale.
+
+    Args:
+        item: the item of the catalogue.
+        scale: "small" or "published".
+        sweeps: each sweep with its finished lines.
+    """
+    lines = list(chain.from_iterable(sweep_lines for _, sweep_lines in sweeps))
     forms, metric = item.claims_at(scale), item.metric_at(scale)
     claims = judge(forms, metric, lines)
-    asked = (metric, *(form.metric for _, form in forms), "loss")
-    metrics = dict.fromkeys(m for m in asked if m is not None and m not in MEASURES)
+    metrics_asked = (metric, *(form.metric for _, form in forms), "loss")
+    unplotted = (*MEASURES, SCORE)
+    metrics = dict.fromkeys(name for name in metrics_asked if name and name not in unplotted)
     scenarios = list(dict.fromkeys(line.scenario for line in lines))
-    panels = [
-        panel
-        for metric in metrics
-        for scenario in scenarios
-        for panel in curves(lines, metric, scenario)
-    ]
-    if "candidates below 1 / K" in asked:
+    panels = []
+    for name, scenario in product(metrics, scenarios):
+        panels += curves(lines, name, scenario)
+    if "candidates below 1 / K" in metrics_asked:
         panels.insert(0, _probability_panel(lines))
     failed = sum(len(line.failed) for line in lines)
     searched = [line for line in lines if line.tried]
@@ -273,23 +328,26 @@ def finding(item: Item, scale: Scale, sweep: Sweep, lines: Sequence[SweepLine]) 
         )
     )
     tables = [
-        *sheets(sweep, lines),
+        *chain.from_iterable(sheets(sweep, sweep_lines) for sweep, sweep_lines in sweeps),
+        *([] if item.gap is None else [gap_sheet(item.gap, lines)]),
         _spent_sheet(lines),
-        _seeds_sheet(lines, list(dict.fromkeys([*asked[:-1], "loss"]))),
+        _seeds_sheet(lines, list(dict.fromkeys([*metrics_asked[:-1], "loss"]))),
     ]
     return Finding(
-        claims, reason, panels, tables, sweep.seeds, item.differs if scale == "small" else ()
+        claims, reason, panels, tables, sweeps[0][0].seeds, item.differs if scale == "small" else ()
     )
 
 
 def _probability_panel(lines: Sequence[SweepLine]) -> Panel:
-    """Returns probabilities by rank, of each line's first run."""
+    """Return probabilities by rank, of each line's first run."""
     series = []
     for number, line in enumerate(lines):
-        found = probabilities(next(iter(line.folders.values()), Path()))
+        values = probabilities(next(iter(line.folders.values()), Path()))
         series.append(
             Series(
-                line.label, [(i + 1.0, p * len(found)) for i, p in enumerate(found)], number=number
+                line.label,
+                [(i + 1.0, p * len(values)) for i, p in enumerate(values)],
+                number=number,
             )
         )
     return Panel(
@@ -300,57 +358,85 @@ def _probability_panel(lines: Sequence[SweepLine]) -> Panel:
     )
 
 
+def gap_sheet(reference: str, lines: Sequence[SweepLine]) -> Sheet:
+    """Return how far each line's score is from the reference's, scenario by scenario.
+
+    The last column is the mean over the scenarios that both lines have: the column "Gap" of
+    FeedSign's tables.
+    """
+    scores = {
+        (line.label, line.scenario): fmean(score(folder) for folder in line.folders.values())
+        for line in lines
+        if line.folders
+    }
+    scenarios = list(dict.fromkeys(line.scenario for line in lines))
+    rows = []
+    for label in dict.fromkeys(line.label for line in lines):
+        gaps = {
+            scenario: scores[label, scenario] - scores[reference, scenario]
+            for scenario in scenarios
+            if (label, scenario) in scores and (reference, scenario) in scores
+        }
+        if label == reference or not gaps:
+            continue
+        cells = [f"{gaps[s]:+.1f}" if s in gaps else "-" for s in scenarios]
+        rows.append([label, *cells, f"{fmean(gaps.values()):+.1f}"])
+    note = f"Score minus that of {reference}: accuracy, or F1 where answers are generated."
+    return Sheet("Gap", ("line", *(s or "all" for s in scenarios), "Gap"), rows, note)
+
+
 def _spent_sheet(lines: Sequence[SweepLine]) -> Sheet:
     rows = []
     for line in lines:
-        found = [rounds_to_converge(read_metrics(folder)) for folder in line.folders.values()]
-        said = [read_summary(folder) for folder in line.folders.values()]
-        if not said:
+        rounds = [rounds_to_converge(read_metrics(folder)) for folder in line.folders.values()]
+        summaries = [read_summary(folder) for folder in line.folders.values()]
+        if not summaries:
             continue
         names = ", ".join(
-            f"{m} {mean_and_deviation([s['final'][m] for s in said], 3)}"
-            for m in shown_metrics(said[0]["final"])
+            f"{m} {mean_and_deviation([s['final'][m] for s in summaries], 3)}"
+            for m in shown_metrics(summaries[0]["final"])
         )
         rows.append(
             [
                 " ".join(filter(None, (line.scenario, line.label))),
                 names,
-                mean_and_deviation(found, 1),
-                f"{fmean(s['forward_passes'] for s in said):,.0f}",
-                mean_and_deviation([s["seconds"]["total"] for s in said], 1),
+                mean_and_deviation(rounds, 1),
+                f"{fmean(s['forward_passes'] for s in summaries):,.0f}",
+                mean_and_deviation([s["seconds"]["total"] for s in summaries], 1),
             ]
         )
     note = (
         f"Rounds to converge: the first evaluation with {CONVERGED:.0%} of the run's whole "
-        "improvement of the loss, "
-        "not known if that is the last one. Rounds between evaluations are not looked at."
+        "improvement of the loss, not known if that is the last one. Rounds between evaluations "
+        "are not looked at."
     )
     head = ("line", "after the last round", "rounds to converge", "forward passes", "seconds")
     return Sheet("Rounds to converge", head, rows, note)
 
 
-def _seeds_sheet(lines: Sequence[SweepLine], asked: Sequence[str | None]) -> Sheet:
-    """Returns each run's numbers, from which all verdicts can be reckoned again."""
-    metrics = [metric for metric in asked if metric is not None]
-    rows = [
-        [
-            " ".join(filter(None, (line.scenario, line.label))),
-            str(seed),
-            *(f"{measured(folder, m):.6g}" for m in metrics),
-        ]
-        for line in lines
-        for seed, folder in line.folders.items()
-    ]
+def _seeds_sheet(lines: Sequence[SweepLine], metrics_asked: Sequence[str | None]) -> Sheet:
+    """Return each run's numbers, from which all verdicts can be reckoned again."""
+    metrics = [metric for metric in metrics_asked if metric is not None]
+    rows = []
+    for line in lines:
+        for seed, folder in line.folders.items():
+            rows.append(
+                [
+                    " ".join(filter(None, (line.scenario, line.label))),
+                    str(seed),
+                    *(f"{measured(folder, m):.6g}" for m in metrics),
+                ]
+            )
     return Sheet("Each run", ("line", "seed", *metrics), rows, "")
 
 
 def as_mapping(lines: Sequence[SweepLine]) -> Mapping[str, Any]:
-    """Returns each line's folders and failures, for programs."""
-    return {
-        " ".join(filter(None, (line.scenario, line.label))): {
+    """Return each line's folders and failures, for programs."""
+    table = {}
+    for line in lines:
+        table[" ".join(filter(None, (line.scenario, line.label)))] = {
             "chosen": list(line.point),
-            "folders": [str(folder) for folder in line.folders.values()],
-            "failed": {str(seed): why for seed, why in line.failed.items()},
+            "folders": list(map(str, line.folders.values())),
+            "failed": {str(seed): reason for seed, reason in line.failed.items()},
         }
-        for line in lines
-    }
+    return table

@@ -21,7 +21,7 @@ Part = Sequence[NDArray[np.floating[Any]]]  # the same entries of each client's 
 
 @dataclass(frozen=True)
 class Parts(Iterable[Part]):
-    """Hands out long vectors of clients a part at a time, as often as they are gone through."""
+    """Long vectors of clients in parts. They can be iterated over repeatedly."""
 
     # returns an iterator over the parts, from the first on
     make: Callable[[], Iterator[Part]]
@@ -30,7 +30,7 @@ class Parts(Iterable[Part]):
         return self.make()
 
 
-def padded(part: Part) -> Part:
+def pad_vectors(part: Part) -> Part:
     """Return vectors filled up with zeros to the length of the longest."""
     longest = max(map(len, part))
     return [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in part]
@@ -38,9 +38,9 @@ def padded(part: Part) -> Part:
 
 @dataclass(frozen=True)
 class Noise:
-    """Rounding that is put on a round's sums on purpose.
+    """Rounding that is added to a round's sums on purpose.
 
-    A verification asks with it what another processor may have made of the same vectors.
+    A verification adds it to compute results that another processor may have got.
 
     Args:
         offset: how far each entry of the outcome is moved, as a share of the magnitudes of the
@@ -67,10 +67,7 @@ class Past:
 
 
 class AggregationRule(BaseModel, ABC, metaclass=Hinting):
-    """Holds the settings of one rule; a recipe's `[aggregation]` gives its name.
-
-    Subclasses combine vectors.
-    """
+    """The settings of a rule, named in `[aggregation]` of a recipe; subclasses combine vectors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -92,11 +89,11 @@ class AggregationRule(BaseModel, ABC, metaclass=Hinting):
         """Return the reason why a number of answers is too small; None if it is enough."""
         if answers >= self.least:
             return None
-        said = "".join(
+        settings = "".join(
             f", {key} = {value}" for key, value in self.model_dump(exclude_defaults=True).items()
         )
         return (
-            f'aggregation.name = "{self.name}"{said} needs {self.least} answers, and there are '
+            f'aggregation.name = "{self.name}"{settings} needs {self.least} answers, and there are '
             f"{answers}"
         )
 
@@ -140,7 +137,7 @@ class AggregationRule(BaseModel, ABC, metaclass=Hinting):
             parts: the same entries of each client's vector; gone through as often as the rule
                 needs.
             weights: c_i of each client.
-            past: what else is known, and where a rule that remembers leaves its outcome.
+            past: further facts; a rule that remembers leaves its outcome there.
         """
         for part in parts:
             vectors = [np.asarray(vector, dtype=np.float64) for vector in part]
@@ -152,8 +149,10 @@ class AggregationRule(BaseModel, ABC, metaclass=Hinting):
 
 
 def check_vectors(vectors: Part, weights: Sequence[float]) -> None:
-    """Raise ValueError if there is no vector, if lengths differ, or if there is not one weight for
-    each vector.
+    """Check vectors and weights before they are combined.
+
+    Raises:
+        ValueError: there is no vector, lengths differ, or vectors and weights differ in number.
     """
     if not vectors:
         raise ValueError("there is no vector to combine: nobody has answered")
@@ -167,9 +166,9 @@ def check_vectors(vectors: Part, weights: Sequence[float]) -> None:
 
 
 def shares(counts: Sequence[int]) -> list[float]:
-    """Return weights in proportion to what clients claim, which add up to 1.
+    """Return weights in proportion to the clients' claims; they add up to 1.
 
-    Equal ones where all claims are 0.
+    They are equal where all claims are 0.
     """
     total = sum(counts)
     return [count / total if total else 1 / len(counts) for count in counts]
@@ -178,9 +177,7 @@ def shares(counts: Sequence[int]) -> list[float]:
 def claims(
     weighting: Literal["equal", "examples", "terms"], examples: Sequence[int], terms: Sequence[int]
 ) -> Sequence[int]:
-    """Return the numbers that clients' weights are in proportion to, as the clients say them.
-
-    1 for equal weights.
+    """Return the numbers that clients' weights are in proportion to; 1 for equal weights.
 
     Args:
         weighting: "equal", or in proportion to "examples" or to the "terms" of the loss.

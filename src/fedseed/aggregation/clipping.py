@@ -43,8 +43,8 @@ class NormBound(Geometric):
     bound: PositiveFloat | Literal["median"] = "median"
 
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        found = lengths(gram)
-        return clipping(found, self.bound) / len(found)
+        norms = lengths(gram)
+        return clipping(norms, self.bound) / len(norms)
 
 
 class CentredClipping(Geometric):
@@ -75,16 +75,18 @@ class CentredClipping(Geometric):
 
     @property
     def needs_past(self) -> str | None:
-        return f"momentum = {self.momentum:g}" if self.momentum else None
+        if self.momentum:
+            return f"momentum = {self.momentum:g}"
+        return None
 
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
         n = len(gram) - past
         centre = np.zeros(len(gram))
         if past:
             centre[n] = 1.0
-        found = centre.copy()
+        coefficients = centre.copy()
         for _ in range(self.iterations):
-            each = clipping(distances_to(gram, found)[:n], self.radius) / n
-            found = (1.0 - each.sum()) * found
-            found[:n] += each
-        return self.momentum * centre + (1.0 - self.momentum) * found
+            scales = clipping(distances_to(gram, coefficients)[:n], self.radius) / n
+            coefficients = (1.0 - scales.sum()) * coefficients
+            coefficients[:n] += scales
+        return self.momentum * centre + (1.0 - self.momentum) * coefficients

@@ -1,8 +1,7 @@
-"""Lengths and distances of clients' vectors, from all products of two of them.
+"""Lengths and distances of clients' vectors, from all products of two of them; and the steps
+before a rule.
 
-And what can be done before a rule.
-
-Each step before is a matrix M, so that the rule sees M X:
+Each step before a rule is a matrix M, so that the rule sees M X:
 
 nearest neighbours   x_i <- the mean of the n - f vectors nearest to x_i, itself among them
                      Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: "Fixing by Mixing",
@@ -41,14 +40,14 @@ EXACT = 2.0**53
 
 
 def columns(part: Part) -> Iterator[Matrix]:
-    """Yields some entries of all vectors at a time, in double precision, (n, m)."""
+    """Yield some entries of all vectors at a time, in double precision, (n, m)."""
     check_vectors(part, [0.0] * len(part))
     step = max(1, AT_A_TIME // len(part))
     for lo in range(0, len(part[0]), step):
-        made = np.empty((len(part), min(step, len(part[0]) - lo)))
-        for row, vector in zip(made, part, strict=True):
+        points = np.empty((len(part), min(step, len(part[0]) - lo)))
+        for row, vector in zip(points, part, strict=True):
             row[:] = vector[lo : lo + step]
-        yield made
+        yield points
 
 
 def gram_of(parts: Iterable[Part], n: int) -> Matrix:
@@ -69,25 +68,24 @@ def with_rounding(gram: Matrix, seed: int) -> Matrix:
     """
     if np.array_equal(gram, np.rint(gram)) and np.abs(gram).max(initial=0.0) < EXACT:
         return gram
-    drawn = np.random.default_rng(seed).uniform(-PRODUCT_ROUNDING, PRODUCT_ROUNDING, gram.shape)
-    drawn = np.triu(drawn) + np.triu(drawn, 1).T  # a product is the same in either order
-    found = lengths(gram)
-    return gram + drawn * np.outer(found, found)
+    offsets = np.random.default_rng(seed).uniform(-PRODUCT_ROUNDING, PRODUCT_ROUNDING, gram.shape)
+    offsets = np.triu(offsets) + np.triu(offsets, 1).T  # a product is the same in either order
+    norms = lengths(gram)
+    return gram + offsets * np.outer(norms, norms)
 
 
-def applied(mixing: Matrix, points: Matrix) -> Matrix:
-    """Return M X; where M does nothing but scale, without a product of matrices."""
+def apply_mixing(mixing: Matrix, points: Matrix) -> Matrix:
+    """Return M X. Where M is diagonal, this needs no product of matrices."""
     scales = np.diagonal(mixing)
-    if len(scales) == len(points) == len(mixing) and np.count_nonzero(mixing) == np.count_nonzero(
-        scales
-    ):
+    is_square = len(scales) == len(points) == len(mixing)
+    if is_square and np.count_nonzero(mixing) == np.count_nonzero(scales):
         return scales[:, None] * points
     return mixing @ points
 
 
-def mixed(mixing: Matrix, gram: Matrix) -> Matrix:
+def mix_gram(mixing: Matrix, gram: Matrix) -> Matrix:
     """Return the products of M X from those of X."""
-    return applied(mixing, applied(mixing, gram).T)
+    return apply_mixing(mixing, apply_mixing(mixing, gram).T)
 
 
 def lengths(gram: Matrix) -> NDArray[np.float64]:
@@ -99,9 +97,9 @@ def squared_distances(gram: Matrix) -> Matrix:
     """Return |x_i - x_j|^2, (n, n)."""
     squares = np.diagonal(gram)
     sums = squares[:, None] + squares[None]
-    found = sums - 2 * gram
-    found[found < ROUNDING * sums] = 0.0
-    return found
+    distances = sums - 2 * gram
+    distances[distances < ROUNDING * sums] = 0.0
+    return distances
 
 
 def distances_to(gram: Matrix, point: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
@@ -112,10 +110,10 @@ def distances_to(gram: Matrix, point: NDArray[np.floating[Any]]) -> NDArray[np.f
         point: a, (n,).
     """
     along = gram @ point
-    squares, own = np.diagonal(gram), float(point @ along)
-    found = squares - 2 * along + own
-    found[found < ROUNDING * (squares + abs(own))] = 0.0
-    return np.sqrt(found)
+    squares, square = np.diagonal(gram), float(point @ along)
+    distances = squares - 2 * along + square
+    distances[distances < ROUNDING * (squares + abs(square))] = 0.0
+    return np.sqrt(distances)
 
 
 def nearest_neighbours(gram: Matrix, liars: int) -> Matrix:
@@ -123,12 +121,12 @@ def nearest_neighbours(gram: Matrix, liars: int) -> Matrix:
 
     Of vectors that are as near the first count.
     """
-    squares, kept = squared_distances(gram), len(gram) - liars
+    squares, count = squared_distances(gram), len(gram) - liars
     np.fill_diagonal(squares, -1.0)  # itself comes first
-    nearest = np.argsort(squares, axis=1, kind="stable")[:, :kept]
-    made = np.zeros_like(squares)
-    np.put_along_axis(made, nearest, 1.0 / kept, axis=1)
-    return made
+    nearest = np.argsort(squares, axis=1, kind="stable")[:, :count]
+    mixing = np.zeros_like(squares)
+    np.put_along_axis(mixing, nearest, 1.0 / count, axis=1)
+    return mixing
 
 
 def buckets(n: int, size: int, seed: int, round: int) -> Matrix:
@@ -141,22 +139,22 @@ def buckets(n: int, size: int, seed: int, round: int) -> Matrix:
         round: the round's number.
     """
     order = permutation(seed, Domain.BUCKETS, n, round)
-    made = np.zeros((-(-n // size), n))
-    for bucket, row in enumerate(made):
+    mixing = np.zeros((-(-n // size), n))
+    for bucket, row in enumerate(mixing):
         members = order[bucket * size : (bucket + 1) * size]
         row[members] = 1.0 / len(members)
-    return made
+    return mixing
 
 
 def adaptive_clipping(gram: Matrix, liars: int) -> Matrix:
     """Return ARC, (n, n), from the products of two vectors, where f of them are liars'."""
-    n, found = len(gram), lengths(gram)
+    n, norms = len(gram), lengths(gram)
     clipped = int(2 * liars / n * (n - liars))
-    bound = np.sort(found)[n - clipped - 1]
-    return np.diag(clipping(found, bound))
+    bound = np.sort(norms)[n - clipped - 1]
+    return np.diag(clipping(norms, bound))
 
 
-def clipping(found: Vector, bound: float | Literal["median"]) -> Vector:
+def clipping(norms: Vector, bound: float | Literal["median"]) -> Vector:
     """Return min(1, bound / length) for each length; the bound may be their median."""
-    bound = float(np.median(found)) if bound == "median" else bound
-    return np.minimum(1.0, bound / np.maximum(found, np.finfo(float).tiny))
+    bound = float(np.median(norms)) if bound == "median" else bound
+    return np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny))

@@ -39,18 +39,18 @@ class Krum(Geometric):
         squares = squared_distances(gram)
         # column 0 is a vector's distance to itself
         nearest = np.sort(squares, axis=1)[:, 1 : len(gram) - self.liars]
-        best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.wanted(len(gram))]
-        made = np.zeros(len(gram))
-        made[best] = 1.0 / len(best)
-        return made
+        best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.count_of_best(len(gram))]
+        coefficients = np.zeros(len(gram))
+        coefficients[best] = 1.0 / len(best)
+        return coefficients
 
-    def wanted(self, n: int) -> int:
+    def count_of_best(self, n: int) -> int:
         """Return the number of vectors, of n, that are chosen and averaged."""
         return 1
 
 
 class MultiKrum(Krum):
-    """Takes the mean of the m vectors with the least scores.
+    """Take the mean of the m vectors with the least scores.
 
     Args (besides those of `Krum`):
         chosen: m, how many vectors the outcome is the mean of; by default n - f.
@@ -67,5 +67,7 @@ class MultiKrum(Krum):
     def fewest(self) -> int:
         return max(super().fewest, 0 if self.chosen is None else self.chosen + self.liars)
 
-    def wanted(self, n: int) -> int:
-        return n - self.liars if self.chosen is None else self.chosen
+    def count_of_best(self, n: int) -> int:
+        if self.chosen is None:
+            return n - self.liars
+        return self.chosen

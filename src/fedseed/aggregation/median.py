@@ -56,7 +56,7 @@ class Mean(AggregationRule):
 
 
 class Median(Entrywise):
-    """Takes the plain median of each entry.
+    """Take the plain median of each entry.
 
     Of an even number of clients, the mean of the middle two.
 
@@ -77,7 +77,7 @@ class Median(Entrywise):
 
 
 class TrimmedMean(Entrywise):
-    """Takes the mean of each entry without its f least and f largest values.
+    """Take the mean of each entry without its f least and f largest values.
 
         (1 / (n - 2 f)) sum of the sorted values f + 1, ..., n - f of each entry
 
@@ -123,11 +123,11 @@ class GeometricMedian(Geometric):
     iterations: PositiveInt = 100
 
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        found = np.zeros(len(gram))
+        coefficients = np.zeros(len(gram))
         for _ in range(self.iterations):
-            before = found
-            found = 1.0 / np.maximum(self.smoothing, distances_to(gram, before))
-            found /= found.sum()
-            if np.abs(found - before).max() < _STILL:
+            last = coefficients
+            coefficients = 1.0 / np.maximum(self.smoothing, distances_to(gram, last))
+            coefficients /= coefficients.sum()
+            if np.abs(coefficients - last).max() < _STILL:
                 break
-        return found
+        return coefficients

@@ -1,7 +1,7 @@
-"""Does what robust rules have in common: says how many clients may lie, does what comes before,
-takes any length.
+"""The common part of robust rules: the number of possible liars, the steps before the rule, and
+vectors of any length.
 
-All of them count every client the same, since a client itself says how many examples it has.
+All of them count every client the same, since nobody can check how many examples a client has.
 
     G = X X^T                    where the clients' vectors are the rows of X; lengths and distances
     follow from it
@@ -12,7 +12,7 @@ All of them count every client the same, since a client itself says how many exa
 
 As G is n x n, a vector is gone through twice at most, some columns at a time, however long it is.
 Sums are taken in double precision, in BLAS' order, so that a coordinator on another machine may
-find other last bits. Nobody else computes them: everybody reads what the coordinator sends.
+get other last bits. Nobody else computes them: everybody reads the step that the coordinator sends.
 """
 
 from abc import abstractmethod
@@ -30,16 +30,16 @@ from fedseed.aggregation.base import (
     Past,
     Vector,
     check_vectors,
-    padded,
+    pad_vectors,
 )
 from fedseed.aggregation.geometry import (
     Matrix,
     adaptive_clipping,
-    applied,
+    apply_mixing,
     buckets,
     columns,
     gram_of,
-    mixed,
+    mix_gram,
     nearest_neighbours,
     with_rounding,
 )
@@ -82,23 +82,21 @@ class Robust(AggregationRule):
 
     @property
     def fewest(self) -> int:
-        """Return the number of vectors that the rule itself needs: more than twice the number of
-        possible liars.
-        """
+        """Return the number of vectors that the rule needs: more than twice that of liars."""
         return 2 * self.liars + 1
 
     @property
     def least(self) -> int:
-        """Return the number of answers that a round needs: "bucketing" leaves n / s vectors, and a
-        liar may spoil a bucket.
+        """Return the number of answers that a round needs.
+
+        "bucketing" leaves n / s vectors, and a liar may spoil a bucket.
         """
         least = self.fewest
         for step in reversed(self.before):
-            least = (
-                (least - 1) * self.bucket + 1
-                if step == "bucketing"
-                else max(least, 2 * self.liars + 1)
-            )
+            if step == "bucketing":
+                least = (least - 1) * self.bucket + 1
+            else:
+                least = max(least, 2 * self.liars + 1)
         return least
 
     @property
@@ -125,30 +123,34 @@ class Robust(AggregationRule):
 
         Goes through the vectors once for lengths and distances, and once for the outcome.
         """
-        n, known = len(weights), past.outcome if self.remembers else None
-        if problem := self.shortage(n):
+        n, past_outcome = len(weights), past.outcome if self.remembers else None
+        problem = self.shortage(n)
+        if problem:
             raise ValueError(problem)
         with_past = parts
         # beside the vectors, the shorter ones filled up with zeros
-        if known is not None:
+        if past_outcome is not None:
             with_past = Parts(
-                lambda: (padded((*part, last)) for part, last in zip(parts, known, strict=True))
+                lambda: (
+                    pad_vectors((*part, last))
+                    for part, last in zip(parts, past_outcome, strict=True)
+                )
             )
-        gram = gram_of(with_past, n + (known is not None)) if self.geometric else None
+        gram = gram_of(with_past, n + (past_outcome is not None)) if self.geometric else None
         noise = past.noise
         if gram is not None and noise is not None and noise.seed is not None:
             gram = with_rounding(gram, noise.seed)
         mixing = self._mixing(gram, n, past)
-        made = self._outcome(gram, mixing, known is not None)
+        outcome_of = self._outcome(gram, mixing, past_outcome is not None)
         past.next = []
         for part in with_past:
-            outcome, at = np.empty(len(part[0])), 0
+            outcome, position = np.empty(len(part[0])), 0
             for points in columns(part):
-                entries = made.values(points)
+                entries = outcome_of.values(points)
                 if noise is not None:
-                    entries = entries + noise.offset * made.magnitudes(points)
-                outcome[at : at + len(entries)] = entries
-                at += len(entries)
+                    entries = entries + noise.offset * outcome_of.magnitudes(points)
+                outcome[position : position + len(entries)] = entries
+                position += len(entries)
             if self.remembers:
                 past.next.append(outcome.astype(np.float32))
             yield outcome
@@ -158,12 +160,12 @@ class Robust(AggregationRule):
         total = np.eye(n)
         for step in self.before:
             if step == "bucketing":
-                made = buckets(len(total), self.bucket, past.seed, past.round)
+                step_matrix = buckets(len(total), self.bucket, past.seed, past.round)
             else:
                 assert gram is not None
                 step_of = nearest_neighbours if step == "nearest-neighbours" else adaptive_clipping
-                made = step_of(mixed(total, gram[:n, :n]), self.liars)
-            total = made @ total
+                step_matrix = step_of(mix_gram(total, gram[:n, :n]), self.liars)
+            total = step_matrix @ total
         return total
 
 
@@ -179,9 +181,9 @@ class Entrywise(Robust):
             # sums of whole numbers that nothing was done to are exact
             if not self.before and np.array_equal(points, np.rint(points)):
                 return np.zeros(points.shape[1])
-            return self.entries(applied(np.abs(mixing), np.abs(points)))
+            return self.entries(apply_mixing(np.abs(mixing), np.abs(points)))
 
-        return Outcome(lambda points: self.entries(applied(mixing, points)), magnitudes)
+        return Outcome(lambda points: self.entries(apply_mixing(mixing, points)), magnitudes)
 
 
 class Geometric(Robust):
@@ -195,7 +197,7 @@ class Geometric(Robust):
 
     @abstractmethod
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        """Return by how much each vector is multiplied in the outcome.
+        """Return the factor of each vector in the outcome.
 
         Args:
             gram: all products of two vectors, (n, n); with `past` the last vector is the last
@@ -208,7 +210,7 @@ class Geometric(Robust):
         whole = np.pad(mixing, (0, int(past)))
         if past:  # the last outcome stays as it is
             whole[-1, -1] = 1.0
-        shares = self.coefficients(mixed(whole, gram), past) @ whole
+        shares = self.coefficients(mix_gram(whole, gram), past) @ whole
         return Outcome(
             lambda points: shares @ points, lambda points: np.abs(shares) @ np.abs(points)
         )

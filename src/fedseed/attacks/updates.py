@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.methods import Method
-from fedseed.methods.payload import About, Payload
+from fedseed.methods.payload import DecodeContext, Payload
 from fedseed.randomness import Domain, permutation
 from fedseed.randomness.stream import words
 from fedseed.tasks.data import (
@@ -118,7 +118,7 @@ def _normal(drawn: NDArray[np.uint32], count: int) -> NDArray[np.float64]:
     return radius * np.cos(angle)
 
 
-def alone(honest: Any, kind: AttackKind, seed: int, client: int, about: About) -> Any:
+def alone(honest: Any, kind: AttackKind, seed: int, client: int, context: DecodeContext) -> Any:
     """Returns what a Byzantine client sends that knows nothing but its own update.
 
     Args:
@@ -126,17 +126,21 @@ def alone(honest: Any, kind: AttackKind, seed: int, client: int, about: About) -
         kind: one of `SINGLE`.
         seed: the run's seed, which with round and client decides what is drawn.
         client: the client's number.
-        about: what the update is read against.
+        context: what the update is read against.
     """
-    numbers, unit = honest.numbers(about), about.unit
-    drawn = words(seed, Domain.ATTACK, client, about.round << 20, -(-len(numbers) // 2)).reshape(-1)
+    numbers, unit = honest.numbers(context), context.unit
+    drawn = words(seed, Domain.ATTACK, client, context.round << 20, -(-len(numbers) // 2)).reshape(
+        -1
+    )
     if numbers.dtype == np.int8:
-        return honest.with_numbers(signs(kind, numbers, drawn), about)
+        return honest.with_numbers(signs(kind, numbers, drawn), context)
     if not honest.projections:
         deviation = RANDOM_TIMES * sqrt(float(np.square(numbers, dtype=np.float64).mean()))
-        return honest.with_numbers(scalars(kind, numbers, drawn, deviation), about)
+        return honest.with_numbers(scalars(kind, numbers, drawn, deviation), context)
     projections = (numbers / np.float64(unit)).astype(np.float32)
-    return honest.with_numbers((unit * scalars(kind, projections, drawn)).astype(np.float32), about)
+    return honest.with_numbers(
+        (unit * scalars(kind, projections, drawn)).astype(np.float32), context
+    )
 
 
 def attack_problem(method: Method, kind: AttackKind) -> str | None:

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def main() -> Any:
-    """Runs the command `fedseed`."""
+    """Run the command `fedseed`."""
     from fedseed.cli.app import main
 
     return main()

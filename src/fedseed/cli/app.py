@@ -180,7 +180,7 @@ class Commands(TyperGroup):
         return [*OWN, *sorted(entry_points(group=COMMANDS).names)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the list of commands from the table: none of them is imported."""
+        """Write the list of commands from the table: none of them is imported."""
         ctx.meta[LISTING] = True
         try:
             super().format_help(ctx, formatter)
@@ -188,7 +188,7 @@ class Commands(TyperGroup):
             del ctx.meta[LISTING]
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Returns completions of a command's name, from the table, too."""
+        """Return completions of a command's name, from the table, too."""
         ctx.meta[LISTING] = True
         try:
             return super().shell_complete(ctx, incomplete)
@@ -196,7 +196,7 @@ class Commands(TyperGroup):
             del ctx.meta[LISTING]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a command; its module is imported when the command is asked for, not to be
+        """Return a command; its module is imported when the command is asked for, not to be
         listed.
         """
         if cmd_name in OWN:
@@ -207,9 +207,9 @@ class Commands(TyperGroup):
             if find_spec(point.module.partition(".")[0]) is not None:
                 if LISTING in ctx.meta and IN_PAPERS.get(cmd_name):
                     return _listed(cmd_name, IN_PAPERS[cmd_name], "Papers")
-                found: Any = typer.main.get_command(point.load())
-                found.name, found.rich_help_panel = cmd_name, "Papers"
-                return found
+                command: Any = typer.main.get_command(point.load())
+                command.name, command.rich_help_panel = cmd_name, "Papers"
+                return command
         if cmd_name in IN_PAPERS:
             raise RecipeError(
                 f"fedseed {cmd_name} is a command of the package fedseed-papers: {PAPERS}"
@@ -223,25 +223,25 @@ def load_command(name: str) -> Any:
     Args:
         name: its name on the command line.
     """
-    own = OWN[name]
+    own_command = OWN[name]
     with waiting(f"fedseed {name}"):
-        thing = getattr(import_module(f"fedseed.cli.{own.module}"), own.function)
+        thing = getattr(import_module(f"fedseed.cli.{own_command.module}"), own_command.function)
     if not isinstance(thing, typer.Typer):
         single = typer.Typer(add_completion=False)
         single.command(name)(thing)
         thing = single
-    made: Any = typer.main.get_command(thing)
-    made.name, made.rich_help_panel = name, own.group
-    return made
+    command: Any = typer.main.get_command(thing)
+    command.name, command.rich_help_panel = name, own_command.group
+    return command
 
 
-def _listed(name: str, about: str, group: str) -> Any:
-    """Returns a command that can do nothing but stand in the list."""
+def _listed(name: str, help_text: str, group: str) -> Any:
+    """Return a command that can do nothing but stand in the list."""
     app = typer.Typer(add_completion=False)
-    app.command(name, help=about)(lambda: None)
-    made: Any = typer.main.get_command(app)
-    made.rich_help_panel = group
-    return made
+    app.command(name, help=help_text)(lambda: None)
+    command: Any = typer.main.get_command(app)
+    command.rich_help_panel = group
+    return command
 
 
 app = typer.Typer(
@@ -252,8 +252,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
         import fedseed
 
         print(f"fedseed {fedseed.__version__}")
@@ -273,7 +273,7 @@ def options(
         bool, typer.Option("--debug", help="Show a traceback if something fails.")
     ] = False,
 ) -> None:
-    """Takes the options that stand before the command."""
+    """Take the options that stand before the command."""
     if context.invoked_subcommand not in ("run", "join"):
         alone(f"fedseed {context.invoked_subcommand}")
     global _debug
@@ -284,7 +284,7 @@ _debug = False
 
 
 def main() -> None:
-    """Runs the command line; errors become one line and an exit code."""
+    """Run the command line; errors become one line and an exit code."""
     os.environ[COMMAND] = "1"
     try:
         # however it was started: completion goes by the name

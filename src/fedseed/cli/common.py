@@ -26,14 +26,14 @@ from fedseed.reports.progress import Screen
 from fedseed.text import clean
 
 if TYPE_CHECKING:
-    from fedseed.runs.recipe import Recipe
+    from fedseed.recipe.settings import Recipe
 
 console = Screen()
 
 
 def complete_recipes(incomplete: str) -> list[str]:
     """Return the packaged recipes, and the recipes in the folder, that a word may become."""
-    from fedseed.runs.packaged import packaged_recipes
+    from fedseed.recipe.packaged import packaged_recipes
 
     folder = Path(incomplete).parent
     with suppress(OSError):
@@ -44,10 +44,10 @@ def complete_recipes(incomplete: str) -> list[str]:
 
 def complete_keys(incomplete: str) -> list[str]:
     """Return the keys of recipes that a word may become."""
-    from fedseed.runs.keys import keys_of
-    from fedseed.runs.recipe import Recipe
+    from fedseed.recipe.keys import list_keys
+    from fedseed.recipe.settings import Recipe
 
-    return [key.key for key in keys_of(Recipe) if key.key.startswith(incomplete)]
+    return [key.key for key in list_keys(Recipe) if key.key.startswith(incomplete)]
 
 
 def complete_settings(incomplete: str) -> list[str]:
@@ -70,7 +70,7 @@ JsonOption = Annotated[
 
 
 def _load_plugins(context: typer.Context, sources: list[str] | None) -> list[str] | None:
-    """Loads plug-ins as the command line is read, so that a command has nothing to do for them."""
+    """Load plug-ins as the command line is read, so that a command has nothing to do for them."""
     for source in [] if context.resilient_parsing else sources or []:
         load_plugin(source)
     return sources
@@ -133,26 +133,31 @@ class Reading:
 
     @property
     def plugins(self) -> list[str]:
-        """Returns files and modules to load first."""
+        """Return files and modules to load first."""
         return self.plugin or []
 
-    def read(self, recipe: str, *more: str, here: bool = False) -> "Recipe":
-        """Returns a recipe with all changes, and some more. Raises RecipeError.
+    def read_recipe(self, recipe: str, *extra_changes: str, check_paths: bool = False) -> "Recipe":
+        """Return a recipe with all changes, and some more. Raises RecipeError.
 
         Args:
             recipe: a file, or the name of a packaged one.
-            more: further changes.
-            here: raise it also if the data or the base is not there: at once, before torch is
-                imported.
+            extra_changes: further changes.
+            check_paths: also raise it if the data or the base is missing, before torch is imported.
         """
         with waiting(f"reading {recipe}"):
-            from fedseed.runs.recipe import read_recipe
+            from fedseed.recipe.reading import read_recipe
 
-            checked = read_recipe(recipe, [*self.changes, *more], self.plugins, self.trust_plugins)
-            if here and not checked.of_parties:
+            checked = read_recipe(
+                recipe, [*self.changes, *extra_changes], self.plugins, self.trust_plugins
+            )
+            if check_paths and not checked.of_parties:
                 checked.task.client_names()
         base = checked.model.base
-        if here and base.startswith((".", "/", "~")) and not Path(base).expanduser().is_dir():
+        if (
+            check_paths
+            and base.startswith((".", "/", "~"))
+            and not Path(base).expanduser().is_dir()
+        ):
             raise RecipeError(
                 f'model.base = "{base}": there is no such folder; give one, or a name (fedseed '
                 "list models)"
@@ -206,8 +211,8 @@ class Running:
         typer.Option(
             min=1,
             help="Deal a round's clients to so many processes on this machine: one for each "
-            "GPU, or a share of the "
-            "cores each. The results are those of one process with as many --threads.",
+            "GPU, or a share of the cores each. The results are those of one process with as many "
+            "--threads.",
         ),
     ] = None
     ray: Annotated[
@@ -233,13 +238,15 @@ class Telling:
         """Return the console for people's messages: standard error with --json, nothing with
         --quiet.
         """
-        return (
-            Screen(quiet=True) if self.quiet else Screen(stderr=True) if self.as_json else console
-        )
+        if self.quiet:
+            return Screen(quiet=True)
+        if self.as_json:
+            return Screen(stderr=True)
+        return console
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command for typer in which each parameter that is a data class stands for options,
+    """Return a command for typer in which each parameter that is a data class stands for options,
     one for each field.
 
     Args:
@@ -249,31 +256,30 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {
         n: p.annotation for n, p in signature.parameters.items() if is_dataclass(p.annotation)
     }
-    shown: list[inspect.Parameter] = []
+    parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        own = (
-            inspect.signature(groups[name], eval_str=True).parameters.values()
-            if name in groups
-            else [parameter]
-        )
-        shown += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        if name in groups:
+            options = list(inspect.signature(groups[name], eval_str=True).parameters.values())
+        else:
+            options = [parameter]
+        parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options]
 
     @wraps(command)
-    def called(**given: Any) -> None:
-        made = {
-            name: kind(**{f.name: given.pop(f.name) for f in fields(kind)})
+    def called(**values: Any) -> None:
+        group_values = {
+            name: kind(**{f.name: values.pop(f.name) for f in fields(kind)})
             for name, kind in groups.items()
         }
-        command(**given, **made)
+        command(**values, **group_values)
 
-    called.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    called.__annotations__ = {p.name: p.annotation for p in shown}
+    called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
     return called
 
 
 @contextmanager
 def interruptible(resume: str = "") -> Iterator[None]:
-    """Ends a run on Ctrl-C with one line that says how it goes on, and exit code 130.
+    """End a run on Ctrl-C with exit code 130 and one line with the command that goes on.
 
     Args:
         resume: the option that the same command needs to go on; "": none.
@@ -281,16 +287,16 @@ def interruptible(resume: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        given = [word for word in sys.argv[1:] if word != "--fresh"]  # which would begin again
-        words = ["fedseed", *given, *([resume] if resume and resume not in given else [])]
+        arguments = [word for word in sys.argv[1:] if word != "--fresh"]  # which would begin again
+        words = ["fedseed", *arguments, *([resume] if resume and resume not in arguments else [])]
         print(f"fedseed: interrupted; it goes on with: {shlex.join(words)}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
 @contextmanager
 def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..., None]]:
-    """Shows a bar for a replay: what is handed out is told the number of each step that is applied,
-    and of how many.
+    """Show a bar for a replay; call the function that is yielded with the number of each step that
+    is applied, and the number of all steps.
     """
     if count is not None and not console.is_terminal:
         console.print(f"replaying {plural(count, 'step')}", highlight=False)
@@ -310,7 +316,7 @@ def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..
 
 
 def say(text: str, screen: Console | None = None) -> None:
-    """Prints a line as it is, so that it can be pasted.
+    """Print a line as it is, so that it can be pasted.
 
     On standard output unless another console is given.
     """
@@ -338,7 +344,9 @@ def end_if_diverged(summaries: Mapping[str, Mapping[str, Any]]) -> None:
         if failure is None or summary.get("attack") is not None:
             continue
         diverged = True
-        run = f"{name}: the run" if name else "the run"
+        run = "the run"
+        if name:
+            run = f"{name}: the run"
         text = (
             f"fedseed: {run} has diverged since round {failure['round']}: {failure['reason']}; "
             f"{failure['advice']}"
@@ -349,5 +357,5 @@ def end_if_diverged(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def answer(result: Any) -> None:
-    """Prints a result for `--json`: the only thing on standard output."""
+    """Print a result for `--json`: the only thing on standard output."""
     typer.echo(json.dumps(result, indent=2))

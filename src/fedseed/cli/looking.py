@@ -2,7 +2,6 @@
 before a run.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
@@ -33,7 +32,7 @@ from fedseed.errors import FedseedError, RecipeError, StorageError
 from fedseed.registry import Registry
 
 if TYPE_CHECKING:
-    from fedseed.runs.keys import Key
+    from fedseed.recipe.keys import Key
 
 # a column of a list in a file; a longer cell moves what comes after it
 WIDEST = 60
@@ -79,33 +78,45 @@ def new(
 
     The recipe runs as it is.
     """
+    from fedseed.methods.ferret import OVERHEAD, Ferret
+
     template = Path(str(files("fedseed") / "cli" / "template"))
-    there = (
+    template_files = (
         path
         for path in sorted(template.rglob("*"))
         if path.is_file() and not path.name.startswith((".", "_"))
     )
-    parts = [path.relative_to(template) for path in there]
-    if taken := [str(folder / part) for part in parts if (folder / part).exists()]:
+    parts = [path.relative_to(template) for path in template_files]
+    existing = [str(folder / part) for part in parts if (folder / part).exists()]
+    if existing:
         raise FedseedError(
-            f"{', '.join(taken)}: there already; choose another folder: fedseed new DIR"
+            f"{', '.join(existing)}: there already; choose another folder: fedseed new DIR"
         )
-    if re.fullmatch(r"[\d.]+ ?[kM]?B?", size) is None:
-        raise RecipeError(f"--bytes {size}: write 28kB, 1.5MB or a number of bytes")
-    value = size if size.isdigit() else f'"{size}"'
+    value: int | str = size
+    if size.isdigit():
+        value = int(size)
+    try:
+        Ferret(bytes=value)
+    except ValueError as error:
+        raise RecipeError(
+            f"--bytes {size}: write 28kB, 1.5MB or a number of bytes, {OVERHEAD + 1} at least"
+        ) from error
+    toml_value = size if size.isdigit() else f'"{size}"'
     try:
         for part in parts:
             (folder / part).parent.mkdir(parents=True, exist_ok=True)
             text = (template / part).read_text(encoding="utf-8")
             (folder / part).write_text(
-                text.replace('bytes = "28kB"', f"bytes = {value}"), encoding="utf-8"
+                text.replace('bytes = "28kB"', f"bytes = {toml_value}"), encoding="utf-8"
             )
     except OSError as error:
         raise StorageError(f"{error.filename}: can't be written: {error.strerror}") from error
     for part in parts:
         say(f"  {folder / part}")
-    where = "" if folder == Path() else f"cd {folder} && "
-    say(f"Next: {where}fedseed run recipe.toml")
+    change_folder = f"cd {folder} && "
+    if folder == Path():
+        change_folder = ""
+    say(f"Next: {change_folder}fedseed run recipe.toml")
 
 
 def explain(
@@ -121,12 +132,12 @@ def explain(
 ) -> None:
     """Say what a recipe's key means: type, default, and which methods or tasks have it."""
     with waiting("reading the keys of recipes"):
-        from fedseed.runs.keys import find_keys, keys_of, near_key
-        from fedseed.runs.recipe import Recipe
+        from fedseed.recipe.keys import find_keys, list_keys, near_key
+        from fedseed.recipe.settings import Recipe
 
-        keys = keys_of(Recipe)
-    found = find_keys(keys, key)
-    if not found:
+        keys = list_keys(Recipe)
+    matches = find_keys(keys, key)
+    if not matches:
         hint = near_key(keys, key)
         raise RecipeError(
             f"{key}: no recipe has such a key; {hint + ' ' if hint else ''}`fedseed list keys` has "
@@ -135,47 +146,55 @@ def explain(
     if as_json:
         answer(
             [
-                {"key": k.key, "type": k.kind, "default": k.default, "about": k.about, "of": k.of}
-                for k in found
+                {
+                    "key": k.key,
+                    "type": k.kind,
+                    "default": k.default,
+                    "about": k.meaning,
+                    "of": k.owners,
+                }
+                for k in matches
             ]
         )
         return
-    explained, inside = _split_table(found, key)
+    explained, inside = _split_table(matches, key)
     for number, one in enumerate(explained):
         console.print(
             Text(f"{one.key}" if number == 0 else f"\n{one.key}", style="bold"), soft_wrap=True
         )
-        say(f"  {one.about}")
-        default = one.default if " " in one.default else f"default {one.default}"
+        say(f"  {one.meaning}")
+        default = f"default {one.default}"
+        if " " in one.default:
+            default = one.default
         say(f"  {one.kind}; {default}")
-        if one.of:
-            say(f"  of {', '.join(one.of)}")
+        if one.owners:
+            say(f"  of {', '.join(one.owners)}")
     if inside:
         say(f"\nIts keys, each of which `fedseed explain` explains: {', '.join(inside)}")
 
 
-def _split_table(found: Sequence["Key"], word: str) -> tuple[Sequence["Key"], list[str]]:
+def _split_table(matches: Sequence["Key"], word: str) -> tuple[Sequence["Key"], list[str]]:
     """Return the keys to explain, and the names of the others where a table was asked for.
 
     Of a table whose name or kind decides what it is, that key is explained; of another one, none.
 
     Args:
-        found: the keys that a word means.
+        matches: the keys that a word means.
         word: what was asked for.
     """
     word = word.strip().strip("[]")
     tables = (f"{word}.", f"{word}[].")
-    if len(found) == 1 or not all(
-        key.key.startswith(tables) or f".{word}." in key.key for key in found
+    if len(matches) == 1 or not all(
+        key.key.startswith(tables) or f".{word}." in key.key for key in matches
     ):
-        return found, []
+        return matches, []
     choosers = [
         key
-        for key in found
+        for key in matches
         if key.key.rpartition(".")[2] in TAGS
         and f".{key.key.rpartition('.')[0].removesuffix('[]')}".endswith(f".{word}")
     ][:1]
-    names = dict.fromkeys(key.key for key in found if key not in choosers)
+    names = dict.fromkeys(key.key for key in matches if key not in choosers)
     return choosers, list(names)
 
 
@@ -193,45 +212,46 @@ def preview(
 
     Needs the data and the tokenizer, no weights.
     """
-    checked = reading.read(recipe, here=True)
+    checked = reading.read_recipe(recipe, check_paths=True)
     with waiting("making tokens of the examples"):
         from fedseed.runs.preview import preview as look  # torch from here on
 
-        found, notes = look(checked, client, examples)
+        shown_examples, notes = look(checked, client, examples)
     for line in notes:
         say(line)
-    for shown in found:
-        console.print(shown.title, style="bold", highlight=False, soft_wrap=True)
-        if shown.pieces:
-            console.print(_tokens_text(shown.pieces, console.is_terminal), soft_wrap=True)
-        if shown.note:
-            say(shown.note)
+    for example in shown_examples:
+        console.print(example.title, style="bold", highlight=False, soft_wrap=True)
+        if example.pieces:
+            console.print(_tokens_text(example.pieces, console.is_terminal), soft_wrap=True)
+        if example.note:
+            say(example.note)
         console.print()
-    if found:
-        how = (
-            "green counts for the loss"
-            if console.is_terminal
-            else "[[...]] counts for the loss, | ends a token"
-        )
-        console.print(f"{how}; ⏎ is a line's end", highlight=False)
+    if shown_examples:
+        legend = "[[...]] counts for the loss, | ends a token"
+        if console.is_terminal:
+            legend = "green counts for the loss"
+        console.print(f"{legend}; ⏎ is a line's end", highlight=False)
 
 
 def _tokens_text(pieces: Sequence[tuple[str, bool]], coloured: bool) -> Text:
-    """Returns tokens in a row, those that count marked: by colours, or by `[[`, `]]` around them
+    """Return tokens in a row, those that count marked: by colours, or by `[[`, `]]` around them
     and `|` between.
     """
-    made, before = Text(), False
-    for at, (text, learnt) in enumerate(pieces):
-        seen, end = text.replace("\n", "⏎"), "\n" if text.endswith("\n") else ""
+    text_out, is_marked = Text(), False
+    for number, (text, learnt) in enumerate(pieces):
+        visible, end = text.replace("\n", "⏎"), "\n" if text.endswith("\n") else ""
         if coloured:
-            made.append(seen, (LEARNT if learnt else OTHER)[at % 2])
+            text_out.append(visible, (LEARNT if learnt else OTHER)[number % 2])
         else:
-            made.append(
-                (("|" if at else "") if before == learnt else "[[" if learnt else "]]") + seen
+            text_out.append(
+                (("|" if number else "") if is_marked == learnt else "[[" if learnt else "]]")
+                + visible
             )
-            before = learnt
-        made.append(end)
-    return made.append("]]") if before else made
+            is_marked = learnt
+        text_out.append(end)
+    if is_marked:
+        return text_out.append("]]")
+    return text_out
 
 
 @grouped
@@ -256,72 +276,81 @@ def bench(
     """Say what a recipe will cost on this machine: seconds by phase, bytes and memory, from one
     round of it.
     """
-    shown, checked = Telling(as_json).screen(), reading.read(recipe, here=not memory_only)
+    screen, checked = (
+        Telling(as_json).screen(),
+        reading.read_recipe(recipe, check_paths=not memory_only),
+    )
     with waiting("reckoning the memory"):
         # torch from here on
         from fedseed.experiments.bench import cost_table, fits, measure, memory_table, reckon
         from fedseed.models.loading import has_weights
 
         memory = reckon(checked, tokens)
-    enough, said = fits(memory, checked.model.device)
-    shown.print(*memory_table(memory), said, sep="\n", highlight=False)
+    enough, verdict_text = fits(memory, checked.model.device)
+    screen.print(*memory_table(memory), verdict_text, sep="\n", highlight=False)
     untimed, cost = None, None
     if memory_only:
         untimed = "--memory"
     elif not has_weights(checked.model.base):
         untimed = f"{checked.model.base} is a configuration without weights"
-        shown.print(f"Nothing was timed: {untimed}.", highlight=False)
+        screen.print(f"Nothing was timed: {untimed}.", highlight=False)
     elif not enough:
         untimed = "for want of memory"
-        shown.print(f"Nothing was timed, {untimed}.", highlight=False)
+        screen.print(f"Nothing was timed, {untimed}.", highlight=False)
     else:
-        with shown.status("running one round, shortened"):
+        with screen.status("running one round, shortened"):
             cost = measure(checked)
-        shown.print(*cost_table(cost), sep="\n", highlight=False)
+        screen.print(*cost_table(cost), sep="\n", highlight=False)
     if as_json:
         reckoned = {**asdict(memory), "total": memory.total, "fits": enough}
-        timed = None if cost is None else {**asdict(cost), "total_seconds": cost.total}
+        timed = None
+        if cost is not None:
+            timed = {**asdict(cost), "total_seconds": cost.total}
         answer({"memory": reckoned, "measured": timed, "untimed": untimed})
 
 
 @grouped
 def partition(
     recipe: RecipeArgument,
-    out: Annotated[Path | None, typer.Option(help="PNG file: a picture of who holds what.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--out", help="PNG file: a picture of who holds what.")
+    ] = None,
     as_json: JsonOption = False,
     *,
     reading: Reading,
 ) -> None:
     """Say who holds what: each client's examples by label. Needs the data, no model."""
-    task = reading.read(recipe).task
-    if out is not None and out.suffix != ".png":
-        raise RecipeError(f"--out {out}: the picture is a .png file")
+    task = reading.read_recipe(recipe).task
+    if picture is not None and picture.suffix != ".png":
+        raise RecipeError(f"--out {picture}: the picture is a .png file")
     with waiting("reading the data"):
         from fedseed.reports.partition import partition_statistics, partition_table
 
         data = task.load()
-        held = partition_statistics(data)
-    shown = Telling(as_json).screen()
-    shown.print(*partition_table(held), *data.notes, sep="\n", highlight=False)
-    if out is not None:
+        statistics = partition_statistics(data)
+    screen = Telling(as_json).screen()
+    screen.print(*partition_table(statistics), *data.notes, sep="\n", highlight=False)
+    if picture is not None:
         from fedseed.reports.plots import draw_partition  # Matplotlib takes a second to import
 
-        out.parent.mkdir(parents=True, exist_ok=True)
-        title, dealt = str(task.name), getattr(task, "partition", None)
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        title, dealing = str(task.name), getattr(task, "partition", None)
         # for example "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"
-        if dealt is not None:
-            chosen = [
+        if dealing is not None:
+            settings = [
                 f"{key} = {value}"
-                for key, value in dealt.model_dump(exclude={"kind"}).items()
+                for key, value in dealing.model_dump(exclude={"kind"}).items()
                 if value != []
             ]
-            title += f", {dealt.kind}" + ": " * bool(chosen) + ", ".join(chosen)
-        draw_partition(held, title, out)
-        shown.print(f"Picture: {out}")
+            title += f", {dealing.kind}"
+            if settings:
+                title += f": {', '.join(settings)}"
+        draw_partition(statistics, title, picture)
+        screen.print(f"Picture: {picture}")
     if as_json:
-        rows = zip(held.clients, held.counts.tolist(), strict=True)
-        clients = {name: dict(zip(held.labels, row, strict=True)) for name, row in rows}
-        answer({"clients": clients, "skew": held.skew, "notes": list(data.notes)})
+        rows = zip(statistics.clients, statistics.counts.tolist(), strict=True)
+        clients = {name: dict(zip(statistics.labels, row, strict=True)) for name, row in rows}
+        answer({"clients": clients, "skew": statistics.skew, "notes": list(data.notes)})
 
 
 def list_(
@@ -365,7 +394,7 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Returns rows of texts, and a line for each entry point that is broken.
+    """Return rows of texts, and a line for each entry point that is broken.
 
     Only what they are about is imported.
     """
@@ -374,13 +403,13 @@ def _listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
             return ROWS[what](), []
         registry: Registry[Any] = import_module(ROOMS[what]).REGISTRY
         rows: list[tuple[str, ...]] = []
-        # what it says of itself, or the first line of its docstring
+        # its own description, or the first line of its docstring
         for name, thing, origin in registry.entries():
-            about = (
+            description = (
                 getattr(thing, "about", None) or (thing.__doc__ or "").strip().partition("\n")[0]
             )
-            rows.append((name, str(about), origin))
-        return rows, [f"{name}: {why}" for name, why in registry.broken().items()]
+            rows.append((name, str(description), origin))
+        return rows, [f"{name}: {reason}" for name, reason in registry.broken().items()]
 
 
 def _rows_of_bases() -> list[tuple[str, ...]]:
@@ -392,24 +421,24 @@ def _rows_of_bases() -> list[tuple[str, ...]]:
 def _rows_of_models() -> list[tuple[str, ...]]:
     from fedseed.models import PACKAGED
 
-    return [(name, about, "comes with fedseed") for name, about in PACKAGED.items()]
+    return [(name, description, "comes with fedseed") for name, description in PACKAGED.items()]
 
 
 def _rows_of_keys() -> list[tuple[str, ...]]:
-    from fedseed.runs.keys import keys_of
-    from fedseed.runs.recipe import Recipe
+    from fedseed.recipe.keys import list_keys
+    from fedseed.recipe.settings import Recipe
 
-    return [(key.key, key.kind, key.default, ", ".join(key.of)) for key in keys_of(Recipe)]
+    return [(key.key, key.kind, key.default, ", ".join(key.owners)) for key in list_keys(Recipe)]
 
 
 def _rows_of_sweeps() -> list[tuple[str, ...]]:
-    from fedseed.runs.packaged import packaged_sweeps, titles
+    from fedseed.recipe.packaged import packaged_sweeps, titles
 
     return [*titles(packaged_sweeps())]
 
 
 def _rows_of_recipes() -> list[tuple[str, ...]]:
-    from fedseed.runs.packaged import packaged_recipes, titles
+    from fedseed.recipe.packaged import packaged_recipes, titles
 
     return [*titles(packaged_recipes())]
 

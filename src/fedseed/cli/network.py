@@ -39,6 +39,8 @@ from fedseed.federation.protocol import list_names
 from fedseed.metrics import metric_of, metric_title, shown_metrics
 from fedseed.orbit import Orbit
 from fedseed.processes import alone
+from fedseed.recipe.reading import read_recipe, read_toml
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Shown
 from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import read_summary
@@ -47,7 +49,6 @@ from fedseed.runs.answers import FILE, read_answers
 from fedseed.runs.ending import read_ending
 from fedseed.runs.folder import compare_recipes
 from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe, read_recipe, read_toml
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport
@@ -63,7 +64,7 @@ CaOption = Annotated[Path | None, typer.Option("--ca", help="File with the certi
 # keys of a site's file (`join --local`)
 SITE_PATHS = ("out", "data", "evaluation_file", "identity", "account", "key", "ca")
 SITE_WORDS = ("client", "evaluation", "budget", "device", "nats", "run")
-# in which a client's process says how far it is, where it has no terminal
+# in which a client's process reports its progress, where it has no terminal
 JOIN_LINES = 10
 
 
@@ -106,7 +107,7 @@ class Figures:
     ] = "127.0.0.1"
 
     def serve(self) -> AbstractContextManager[Exporter | None]:
-        """Serves the figures as long as the block lasts; None: nobody asked for them."""
+        """Serve the figures as long as the block lasts; None: nobody asked for them."""
         if self.metrics_port is None:
             return nullcontext()
         exporter = Exporter(self.metrics_port, self.metrics_host)
@@ -154,27 +155,27 @@ class Starting:
             return
         from fedseed.transport.nats_server import DEFAULT_LISTEN, OwnServer
 
-        own = OwnServer(folder.with_name(f"{folder.name}-server"), self.listen or DEFAULT_LISTEN)
+        server = OwnServer(folder.with_name(f"{folder.name}-server"), self.listen or DEFAULT_LISTEN)
         try:
-            version = ".".join(map(str, own.version))
-            say(f"nats-server {version} at {own.url}: clients join with --nats {own.url}")
-            if own.is_open_to_others:
+            version = ".".join(map(str, server.version))
+            say(f"nats-server {version} at {server.url}: clients join with --nats {server.url}")
+            if server.is_open_to_others:
                 say(
                     "  others can reach it, and nothing is encrypted or signed: whoever reaches it "
                     "can take part. `fedseed keys` makes what a real federation needs"
                 )
-            yield own
-            own.wait_until_left(lambda text: say(f"  {text}"))
-            say(f"who comes later needs the server: {own.program} -c {own.config}")
+            yield server
+            server.wait_until_left(lambda text: say(f"  {text}"))
+            say(f"who comes later needs the server: {server.program} -c {server.config}")
         finally:
-            own.stop()
+            server.stop()
 
 
 @grouped
 def serve(
     recipe: RecipeArgument,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the run's files. Default: runs/RUN.")
+    run_folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the run's files. Default: runs/RUN.")
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Delete a run of this name from the server first.")
@@ -187,9 +188,9 @@ def serve(
 ) -> None:
     """Coordinate a federation over NATS; start it again to go on after an interruption."""
     starting.check(reaching)
-    checked = reading.read(recipe)
+    checked = reading.read_recipe(recipe)
     name = run_name(checked, recipe, reaching.run)
-    folder = out or Path("runs") / name
+    folder = run_folder or Path("runs") / name
     if (folder / "summary.json").exists():
         if (folder / "recipe.toml").exists():
             compare_recipes(folder, checked.to_toml(), extensible=False)
@@ -198,15 +199,16 @@ def serve(
     else:
         map_large()
         collect_rarely()
-        with interruptible(), figures.serve() as exporter, starting.start(folder) as own:
-            reach = reaching.reach(checked, "coordinator") if own is None else Access(own.url)
+        with interruptible(), figures.serve() as exporter, starting.start(folder) as server:
+            reach = reaching.reach(checked, "coordinator") if server is None else Access(server.url)
             way = transport(reach, name)
             summary = coordinate(
                 checked, name, way, folder, fresh, Shown(console), exporter
             ).summary
     for line in by_client(summary):
         say(line)
-    if spent := summary.get("privacy"):
+    spent = summary.get("privacy")
+    if spent:
         say(f"privacy spent: {privacy_spent(spent)}")
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {folder}")
@@ -222,23 +224,24 @@ def read_site(file: Path) -> dict[str, Any]:
         RecipeError: it can't be read, has a key that is not one of these options, or lacks a path
             where one is expected.
     """
-    said, known = read_toml(file, "--local "), (*SITE_PATHS, *SITE_WORDS)
-    for key, value in said.items():
-        if key not in known:
+    table, allowed = read_toml(file, "--local "), (*SITE_PATHS, *SITE_WORDS)
+    for key, value in table.items():
+        if key not in allowed:
             raise RecipeError(
-                f"--local {file}: {key} = {value!r}: unknown key; allowed here: {', '.join(known)}"
+                f"--local {file}: {key} = {value!r}: unknown key; allowed here: "
+                f"{', '.join(allowed)}"
             )
         if key in SITE_PATHS:
             if not isinstance(value, str):
                 raise RecipeError(f"--local {file}: {key} = {value!r}: a path is expected")
-            said[key] = str(file.parent / Path(value).expanduser())
-    return (
-        said if isinstance(said.get("client", []), list) else {**said, "client": [said["client"]]}
-    )
+            table[key] = str(file.parent / Path(value).expanduser())
+    if isinstance(table.get("client", []), list):
+        return table
+    return {**table, "client": [table["client"]]}
 
 
 def _take_site(context: typer.Context, file: Path | None) -> Path | None:
-    """Lets a site's file say what the command line leaves out."""
+    """Let a site's file say what the command line leaves out."""
     if file is not None and not context.resilient_parsing:
         context.default_map = read_site(file)
     return file
@@ -303,7 +306,7 @@ class Site:
 
 
 def _check_there(*paths: Path | None) -> None:
-    """Raises RecipeError if a file or folder is not there: said at once, before torch is
+    """Raise RecipeError if a file or folder is not there: said at once, before torch is
     imported.
     """
     for path in paths:
@@ -320,34 +323,42 @@ def join(
         raise RecipeError(
             'join: say for whom with --client NAME (repeatable; --client "*": for all)'
         )
-    checked = reading.read(recipe)
+    checked = reading.read_recipe(recipe)
     if checked.of_parties:
         _check_there(site.data, site.evaluation_file)
     name = run_name(checked, recipe, reaching.run)
-    own = OwnData(site.data, site.evaluation_file, site.evaluation)
+    own_data = OwnData(site.data, site.evaluation_file, site.evaluation)
     way = transport(reaching.reach(checked, site.client[0]), name)
     if site.out is not None:
         alone("--out")
     # torch from here on
-    from fedseed.runs.joining import Loading, SiteAccount, joining, keep, orbit_place
+    from fedseed.runs.joining import (
+        Loading,
+        SiteAccount,
+        make_client,
+        prepare_orbit_file,
+        save_model,
+    )
 
-    orbit = None if site.out is None else orbit_place(site.out)
+    orbit = None
+    if site.out is not None:
+        orbit = prepare_orbit_file(site.out)
     with interruptible():
-        shown = Shown(console, JOIN_LINES)
+        progress = Shown(console, JOIN_LINES)
         load = Loading(
             checked,
             site.client,
-            shown,
-            None if own == OwnData() else own,
+            progress,
+            None if own_data == OwnData() else own_data,
             site.identity,
             SiteAccount(site.account, site.budget),
         )
-        process = joining(load, name, way, orbit)
+        process = make_client(load, name, way, orbit)
         digest = process.run()
     say(f"the run {name} is over: {process.last_step} rounds")
     console.print(f"weights digest: {digest}", highlight=False)
     if site.out is not None:
-        keep(process, digest, site.out)
+        save_model(process, digest, site.out)
         say(f"Model: {site.out}")
 
 
@@ -367,11 +378,11 @@ def status(
     if watch:
         follow(lambda: asyncio.run(ask(reach, name)), console, every, as_json)
         return
-    about = asyncio.run(ask(reach, name))
+    run_status = asyncio.run(ask(reach, name))
     if as_json:
-        console.print_json(json.dumps(about))
+        console.print_json(json.dumps(run_status))
         return
-    for line in describe(about):
+    for line in describe(run_status):
         say(line)
 
 
@@ -379,8 +390,11 @@ def keys(
     run: Annotated[
         str, typer.Argument(help="The run's name on the server; or its recipe, a TOML file.")
     ],
-    out: Annotated[
-        Path, typer.Option(help="Folder for the keys and the server's configuration; must be new.")
+    folder: Annotated[
+        Path,
+        typer.Option(
+            "--out", help="Folder for the keys and the server's configuration; must be new."
+        ),
     ],
     client: Annotated[
         list[str] | None,
@@ -398,7 +412,7 @@ def keys(
     days: Annotated[
         int, typer.Option(help="How long the certificate is valid, from 1 to 36500.")
     ] = 365,
-    named: Annotated[
+    names: Annotated[
         str | None,
         typer.Option("--run", help="With a recipe: the run's name. Default: the recipe's."),
     ] = None,
@@ -411,7 +425,7 @@ def keys(
     name, recipe, own_data, clients = run, "recipe.toml", False, client
     if Path(run).suffix == ".toml":
         checked = read_recipe(run)
-        name, recipe, own_data = run_name(checked, run, named), run, checked.of_parties
+        name, recipe, own_data = run_name(checked, run, names), run, checked.of_parties
         clients = client or checked.federation.clients
     if not clients:
         raise RecipeError(
@@ -419,7 +433,7 @@ def keys(
             "federation.clients"
         )
     hosts = host or ["localhost", "127.0.0.1"]
-    for line in make(check_run(name), out, clients, hosts, port, days, recipe, own_data):
+    for line in make(check_run(name), folder, clients, hosts, port, days, recipe, own_data):
         say(line)
 
 
@@ -454,7 +468,7 @@ def verify(
         raise RecipeError(f'--sample {sample}: a whole number above 0, or "all"')
     _check_there(run, data)
     screen = Telling(as_json).screen()
-    recipe = reading.read(str(run / "recipe.toml"))
+    recipe = reading.read_recipe(str(run / "recipe.toml"))
     ending = read_ending(run)
     orbit, answers = Orbit.open(run / "model.orbit"), read_answers(run / FILE)
     if ending is not None and ending.round > orbit.last:
@@ -465,45 +479,46 @@ def verify(
     from fedseed.runs.joining import Loading  # torch from here on
     from fedseed.runs.verification import verify as verified
 
-    hosted = Loading(recipe, client, own=None if data is None else OwnData(data))()
-    drawn = secrets.randbits(63) if seed is None else seed
+    hosted = Loading(recipe, client, own_data=None if data is None else OwnData(data))()
+    if seed is None:
+        seed = secrets.randbits(63)
     with stepping(screen, orbit.last) as tell:
-        spec = RunSpec.of(recipe, per_round=recipe.federation.count(len(answers.names)))
-        found = verified(
+        spec = RunSpec.from_recipe(recipe, per_round=recipe.federation.count(len(answers.names)))
+        result = verified(
             orbit,
             answers,
             spec,
             hosted,
             None if sample == "all" else int(sample),
-            drawn,
+            seed,
             lambda number: tell(number, orbit.last),
         )
     if as_json:
-        answer({**vars(found), "checked": list(map(vars, found.checked)), "seed": drawn})
+        answer({**vars(result), "checked": list(map(vars, result.checked)), "seed": seed})
     else:
-        _show(found, hosted.items, drawn, screen)
-    if ending is not None and ending.over and ending.digest not in (None, found.digest):
+        _show(result, hosted.items, seed, screen)
+    if ending is not None and ending.is_final and ending.digest not in (None, result.digest):
         raise FedseedError(
             f"{ending.file} says that the run ended with the digest {ending.digest}, and the log "
-            f"ends with {found.digest}: one of the two is another run's, or was altered"
+            f"ends with {result.digest}: one of the two is another run's, or was altered"
         )
-    if not found.proven:
+    if not result.proven:
         raise typer.Exit(1)
 
 
-def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
-    known = found.steps - len(found.missing)
+def _show(result: Any, names: Any, seed: int, screen: Any) -> None:
+    judged = result.steps - len(result.missing)
     say(
-        f"{known - len(found.unlike):,} of {plural(found.steps, 'step')} follow from the answers "
-        "on record",
+        f"{judged - len(result.unlike):,} of {plural(result.steps, 'step')} follow from the "
+        "answers on record",
         screen,
     )
-    for rounds, what in (
-        (found.unlike, "do not"),
-        (found.missing, "can't be judged: no answers are on record"),
+    for rounds, outcome in (
+        (result.unlike, "do not"),
+        (result.missing, "can't be judged: no answers are on record"),
     ):
         if rounds:
-            say(f"  {what}: {_listed_rounds(rounds)}", screen)
+            say(f"  {outcome}: {_listed_rounds(rounds)}", screen)
     table = Table(
         "round",
         "client",
@@ -515,49 +530,50 @@ def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
         pad_edge=False,
     )
     for name in names:
-        theirs = [one for one in found.checked if one.client == name]
-        right = sum(one.verdict != "forged" for one in theirs)
-        near = sum(one.verdict == "open" for one in theirs)
-        more = (
-            f"; of {near} of them a sign is within the noise of zero and may be either"
-            if near
-            else ""
+        checks = [one for one in result.checked if one.client == name]
+        right = sum(one.verdict != "forged" for one in checks)
+        near = sum(one.verdict == "open" for one in checks)
+        remark = ""
+        if near:
+            remark = f"; of {near} of them a sign is within the noise of zero and may be either"
+        counts_text = (
+            f"{right} of {plural(len(checks), 'answer')} computed again (--seed {seed}) are right"
         )
-        again = (
-            f"{right} of {plural(len(theirs), 'answer')} computed again (--seed {seed}) are right"
-        )
-        say(f"{name}: {again}{more}", screen)
-        if silent := found.silent.get(name):
+        say(f"{name}: {counts_text}{remark}", screen)
+        silent = result.silent.get(name)
+        if silent:
             say(
                 f"  {name} was asked, and no answer of it is on record, in "
                 f"{_listed_rounds(silent)}: compare with what its log says of them",
                 screen,
             )
-        if theirs and not right:
+        if checks and not right:
             say(
                 "  none is: is this the data that was trained on? (fedseed run on a folder splits "
                 "it otherwise than a site splits its own: leave --data out)",
                 screen,
             )
-        for one in theirs:
+        for one in checks:
             if one.verdict == "forged":
                 numbers = [f"{number:.6g}" for number in (one.logged, one.computed, one.allowed)]
                 table.add_row(str(one.round), name, *numbers, f"forged {one.why}".strip())
     if table.row_count:
         screen.print(table)
-    say(f"weights digest: {found.digest}", screen)
-    say(f"record: {found.record} (the same for all who verify this log and these answers)", screen)
+    say(f"weights digest: {result.digest}", screen)
+    say(f"record: {result.record} (the same for all who verify this log and these answers)", screen)
 
 
 def _listed_rounds(rounds: list[int]) -> str:
     """Return the numbers of rounds as text, of many the first 20."""
-    more = f" and {len(rounds) - 20} more" if len(rounds) > 20 else ""
-    return f"rounds {', '.join(map(str, rounds[:20]))}{more}"
+    rest = ""
+    if len(rounds) > 20:
+        rest = f" and {len(rounds) - 20} more"
+    return f"rounds {', '.join(map(str, rounds[:20]))}{rest}"
 
 
-def run_name(recipe: Recipe, source: str, given: str | None) -> str:
-    """Returns a run's name: as given, as the recipe says, or that of the recipe's file."""
-    return check_run(given or recipe.federation.run or Path(source).stem)
+def run_name(recipe: Recipe, source: str, name: str | None) -> str:
+    """Return a run's name: the one given, the recipe's, or that of the recipe's file."""
+    return check_run(name or recipe.federation.run or Path(source).stem)
 
 
 async def ask(reach: Access, run: str) -> dict[str, Any]:
@@ -590,42 +606,52 @@ def by_client(summary: dict[str, Any]) -> list[str]:
                 "examples); it was away whenever the tuned model was measured"
             )
         elif "loss" in last:
-            before = f"{first['loss']:.3f} -> " if "loss" in first else ""
-            away = (
-                f"; after round {figures['round']}: it was away at the end"
-                if "round" in figures
-                else ""
-            )
+            loss_before = ""
+            if "loss" in first:
+                loss_before = f"{first['loss']:.3f} -> "
+            away = ""
+            if "round" in figures:
+                away = f"; after round {figures['round']}: it was away at the end"
             lines.append(
-                f"  {name}: held-out loss {before}{last['loss']:.3f} ({last['held_out']} "
+                f"  {name}: held-out loss {loss_before}{last['loss']:.3f} ({last['held_out']} "
                 f"examples{away})"
             )
     return lines
 
 
-def describe(about: dict[str, Any]) -> list[str]:
-    """Returns a run's status in a few lines."""
-    if "round" not in about:
-        ended = "; the run is over" if about.get("ended") else ""
-        log = f"the server holds its log ({about['entries']} entries)"
-        return [f"{about['run']}: no coordinator answers; {log}{ended}"]
-    last = about["last"]
-    lines = [
-        f"{about['run']} ({about['method']}): round {about['round']} of {about['rounds']}, "
-        f"since {time.strftime('%Y-%m-%d %H:%M', time.gmtime(about['began']))} UTC",
-        f"clients  {about['alive']} of {about['clients']} alive"
-        + (f"; away: {list_names(about['away'])}" if about["away"] else ""),
-    ]
-    if about.get("waiting"):
-        waiting = about["waiting"]
+def _describe_waiting(run_status: dict[str, Any]) -> list[str]:
+    """Return lines about the clients that a run waits for."""
+    lines = []
+    if run_status.get("waiting"):
+        waiting = run_status["waiting"]
         lines.append(
             f"waiting  {waiting['here']} of {waiting['wanted'] or '?'} clients are here; no round "
             "has begun"
         )
-    if about["waiting_for"]:
-        lines.append(f"waiting  for {list_names(about['waiting_for'])}")
-    if about.get("late"):
-        lines.append(f"late     {list_names(about['late'])}: several times as long as the others")
+    if run_status["waiting_for"]:
+        lines.append(f"waiting  for {list_names(run_status['waiting_for'])}")
+    return lines
+
+
+def describe(run_status: dict[str, Any]) -> list[str]:
+    """Return a run's status in a few lines."""
+    if "round" not in run_status:
+        ended = "; the run is over" if run_status.get("ended") else ""
+        log = f"the server holds its log ({run_status['entries']} entries)"
+        return [f"{run_status['run']}: no coordinator answers; {log}{ended}"]
+    last = run_status["last"]
+    lines = [
+        f"{run_status['run']} ({run_status['method']}): round {run_status['round']} of "
+        f"{run_status['rounds']}, since "
+        f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime(run_status['began']))} UTC",
+        f"clients  {run_status['alive']} of {run_status['clients']} alive"
+        + (f"; away: {list_names(run_status['away'])}" if run_status["away"] else ""),
+    ]
+    lines += _describe_waiting(run_status)
+    if run_status.get("late"):
+        lines.append(
+            f"late     {list_names(run_status['late'])}: several times as long as the others"
+        )
     if "bytes_up" in last:
         lines.append(
             f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and "
@@ -633,25 +659,27 @@ def describe(about: dict[str, Any]) -> list[str]:
         )
     for name in shown_metrics(name for name, value in last.items() if isinstance(value, float)):
         if not name.startswith("bytes_"):
-            number = (
-                last.get("evaluated", last["round"])
-                if metric_of(name)[1].held_out
-                else last["round"]
-            )
+            if metric_of(name)[1].held_out:
+                number = last.get("evaluated", last["round"])
+            else:
+                number = last["round"]
             lines.append(f"{metric_title(name)} {last[name]:.4f} (round {number})")
-    if privacy := about.get("privacy"):
+    privacy = run_status.get("privacy")
+    if privacy:
         plain = " (plain composition)" if "epsilon_pure" in privacy else ""
         lines.append(f"privacy  {privacy_spent(privacy)}{plain}")
     if last.get("weights_digest"):
         lines.append(f"digest   {last['weights_digest']}")
-    if about["repeated_rounds"]:
-        lines.append(f"repeated {about['repeated_rounds']} rounds had too few answers")
-    if about["drifted"]:
-        lines.append(f"drifted  {list_names(about['drifted'])}")
-    for name, reasons in about["refusals"].items():
+    if run_status["repeated_rounds"]:
+        lines.append(f"repeated {run_status['repeated_rounds']} rounds had too few answers")
+    if run_status["drifted"]:
+        lines.append(f"drifted  {list_names(run_status['drifted'])}")
+    for name, reasons in run_status["refusals"].items():
         for reason, count in reasons.items():
             lines.append(f"refused  {count} of {name}: {reason}")
-    return [*lines, "the run is over"] if about.get("ended") else lines
+    if run_status.get("ended"):
+        return [*lines, "the run is over"]
+    return lines
 
 
 def follow(
@@ -666,19 +694,19 @@ def follow(
         every: seconds between looks.
         as_json: everything, a line of JSON each.
     """
-    told = ""
-    live = (
-        Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
-    )
+    last_text = ""
+    live = None
+    if console.is_terminal and not as_json:
+        live = Live(console=console, auto_refresh=False)
     with live or nullcontext():
         while True:
-            about = look()
-            text = json.dumps(about) if as_json else "\n".join(describe(about))
+            run_status = look()
+            text = json.dumps(run_status) if as_json else "\n".join(describe(run_status))
             if live is not None:
                 live.update(Text(text), refresh=True)
-            elif text != told:
+            elif text != last_text:
                 console.print(text, highlight=False, soft_wrap=True)
-                told = text
-            if about.get("ended"):
+                last_text = text
+            if run_status.get("ended"):
                 return
             time.sleep(every)

@@ -22,7 +22,7 @@ from fedseed.cli.common import (
 from fedseed.cli.results import export
 from fedseed.errors import RecipeError, plural
 from fedseed.orbit import NO_DIGEST, Orbit, edit
-from fedseed.text import shown
+from fedseed.text import show_text
 
 app = typer.Typer(
     help="Look at, check, replay, cut, compare and sign orbits.", no_args_is_help=True
@@ -44,8 +44,12 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
     """Show what an orbit holds."""
     orbit = Orbit.open(path)
     header, layout = orbit.header, orbit.header.layout
-    adapter = None if header.adapter is None else header.adapter.settings.model_dump()
-    final = orbit.parts[-1].digest if orbit.parts and orbit.parts[-1].digest != NO_DIGEST else None
+    adapter = None
+    if header.adapter is not None:
+        adapter = header.adapter.settings.model_dump()
+    final = None
+    if orbit.parts and orbit.parts[-1].digest != NO_DIGEST:
+        final = orbit.parts[-1].digest
     facts: dict[str, Any] = {
         **header.about_base,
         "parameters": layout.size,
@@ -69,7 +73,7 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
         if isinstance(value, dict):
             value = ", ".join(f"{k}={v}" for k, v in value.items())
         text = f"{value:,}" if isinstance(value, int) else str(value)
-        table.add_row(name.replace("_", " "), shown(text, MOST_SHOWN))
+        table.add_row(name.replace("_", " "), show_text(text, MOST_SHOWN))
     console.print(table)
 
 
@@ -101,12 +105,12 @@ def verify(
         screen,
     )
     say(_state(orbit), screen)
-    found: dict[str, Any] = {"steps": len(orbit), "last": orbit.last, "complete": orbit.complete}
+    result: dict[str, Any] = {"steps": len(orbit), "last": orbit.last, "complete": orbit.complete}
     if key is not None:
         from fedseed.orbit import signature
 
         signature.verify(path, key, signed)
-        found["signed_by"] = key.name
+        result["signed_by"] = key.name
         say(f"the signature is that of {key.name}", screen)
     if replay:
         recorded = sum(part.digest != NO_DIGEST for part in orbit.parts)
@@ -116,36 +120,38 @@ def verify(
             tuned = open_tuned(
                 Source(str(path), path), placing.base, None, placing.device, tell, check_all=True
             )
-        digest = None if tuned.facts is None else tuned.facts.digest
-        found |= {"digests_compared": recorded, "digest": digest}
+        digest = None
+        if tuned.facts is not None:
+            digest = tuned.facts.digest
+        result |= {"digests_compared": recorded, "digest": digest}
         right = f"{plural(recorded, 'recorded digest')} {'is' if recorded == 1 else 'are'} right"
         say(f"replayed: {right}; the last is {digest}", screen)
     if as_json:
-        answer(found)
+        answer(result)
 
 
 @app.command()
 def rollback(
     path: PathArgument,
-    to: Annotated[int, typer.Option(help="Number of the last step to keep.")],
-    out: NewFile,
+    last_step: Annotated[int, typer.Option("--to", help="Number of the last step to keep.")],
+    target: NewFile,
     plugin: PluginOption = None,
 ) -> None:
     """Write the steps up to a number into a new orbit.
 
     What comes after may be damaged; PATH is not changed.
     """
-    orbit = edit.rollback(path, to, out)
-    say(f"{out}: {plural(orbit.last, 'step')}, {orbit.size:,} bytes")
+    orbit = edit.rollback(path, last_step, target)
+    say(f"{target}: {plural(orbit.last, 'step')}, {orbit.size:,} bytes")
 
 
 @app.command()
-def compact(path: PathArgument, out: NewFile, plugin: PluginOption = None) -> None:
+def compact(path: PathArgument, target: NewFile, plugin: PluginOption = None) -> None:
     """Keep only the final model, for a method whose newest step replaces all before it
     (FedKSeed).
     """
-    orbit = edit.compact(path, out)
-    say(f"{out}: step {orbit.last:,} only, {orbit.size:,} bytes")
+    orbit = edit.compact(path, target)
+    say(f"{target}: step {orbit.last:,} only, {orbit.size:,} bytes")
 
 
 PlaceArgument = Annotated[
@@ -176,7 +182,7 @@ def push(
 @app.command()
 def pull(
     place: PlaceArgument,
-    out: Annotated[Path, typer.Option("--out", help="The file; must not exist.")] = Path(
+    target: Annotated[Path, typer.Option("--out", help="The file; must not exist.")] = Path(
         "model.orbit"
     ),
     plugin: PluginOption = None,
@@ -184,8 +190,8 @@ def pull(
     """Get an orbit from a folder or a repository of the hub, and check it."""
     from fedseed.orbit.sharing import pull_orbit
 
-    orbit = pull_orbit(place, out)
-    say(f"{out}: {plural(len(orbit), 'step')} on {orbit.header.base}, {orbit.size:,} bytes")
+    orbit = pull_orbit(place, target)
+    say(f"{target}: {plural(len(orbit), 'step')} on {orbit.header.base}, {orbit.size:,} bytes")
 
 
 @app.command()
@@ -233,8 +239,6 @@ def sign(
 
 
 def _state(orbit: Orbit) -> str:
-    return (
-        "complete"
-        if orbit.complete
-        else "not complete: the run has not ended, or the file's end is cut off"
-    )
+    if orbit.complete:
+        return "complete"
+    return "not complete: the run has not ended, or the file's end is cut off"

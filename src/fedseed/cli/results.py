@@ -6,10 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -37,6 +37,19 @@ from fedseed.text import clean
 if TYPE_CHECKING:
     from fedseed.objectives.generation import Writer
     from fedseed.runs.tuned import Tuned
+
+# what a comparison takes from a run's summary
+COMPARED = {
+    "baseline",
+    "clients",
+    "final",
+    "method",
+    "parameters",
+    "payload_bytes_down",
+    "payload_bytes_up",
+    "rounds",
+    "seconds",
+}
 
 SourceArgument = Annotated[
     str,
@@ -90,7 +103,9 @@ class Opening(Placing):
 @grouped
 def export(
     source: SourceArgument,
-    out: Annotated[Path, typer.Option(help="Folder to write the model to; must not hold one.")],
+    folder: Annotated[
+        Path, typer.Option("--out", help="Folder to write the model to; must not hold one.")
+    ],
     merge: Annotated[
         bool,
         typer.Option(
@@ -106,13 +121,13 @@ def export(
     """
     from fedseed.orbit.export import check_free, export_model
 
-    check_free(out)
+    check_free(folder)
     tuned = opening.open(source)
     if tuned.header is None or tuned.facts is None:
         raise RecipeError(f"{source} is a model already: there is nothing to export")
-    export_model(out, tuned.model, tuned.processor, tuned.header, tuned.facts, merge)
-    say(f"round {tuned.facts.steps} of {tuned.facts.of}; digest {tuned.facts.digest}")
-    say(f"{'Adapter' if tuned.header.adapter is not None and not merge else 'Model'}: {out}")
+    export_model(folder, tuned.model, tuned.processor, tuned.header, tuned.facts, merge)
+    say(f"round {tuned.facts.steps} of {tuned.facts.total_steps}; digest {tuned.facts.digest}")
+    say(f"{'Adapter' if tuned.header.adapter is not None and not merge else 'Model'}: {folder}")
 
 
 @grouped
@@ -207,7 +222,9 @@ def generate(
     if prompt is not None and file is not None:
         raise RecipeError("generate: a PROMPT or --file, not both")
     talking = prompt is None and file is None and sys.stdin.isatty()
-    wanted = [] if talking else list(_prompts(prompt, file))
+    prompts = []
+    if not talking:
+        prompts = list(map(_check_utf8, _prompts(prompt, file)))
     tuned = opening.open(source, quietly=True)
     from fedseed.objectives.generation import Writer
 
@@ -215,15 +232,17 @@ def generate(
     if talking:
         _talk(writer, chat)
         return
-    for one in wanted:
+    for one in prompts:
         text = (
-            writer.answer([{"role": "user", "content": one}]) if chat else writer.after(one)
+            writer.answer([{"role": "user", "content": one}])
+            if chat
+            else writer.continue_prompt(one)
         ).text
         lines = file is not None and file.suffix == ".jsonl"
         print(
             json.dumps({"prompt": one, "response": text}, ensure_ascii=False)
             if lines
-            else _seen(text)
+            else _printable(text)
         )
 
 
@@ -231,10 +250,10 @@ def _prompts(prompt: str | None, file: Path | None) -> Iterator[str]:
     if prompt is not None:
         yield prompt
     elif file is None:
-        yield _said(sys.stdin.read())
+        yield _strip_prompt(sys.stdin.read())
     elif file.suffix != ".jsonl":
         try:
-            yield _said(file.read_text(encoding="utf-8"))
+            yield _strip_prompt(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(
                 f"--file {file}: can't be read: {getattr(error, 'strerror', None) or error}"
@@ -244,35 +263,78 @@ def _prompts(prompt: str | None, file: Path | None) -> Iterator[str]:
             yield row.field("prompt", str)
 
 
-def _said(text: str) -> str:
-    """Returns a prompt as typed or piped, without the line's end that a shell adds."""
+def _strip_prompt(text: str) -> str:
+    """Return a prompt as typed or piped, without the line's end that a shell adds."""
     text = text.removesuffix("\n")
     if not text:
         raise RecipeError("generate: no prompt: give one, or --file, or pipe it in")
     return text
 
 
-def _seen(text: str) -> str:
+def _check_utf8(text: str) -> str:
+    """Return a prompt. Raises RecipeError if it holds bytes that are no text in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RecipeError(
+            f"generate: the prompt is not UTF-8 (at character {error.start + 1}): convert it first"
+        ) from error
+    return text
+
+
+def _whole_summary(folder: Path) -> dict[str, Any]:
+    """Return a finished run's summary.
+
+    Raises:
+        FedseedError: summary.json is damaged, or is not a run's.
+    """
+    file = folder / "summary.json"
+    try:
+        summary = read_summary(folder)
+        absent = sorted(COMPARED - set(summary))
+    except (ValueError, TypeError) as error:
+        raise FedseedError(f"{file}: not a run's summary, or damaged: {error}") from error
+    if not isinstance(summary, dict) or absent:
+        raise FedseedError(
+            f"{file}: not a run's summary, or damaged: it has no {', '.join(absent[:3])}"
+        )
+    return summary
+
+
+def _printable(text: str) -> str:
     """Return a model's text without the codes that a terminal would obey."""
-    return clean(text) if sys.stdout.isatty() else text
+    if sys.stdout.isatty():
+        return clean(text)
+    return text
 
 
 def _talk(writer: "Writer", chat: bool) -> None:
-    """Talks turn by turn on a terminal, until its end (Ctrl-D) or an empty line."""
+    """Talk turn by turn on a terminal, until its end (Ctrl-D) or an empty line."""
     turns: list[dict[str, str]] = []
     print("Ctrl-D or an empty line ends.", file=sys.stderr)
     while True:
         try:
-            said = input("> ")
+            line = _check_utf8(input("> "))
         except EOFError:
             print()
             return
-        if not said:
+        if not line:
             return
         if chat:
-            turns.append({"role": "user", "content": said})
+            turns.append({"role": "user", "content": line})
             turns.append({"role": "assistant", "content": writer.answer(turns).text})
-        print(_seen(turns[-1]["content"] if chat else writer.after(said).text))
+        print(_printable(turns[-1]["content"] if chat else writer.continue_prompt(line).text))
+
+
+@contextmanager
+def _needing_web_server(command: str) -> Iterator[None]:
+    """Import what needs the extra `serve`. Raises FedseedError with a remedy."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise FedseedError(f"{command} needs {error.name}: {to_install('serve')}") from error
 
 
 @grouped
@@ -302,15 +364,11 @@ def serve_model(
     placing: Placing,
 ) -> None:
     """Serve the models of many orbits on one base in memory, as OpenAI's interface has it."""
-    try:
+    with _needing_web_server("serve-model"):
         from fedseed.own.catalogue import is_folder_of_orbits
-        from fedseed.own.server import Service, named
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
-            raise
-        raise FedseedError(f"serve-model needs {error.name}: {to_install('serve')}") from error
+        from fedseed.own.server import Service, name_sources
     folders = [Path(place) for place in orbits if is_folder_of_orbits(place)]
-    sources = named([place for place in orbits if not is_folder_of_orbits(place)])
+    sources = name_sources([place for place in orbits if not is_folder_of_orbits(place)])
     service = Service(sources, placing.base, placing.device, keep, max_tokens, folders)
 
     def ready(address: str) -> None:
@@ -332,12 +390,8 @@ def watch(
     """Show a run that goes on as a page that keeps itself up to date."""
     if folder.exists() and not folder.is_dir():
         raise RecipeError(f"{folder}: no folder; name that of a run, such as runs/recipe")
-    try:
+    with _needing_web_server("watch"):
         from fedseed.reports.live import LivePage
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
-            raise
-        raise FedseedError(f"watch needs {error.name}: {to_install('serve')}") from error
     with suppress(KeyboardInterrupt):
         LivePage(folder).serve(host, port, lambda address: say(f"{address} (Ctrl-C ends)"))
 
@@ -346,10 +400,11 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(help="Folders of runs, or one folder that holds several.")
     ],
-    out: Annotated[
+    page_file: Annotated[
         Path | None,
         typer.Option(
-            help="The page. Default: report.html in the run's folder, or in that of all runs."
+            "--out",
+            help="The page. Default: report.html in the run's folder, or in that of all runs.",
         ),
     ] = None,
 ) -> None:
@@ -360,10 +415,10 @@ def report(
     from fedseed.reports.pages import comparison_page, run_page
 
     folders = _run_folders(runs)
-    if out is not None and out.suffix not in (".html", ".htm"):
-        raise RecipeError(f"--out {out}: the page is an .html file")
+    if page_file is not None and page_file.suffix not in (".html", ".htm"):
+        raise RecipeError(f"--out {page_file}: the page is an .html file")
     if len(folders) == 1:
-        page, text = out or folders[0] / "report.html", run_page(view_folder(folders[0]))
+        page, text = page_file or folders[0] / "report.html", run_page(view_folder(folders[0]))
     else:
         unfinished = [str(folder) for folder in folders if not (folder / "summary.json").exists()]
         if unfinished:
@@ -371,21 +426,23 @@ def report(
                 f"{', '.join(unfinished)}: not finished; a comparison is of finished runs"
             )
         common = Path(os.path.commonpath([folder.resolve() for folder in folders]))
-        named = {str(folder.resolve().relative_to(common)): folder for folder in folders}
-        compared = [Compared(label, [read_summary(folder)]) for label, folder in named.items()]
+        folders_by_name = {str(folder.resolve().relative_to(common)): folder for folder in folders}
+        compared = [
+            Compared(label, [_whole_summary(folder)]) for label, folder in folders_by_name.items()
+        ]
         sheets = [results_sheet("Comparison", compared), costs_sheet("Costs of a round", compared)]
-        views = {"": {label: [view_folder(folder)] for label, folder in named.items()}}
-        page = out or common / "report.html"
+        views = {"": {label: [view_folder(folder)] for label, folder in folders_by_name.items()}}
+        page = page_file or common / "report.html"
         text = comparison_page("Comparison", views, sheets, comparison_lines(compared))
     page.parent.mkdir(parents=True, exist_ok=True)
     write_whole(page, text.encode())
     typer.echo(f"Page: {page}")
 
 
-def _run_folders(given: list[Path]) -> list[Path]:
+def _run_folders(paths: list[Path]) -> list[Path]:
     """Return the runs' folders; a folder of runs is replaced by its finished runs."""
-    found: list[Path] = []
-    for folder in given:
+    run_folders: list[Path] = []
+    for folder in paths:
         if (folder / "recipe.toml").exists() or (folder / "metrics.jsonl").exists():
             inside = [folder]
         else:
@@ -394,5 +451,5 @@ def _run_folders(given: list[Path]) -> list[Path]:
             )
         if not inside:
             raise FedseedError(f"{folder}: no run is here, nor in the folders below")
-        found += [path for path in inside if path not in found]
-    return found
+        run_folders += [path for path in inside if path not in run_folders]
+    return run_folders

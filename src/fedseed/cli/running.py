@@ -32,8 +32,8 @@ from fedseed.reports.results import read_summary
 @grouped
 def run(
     recipe: RecipeArgument,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")
+    run_folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the run's files. Default: runs/RECIPE.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")
@@ -56,12 +56,14 @@ def run(
     telling: Telling,
 ) -> None:
     """Run a federation on this machine: in this process, or with --workers in several."""
-    shown = telling.screen()
+    screen = telling.screen()
     if overwrite and resume:
         raise RecipeError("--overwrite begins anew and --resume goes on: leave one of them out")
-    folder = out or Path("runs") / Path(recipe).stem
+    folder = run_folder or Path("runs") / Path(recipe).stem
     _check_no_sweep(recipe)
-    checked = reading.read(recipe, *([] if rounds is None else [f"rounds={rounds}"]), here=True)
+    checked = reading.read_recipe(
+        recipe, *([] if rounds is None else [f"rounds={rounds}"]), check_paths=True
+    )
     if running.ray is not None and running.workers is None:
         raise RecipeError("--ray: say by --workers how many processes the cluster is to have")
     with interruptible("--resume"):
@@ -72,16 +74,18 @@ def run(
         with waiting("loading torch"):
             from fedseed.runs.assembly import build
 
-        how = running.workers, running.threads
-        federation = build(checked, folder, Shown(shown), *how, resume=resume, ray=running.ray)
+        process_options = running.workers, running.threads
+        federation = build(
+            checked, folder, Shown(screen), *process_options, resume=resume, ray=running.ray
+        )
         summary = federation.run(resume, resume and rounds is not None, overwrite).summary
-    results_sheet("", [Compared(summary["method"], [summary])], brief=True).show(shown)
+    results_sheet("", [Compared(summary["method"], [summary])], brief=True).show(screen)
     for line in by_client(summary):
-        say(line, shown)
-    shown.print(f"Files: {folder}")
+        say(line, screen)
+    screen.print(f"Files: {folder}")
     if summary.get("failure") is None:
         words = shlex.join(["fedseed", "export", str(folder), "--out", "tuned"])
-        say(f"Next: {words}    writes the tuned model as a folder for transformers", shown)
+        say(f"Next: {words}    writes the tuned model as a folder for transformers", screen)
     if telling.as_json:
         answer({**summary, "folder": str(folder)})
     end_if_diverged({"": summary})
@@ -100,15 +104,15 @@ def tune_rate(
     """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's
     passes.
     """
-    checked, shown = reading.read(recipe, here=True), telling.screen()
+    checked, screen = reading.read_recipe(recipe, check_paths=True), telling.screen()
     with waiting("loading torch"):
         from fedseed.runs.rates import find_rate
 
-    found = find_rate(checked, say=lambda text: say(text, shown), share=share)
-    say(f"{found.passes:,} passes, {found.passes / found.whole:.1%} of the run's", shown)
-    say(f"--set {found.key}={found.rate:g}", shown)
+    tuning = find_rate(checked, say=lambda text: say(text, screen), share=share)
+    say(f"{tuning.passes:,} passes, {tuning.passes / tuning.whole:.1%} of the run's", screen)
+    say(f"--set {tuning.key}={tuning.rate:g}", screen)
     if telling.as_json:
-        answer(asdict(found))
+        answer(asdict(tuning))
 
 
 @dataclass(frozen=True)
@@ -136,9 +140,11 @@ def compare(
     recipes: Annotated[
         list[str], typer.Argument(help="Recipes, each a line of the tables, or one sweep.")
     ],
-    out: Annotated[
+    target: Annotated[
         Path,
-        typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there."),
+        typer.Option(
+            "--out", help="Folder; each run gets a folder in it. Run again, it goes on there."
+        ),
     ],
     *,
     swept: Swept,
@@ -150,15 +156,19 @@ def compare(
 
     Over seeds and grids of settings, too.
     """
-    shown = telling.screen()
-    file = sweeps.find_sweep(recipes[0]) if len(recipes) == 1 else None
+    screen = telling.screen()
+    file = None
+    if len(recipes) == 1:
+        file = sweeps.find_sweep(recipes[0])
     for recipe in recipes if file is None else ():
         _check_no_sweep(recipe)
-    seeds = None if swept.seeds is None else sweeps.parse_seeds(swept.seeds)
-    grid, each = dict(map(sweeps.parse_grid, swept.grid or [])), {}
+    seeds = None
+    if swept.seeds is not None:
+        seeds = sweeps.parse_seeds(swept.seeds)
+    grid, grid_by_run = dict(map(sweeps.parse_grid, swept.grid or [])), {}
     for text in swept.each or []:
-        key, each[key] = sweeps.parse_grid(text, "--each")
-    how = sweeps.How(
+        key, grid_by_run[key] = sweeps.parse_grid(text, "--each")
+    settings = sweeps.How(
         swept.jobs,
         reading.plugins,
         reading.trust_plugins,
@@ -167,36 +177,37 @@ def compare(
         running.ray,
     )
     with interruptible():
-        sweep = sweeps.made_sweep(file, recipes, reading.changes, seeds, grid, each)
-        done = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how).run()
-        said = sweeps.write_results(sweep, done, out)
-        first, *others = sweeps.sheets(sweep, done, brief=True)
-        first.show(shown)
-        for line in said:
-            say(line, shown)
+        sweep = sweeps.make_sweep(file, recipes, reading.changes, seeds, grid, grid_by_run)
+        lines = sweeps.Sweeping(sweep, target, lambda text: say(text, screen), settings).run()
+        messages = sweeps.write_results(sweep, lines, target)
+        first, *others = sweeps.sheets(sweep, lines, brief=True)
+        first.show(screen)
+        for line in messages:
+            say(line, screen)
         for sheet in others:
-            shown.print()
-            sheet.show(shown)
-        say(f"Tables, page and picture: {out}/compare.txt, .md, .json, .html, .png", shown)
-        if failed := sum(len(line.failed) for line in done):
+            screen.print()
+            sheet.show(screen)
+        say(f"Tables, page and picture: {target}/compare.txt, .md, .json, .html, .png", screen)
+        failed = sum(len(line.failed) for line in lines)
+        if failed:
             raise FedseedError(
                 f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why"
             )
     if telling.as_json:
-        answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
+        answer(json.loads((target / "compare.json").read_text(encoding="utf-8")))
     end_if_diverged(
         {
             " ".join(filter(None, (line.scenario, line.label, f"seed {seed}"))): read_summary(
                 folder
             )
-            for line in done
+            for line in lines
             for seed, folder in line.folders.items()
         }
     )
 
 
 def _check_no_sweep(recipe: str) -> None:
-    """Raises RecipeError for a sweep where one recipe is wanted."""
+    """Raise RecipeError for a sweep where one recipe is wanted."""
     if sweeps.find_sweep(recipe) is not None:
         raise RecipeError(
             f"{recipe} is a sweep of several runs: fedseed compare {recipe} --out FOLDER"

@@ -22,12 +22,12 @@ from fedseed.models.architectures import architecture_of
 from fedseed.models.loading import base_config, choose_trainable, outline, trainable_names
 from fedseed.models.targets import chosen_targets
 from fedseed.objectives.tokens import longest_input
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.machine import available_memory, resident_memory
 from fedseed.reports.tables import human_bytes, human_seconds, plain_table
 from fedseed.runs.assembly import build
-from fedseed.runs.equipment import kind_for
+from fedseed.runs.model_setup import choose_kind
 from fedseed.runs.parties import load_data
-from fedseed.runs.recipe import Recipe
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.devices import peak_on
 from fedseed.weights.digest import dtype_name
@@ -36,7 +36,7 @@ from fedseed.weights.layout import Layout, TensorEntry, cut
 # numbers that torch's optimisers keep for each weight; others: 2
 REMEMBERED = {"sgd": 0, "rmsprop": 1, "adagrad": 1}
 # float32 numbers kept for each weight
-AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "hiso": 1}
+AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "rmsprop": 1, "hiso": 1}
 # local steps that are timed; the time of the recipe's number of steps is computed from them
 FEW_STEPS = 3
 Shown = list[Table | str]  # what a terminal shows, from top to bottom
@@ -55,12 +55,12 @@ class Reckoned:
 
     @property
     def total(self) -> int:
-        """Returns the bytes of all parts together, without libraries."""
+        """Return the bytes of all parts together, without libraries."""
         return sum(size for _, size in self.parts)
 
 
 def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
-    """Computes a recipe's memory without reading its weights and, if they can't be had, without its
+    """Compute a recipe's memory without reading its weights and, if they can't be had, without its
     data.
 
     Args:
@@ -86,8 +86,44 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
         if p.requires_grad
     ]
     beside = method.trained_numbers(Layout(tuple(entries), cut([e.size for e in entries], "one")))
+    parts += _training_parts(method, training, beside, trained, largest)
+    averages = AVERAGES.get(getattr(method, "optimizer", getattr(method, "server", "")), 0)
+    parts.append(("averages of the steps", 4 * count * averages))
+    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
+    if vocabulary is not None:
+        limits = (recipe.evaluation.max_length if tokens is None else tokens, longest_input(model))
+        length, training_settings = min(n for n in limits if n is not None), training or method
+        # that go through it at a time
+        batch = int(getattr(method, "micro_batch", 0) or getattr(training_settings, "batch", 1))
+        size = batch * length * vocabulary * getattr(torch, settings.dtype).itemsize
+        parts.append((f"logits of {plural(batch, 'example')} of {length:,} tokens", size))
+    memory_here = resident_memory()  # this process has loaded no weights yet
+    return Reckoned(
+        sum(p.numel() for p in tensors),
+        count,
+        settings.dtype,
+        [part for part in parts if part[1]],
+        memory_here,
+    )
+
+
+def _training_parts(
+    method: Any, training: LocalTraining | None, beside: int | None, trained: int, largest: int
+) -> list[tuple[str, int]]:
+    """Return what training needs beside the weights, each part with its bytes.
+
+    Args:
+        method: the method.
+        training: its local training, if it has any.
+        beside: how many numbers are trained beside the weights; None: the weights are trained.
+        trained: bytes of the weights that train.
+        largest: bytes of the largest tensor among them.
+    """
+    parts: list[tuple[str, int]] = []
     if beside is not None:
-        remembered = REMEMBERED.get(training.optimizer, 2) if training is not None else 0
+        remembered = 0
+        if training is not None:
+            remembered = REMEMBERED.get(training.optimizer, 2)
         parts += [
             ("what is trained beside the weights", 4 * beside),
             ("its gradients", 4 * beside),
@@ -108,36 +144,19 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
         parts.append(("start copy of the weights", trained))
     if not method.needs_gradients:
         parts.append(("the largest tensor, perturbed", largest))
-    averages = AVERAGES.get(getattr(method, "optimizer", getattr(method, "server", "")), 0)
-    parts.append(("averages of the steps", 4 * count * averages))
-    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
-    if vocabulary is not None:
-        limits = (recipe.evaluation.max_length if tokens is None else tokens, longest_input(model))
-        length, how = min(n for n in limits if n is not None), training or method
-        # that go through it at a time
-        batch = int(getattr(method, "micro_batch", 0) or getattr(how, "batch", 1))
-        size = batch * length * vocabulary * getattr(torch, settings.dtype).itemsize
-        parts.append((f"logits of {plural(batch, 'example')} of {length:,} tokens", size))
-    own = resident_memory()  # this process has loaded no weights yet
-    return Reckoned(
-        sum(p.numel() for p in tensors),
-        count,
-        settings.dtype,
-        [part for part in parts if part[1]],
-        own,
-    )
+    return parts
 
 
 def _outline(recipe: Recipe) -> Any:
-    """Returns the model that the recipe would tune, on "meta"."""
+    """Return the model that the recipe would tune, on "meta"."""
     settings = recipe.model
     architecture, head = settings.architecture or architecture_of(base_config(settings.base)), None
     try:
-        kind, head = kind_for(recipe, load_data(recipe))
+        kind, head = choose_kind(recipe, load_data(recipe))
         architecture = kind.architecture
     except (
         RecipeError
-    ):  # the data are not here: a model that writes texts, unless the recipe says otherwise
+    ):  # the data are not here: a model that writes texts, unless the recipe names another kind
         pass
     model = outline(
         settings.base,
@@ -149,7 +168,7 @@ def _outline(recipe: Recipe) -> Any:
         settings.quantization,
     )
     trainable = trainable_names(model, settings.base, settings.trainable)
-    adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
+    adapter = adapters.choose_adapter(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapter is not None:
         with torch.device("meta"):
             model = adapters.wrap(model, adapter, settings.base)
@@ -180,19 +199,19 @@ class Measured:
 
     @property
     def total(self) -> float:
-        """Returns the seconds of the whole run."""
+        """Return the seconds of the whole run."""
         return self.rounds * sum(self.round.values()) + self.evaluations * self.evaluation
 
 
 def shortened(method: Method) -> tuple[Method, float]:
-    """Returns the method with few local steps, and how many times as many the recipe asks for."""
+    """Return the method with few local steps, and how many times as many the recipe asks for."""
     steps = getattr(method, "steps", None)
     if isinstance(steps, int) and steps > FEW_STEPS:
         return method.model_copy(update={"steps": FEW_STEPS}), steps / FEW_STEPS
     training = getattr(method, "training", None)
     if training is not None and training.epochs is None and training.steps > FEW_STEPS:
-        few = training.model_copy(update={"steps": FEW_STEPS})
-        return method.model_copy(update={"training": few}), training.steps / FEW_STEPS
+        shorter = training.model_copy(update={"steps": FEW_STEPS})
+        return method.model_copy(update={"training": shorter}), training.steps / FEW_STEPS
     return method, 1.0
 
 
@@ -212,33 +231,35 @@ def measure(recipe: Recipe) -> Measured:
     worker.private = False
     space = worker.space
     together = worker.method.shares_losses
-    up, down, waiting = 0, 0, 0
+    bytes_up, bytes_down, waiting = 0, 0, 0
     for number in (1, 2):
         opened = coordinator.open(number)
-        picked = opened if together else opened[:1]  # the others cost the same
-        plans = [coordinator.plan(c) for c in picked]
-        answers = worker.train_all(plans, picked, [federation.items[c] for c in picked])
+        measured_clients = opened if together else opened[:1]  # the others cost the same
+        plans = [coordinator.plan(c) for c in measured_clients]
+        answers = worker.train_all(
+            plans, measured_clients, [federation.items[c] for c in measured_clients]
+        )
         phases: dict[str, float] = {}
         for answer in answers:
             for phase, seconds in answer.cost.seconds.items():
                 phases[phase] = phases.get(phase, 0.0) + seconds * coordinator.per_round / len(
-                    picked
+                    measured_clients
                 )
         phases["local"] = phases.get("local", 0.0) * factor
-        for answer, client in zip(answers, picked, strict=True):
+        for answer, client in zip(answers, measured_clients, strict=True):
             if answer.message is not None:
                 coordinator.receive(answer.message, client)
-                up = len(answer.message) - FRAME_BYTES
-                waiting = len(answer.message) * (coordinator.per_round - len(picked))
+                bytes_up = len(answer.message) - FRAME_BYTES
+                waiting = len(answer.message) * (coordinator.per_round - len(measured_clients))
         phases["aggregation"], step = _timed(coordinator.close)
         phases["rebuild"], _ = _timed(partial(worker.apply, step))
         phases["digest"], _ = _timed(space.digest)
-        down = len(plans[0]) + len(step) - 2 * FRAME_BYTES
+        bytes_down = len(plans[0]) + len(step) - 2 * FRAME_BYTES
     every, digest_every = recipe.evaluation.every, recipe.evaluation.digest_every
     # hashed where a line is logged
     phases["digest"] /= every if worker.method.stepwise else min(every, digest_every)
     if hasattr(worker.method, "steps"):  # an update carries a pair for each local step
-        up = round(up * factor)
+        bytes_up = round(bytes_up * factor)
     evaluation, _ = _timed(lambda: federation.hosted.evaluate(space.model))
     return Measured(
         parameters=space.size,
@@ -249,8 +270,8 @@ def measure(recipe: Recipe) -> Measured:
         rounds=recipe.rounds,
         evaluations=recipe.rounds // recipe.evaluation.every + 1,
         evaluation=evaluation,
-        bytes_up=up,
-        bytes_down=down,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
         peak_memory=(peak_on(space.devices) or resident_memory(peak=True)) + waiting,
     )
 
@@ -261,35 +282,45 @@ def _timed(act: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - begin, result
 
 
-def fits(found: Reckoned, device: str) -> tuple[bool, str]:
+def fits(reckoned: Reckoned, device: str) -> tuple[bool, str]:
     """Return whether this machine has enough free memory, and a line for people about it.
 
     Args:
-        found: a recipe's memory.
+        reckoned: a recipe's memory.
         device: where its model is, as in `model.device`.
     """
     on_gpu = device != "cpu" and torch.cuda.is_available()
     free = torch.cuda.mem_get_info()[0] if on_gpu else available_memory()[1]
-    total, libraries = found.total, 0 if on_gpu else found.libraries
-    more = f" and {human_bytes(libraries)} for Python and libraries" if libraries else ""
-    takes = f"That is {human_bytes(total)}{more}, and more with activations and messages"
-    where, enough = "of the GPU's memory" if on_gpu else "of memory", total + libraries <= free
+    total, libraries = reckoned.total, reckoned.libraries
+    if on_gpu:
+        libraries = 0
+    libraries_text = ""
+    if libraries:
+        libraries_text = f" and {human_bytes(libraries)} for Python and libraries"
+    takes = f"That is {human_bytes(total)}{libraries_text}, and more with activations and messages"
+    place, enough = "of the GPU's memory" if on_gpu else "of memory", total + libraries <= free
     return (
         enough,
-        f"{takes}; {human_bytes(free)} {where} are free: it "
+        f"{takes}; {human_bytes(free)} {place} are free: it "
         f"{'may fit' if enough else 'does not fit'}.",
     )
 
 
-def memory_table(found: Reckoned) -> Shown:
-    """Returns a title and a table of a recipe's memory, part by part."""
-    some = "" if found.trained == found.parameters else f", {found.trained:,} of them trained"
-    title = f"memory by the base's shapes: {found.parameters:,} parameters in {found.dtype}{some}"
-    return [title, plain_table(("", ""), [(name, human_bytes(size)) for name, size in found.parts])]
+def memory_table(reckoned: Reckoned) -> Shown:
+    """Return a title and a table of a recipe's memory, part by part."""
+    trained_text = ""
+    if reckoned.trained != reckoned.parameters:
+        trained_text = f", {reckoned.trained:,} of them trained"
+    size = f"{reckoned.parameters:,} parameters in {reckoned.dtype}{trained_text}"
+    title = f"memory by the base's shapes: {size}"
+    return [
+        title,
+        plain_table(("", ""), [(name, human_bytes(size)) for name, size in reckoned.parts]),
+    ]
 
 
 def cost_table(cost: Measured) -> Shown:
-    """Returns a title, a table and a text that say what a run will cost."""
+    """Return a title, a table and a text that say what a run will cost."""
     model = f"{cost.parameters:,} parameters in {cost.dtype}"
     per_round = sum(cost.round.values())
     rows = [(phase, f"{human_seconds(s)}  {s / per_round:5.1%}") for phase, s in cost.round.items()]
@@ -297,7 +328,7 @@ def cost_table(cost: Measured) -> Shown:
         f"a round with {cost.clients} clients, {model}, {cost.threads} threads",
         plain_table(("", ""), [*rows, ("together", f"{human_seconds(per_round)} 100.0%")]),
         f"{cost.rounds:,} rounds and {cost.evaluations:,} evaluations of "
-        f"{human_seconds(cost.evaluation)}: about "
-        f"{human_seconds(cost.total)}. A client sends {human_bytes(cost.bytes_up)} a round and "
-        f"receives {human_bytes(cost.bytes_down)}. Peak memory: {human_bytes(cost.peak_memory)}.",
+        f"{human_seconds(cost.evaluation)}: about {human_seconds(cost.total)}. A client sends "
+        f"{human_bytes(cost.bytes_up)} a round and receives {human_bytes(cost.bytes_down)}. Peak "
+        f"memory: {human_bytes(cost.peak_memory)}.",
     ]

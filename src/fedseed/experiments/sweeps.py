@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count, product
+from itertools import chain, count, product
 from math import inf, isfinite
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -43,15 +43,16 @@ from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.processes import COMMAND, start
 from fedseed.randomness.stream import Seed, check_seed
+from fedseed.recipe.keys import explain
+from fedseed.recipe.packaged import packaged_recipes, packaged_sweeps
+from fedseed.recipe.reading import read_recipe, read_toml
+from fedseed.recipe.settings import Recipe
 from fedseed.registry import one_line, resolve
 from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import Sheet
 from fedseed.reports.view import view_folder
 from fedseed.runs.folder import RunFolder
-from fedseed.runs.keys import explain
-from fedseed.runs.packaged import packaged_recipes, packaged_sweeps
-from fedseed.runs.recipe import Recipe, read_recipe, read_toml
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]  # values to choose from, by key
@@ -86,24 +87,24 @@ class SweepRun(_Table):
     each: Grid = {}
 
     def points(self) -> list[Point]:
-        """Returns all combinations of the grid's values; without a grid, a single empty one."""
+        """Return all combinations of the grid's values; without a grid, a single empty one."""
         return _combinations(self.grid)
 
-    def lines(self, each: Mapping[str, list[Any]] = {}) -> list["SweepRun"]:
-        """Returns a run for each combination of `each`'s values, with these values set.
+    def lines(self, grid_by_run: Mapping[str, list[Any]] = {}) -> list["SweepRun"]:
+        """Return a run for each combination of `grid_by_run`'s values, with these values set.
 
-        Without `each`, the run itself.
+        Without `grid_by_run`, the run itself.
 
         Args:
-            each: further keys and their values.
+            grid_by_run: further keys and their values.
         """
-        made = []
-        for point in _combinations({**self.each, **each}):
-            label = _joined(self.label, *map(_short, point))
-            made.append(
+        runs = []
+        for point in _combinations({**self.each, **grid_by_run}):
+            label = _join_words(self.label, *map(_short, point))
+            runs.append(
                 self.model_copy(update={"label": label, "set": [*self.set, *point], "each": {}})
             )
-        return made
+        return runs
 
 
 class Scenario(_Table):
@@ -153,17 +154,23 @@ class Sweep(_Table):
     @field_validator("runs")
     @classmethod
     def _a_line_each(cls, runs: list[SweepRun]) -> list[SweepRun]:
-        return [line for run in runs for line in run.lines()]
+        return list(chain.from_iterable(run.lines() for run in runs))
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: list[Seed]) -> list[Seed]:
+        check_distinct(seeds, "seeds")
+        return seeds
 
     @model_validator(mode="after")
     def _names_differ(self) -> "Sweep":
-        for what, names in (
+        for kind, names in (
             ("scenario", [s.name for s in self.scenarios]),
             ("run", [r.label for r in self.runs]),
         ):
             if len({slug(name) for name in names}) < len(names):
                 raise ValueError(
-                    f"two {what}s have the same name, or names that give the same folder: {names}"
+                    f"two {kind}s have the same name, or names that give the same folder: {names}"
                 )
         if self.choose_in is not None and self.choose_in not in {
             scenario.name for scenario in self.scenarios
@@ -175,31 +182,31 @@ class Sweep(_Table):
             )
         labels = {run.label for run in self.runs}
         for scenario in self.scenarios:
-            if unknown := {*scenario.also, *scenario.grids, *(scenario.runs or ())} - labels:
+            unknown = {*scenario.also, *scenario.grids, *(scenario.runs or ())} - labels
+            if unknown:
                 raise ValueError(
                     f"scenario {scenario.name!r} has settings for {sorted(unknown)}: there is no "
                     "such run"
                 )
         if self.choose_in is not None:
             lines = self.lines()
-            there = {run.label for scenario, run in lines if scenario.name == self.choose_in}
-            if missing := sorted({run.label for _, run in lines} - there):
+            labels_there = {run.label for scenario, run in lines if scenario.name == self.choose_in}
+            missing = sorted({run.label for _, run in lines} - labels_there)
+            if missing:
                 raise ValueError(
                     f"choose_in = {self.choose_in!r} has no run {missing[0]!r} to choose for"
                 )
         return self
 
     def lines(self) -> list[tuple[Scenario, SweepRun]]:
-        """Returns each block's runs, with the grids that they have there."""
-        return [
-            (
-                scenario,
-                run.model_copy(update={"grid": {**run.grid, **scenario.grids.get(run.label, {})}}),
-            )
-            for scenario in self.scenarios
-            for run in self.runs
-            if scenario.runs is None or run.label in scenario.runs
-        ]
+        """Return each block's runs, with the grids that they have there."""
+        lines = []
+        for scenario in self.scenarios:
+            for run in self.runs:
+                if scenario.runs is None or run.label in scenario.runs:
+                    grid = {**run.grid, **scenario.grids.get(run.label, {})}
+                    lines.append((scenario, run.model_copy(update={"grid": grid})))
+        return lines
 
 
 @dataclass(frozen=True)
@@ -218,64 +225,69 @@ class SweepLine:
     failed: Mapping[int, str]  # why runs have no result, by seed
 
     def compared(self) -> Compared:
-        """Returns the line with the summaries of its runs."""
-        chosen = f" [{' '.join(map(_short, self.point))}]" if self.tried else ""
+        """Return the line with the summaries of its runs."""
+        point_text = ""
+        if self.tried:
+            point_text = f" [{' '.join(map(_short, self.point))}]"
         return Compared(
-            self.label, list(map(read_summary, self.folders.values())), chosen, len(self.failed)
+            self.label, list(map(read_summary, self.folders.values())), point_text, len(self.failed)
         )
 
 
 def _combinations(values: Mapping[str, list[Any]]) -> list[Point]:
-    """Returns all combinations of several keys' values, as settings."""
-    return [
-        tuple(f"{key}={json.dumps(value)}" for key, value in zip(values, chosen, strict=True))
-        for chosen in product(*values.values())
-    ]
+    """Return all combinations of several keys' values, as settings."""
+    settings = []
+    for key, choices in values.items():
+        settings.append([f"{key}={json.dumps(value)}" for value in choices])
+    return list(product(*settings))
 
 
 def slug(text: str) -> str:
-    """Returns a text as part of a folder's name."""
+    """Return a text as part of a folder's name."""
     return re.sub(r"[^A-Za-z0-9.=+_-]+", "-", text).strip("-")
 
 
 def find_sweep(source: str) -> Path | None:
-    """Returns the file of a sweep, given a packaged one's name or a TOML file with [[run]].
+    """Return the file of a sweep, given a packaged one's name or a TOML file with [[run]].
 
     None for anything else.
     """
     path = Path(source)
     if not path.is_file():
-        return None if source in packaged_recipes() else packaged_sweeps().get(source)
+        if source in packaged_recipes():
+            return None
+        return packaged_sweeps().get(source)
     try:
-        return path if "run" in read_toml(path) else None
+        if "run" in read_toml(path):
+            return path
+        return None
     except RecipeError:
-        return None  # reading it as a recipe says what is wrong
+        return None  # reading it as a recipe reports what is wrong
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Returns a sweep from its file.
+    """Return a sweep from its file.
 
     Raises RecipeError, which names the key, if the file is wrong.
     """
     sweep = _checked(read_toml(path), str(path))
-    beside = [
-        run.model_copy(update={"recipe": str(path.parent / run.recipe)})
-        if run.recipe.endswith(".toml")
-        else run
-        for run in sweep.runs
-    ]
-    return sweep.model_copy(update={"runs": beside})
+    runs = []
+    for run in sweep.runs:
+        if run.recipe.endswith(".toml"):
+            run = run.model_copy(update={"recipe": str(path.parent / run.recipe)})
+        runs.append(run)
+    return sweep.model_copy(update={"runs": runs})
 
 
-def _checked(data: Mapping[str, Any], where: str) -> Sweep:
+def _checked(data: Mapping[str, Any], place: str) -> Sweep:
     try:
         return Sweep.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(f"{where}: {explain(error, data, Sweep)}") from error
+        raise RecipeError(f"{place}: {explain(error, data, Sweep)}") from error
 
 
 def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
-    """Returns key and values of a text such as "method.rate=1e-3,3e-4", which was typed for an
+    """Return key and values of a text such as "method.rate=1e-3,3e-4", which was typed for an
     option.
 
     Raises RecipeError if the text has another form.
@@ -291,30 +303,50 @@ def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Returns the seeds of a text such as "1,2,3". Raises RecipeError if one of them is no seed."""
+    """Return the seeds of a text such as "1,2,3".
+
+    Raises:
+        RecipeError: one of them is no seed, or comes twice.
+    """
     try:
-        return [check_seed(int(word), "--seeds") for word in text.split(",")]
+        seeds = [check_seed(int(word), "--seeds") for word in text.split(",")]
     except ValueError as error:
         raise RecipeError(f"--seeds {text}: write whole numbers, such as 1,2,3") from error
+    try:
+        check_distinct(seeds, f"--seeds {text}")
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    return seeds
 
 
-def made_sweep(
+def check_distinct(values: Sequence[Any], source: str) -> None:
+    """Check that no value comes twice: one run would count as two in means and deviations.
+
+    Raises:
+        ValueError: one does; `source` says where.
+    """
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise ValueError(f"{source}: {value} comes twice; give each once")
+
+
+def make_sweep(
     file: Path | None,
     recipes: Sequence[str],
     changes: Sequence[str] = (),
     seeds: list[int] | None = None,
     grid: Mapping[str, list[Any]] = {},
-    each: Mapping[str, list[Any]] = {},
+    grid_by_run: Mapping[str, list[Any]] = {},
 ) -> Sweep:
-    """Returns the sweep of a file, or of recipes, with what a command line adds after it.
+    """Return the sweep of a file, or of recipes, with what a command line adds after it.
 
     Args:
-        file: the sweep's; None: there is none.
+        file: the sweep's; None: no sweep.
         recipes: files and names, of which each is a line then.
         changes: settings of all runs.
         seeds: the runs' seeds; None: those of the file, or 1.
         grid: values to choose from, by key.
-        each: values to be shown side by side, by key.
+        grid_by_run: values to be shown side by side, by key.
 
     Raises:
         RecipeError: the file is wrong, or two recipes have the same name.
@@ -330,22 +362,22 @@ def made_sweep(
         raise RecipeError(
             "--set seed: a sweep's runs have the seeds that --seeds says, such as --seeds 1,2,3"
         )
-    lines = [line for run in sweep.runs for line in run.lines(each)]
+    lines = list(chain.from_iterable(run.lines(grid_by_run) for run in sweep.runs))
     runs = [line.model_copy(update={"grid": {**line.grid, **grid}}) for line in lines]
     blocks = []
     # what was typed goes before a block's own values
     for block in sweep.scenarios:
-        left = {
-            run: {k: v for k, v in own.items() if k not in grid} for run, own in block.grids.items()
-        }
-        blocks.append(block.model_copy(update={"grids": left}))
-    made = {
+        remaining = {}
+        for run, run_grid in block.grids.items():
+            remaining[run] = {key: value for key, value in run_grid.items() if key not in grid}
+        blocks.append(block.model_copy(update={"grids": remaining}))
+    tables = {
         "runs": runs,
         "scenarios": blocks,
         "set": [*sweep.set, *changes],
         "seeds": seeds or sweep.seeds,
     }
-    return sweep.model_copy(update=made)
+    return sweep.model_copy(update=tables)
 
 
 @dataclass(frozen=True)
@@ -374,8 +406,8 @@ class Job:
     settings: tuple[str, ...]  # what is set in it, "key=value" each
     how: How = How()  # how it is run
 
-    def read(self) -> Recipe:
-        """Returns the recipe as it will be run. Raises RecipeError."""
+    def read_recipe(self) -> Recipe:
+        """Return the recipe as it will be run. Raises RecipeError."""
         return read_recipe(self.recipe, self.settings, self.how.plugins, self.how.trust_plugins)
 
 
@@ -396,7 +428,7 @@ class WorkerPool:
         self.stopped = threading.Event()
 
     def run(self, job: Job) -> str | None:
-        """Runs or resumes a job; of a finished one, only checks the recipe.
+        """Run or resumes a job; of a finished one, only checks the recipe.
 
         Its output goes to log.txt in its folder.
 
@@ -409,7 +441,7 @@ class WorkerPool:
         summary = job.folder / "summary.json"
         if summary.exists():
             # checks that it is the same recipe
-            RunFolder(job.folder, job.read().to_toml(), resume=True)
+            RunFolder(job.folder, job.read_recipe().to_toml(), resume=True)
             return None
         job.folder.mkdir(parents=True, exist_ok=True)
         problem: Any = None
@@ -430,22 +462,20 @@ class WorkerPool:
                 break
         if isinstance(problem, RecipeError):
             raise problem
-        return (
-            f"its process ended with exit code {process.exitcode}"
-            if problem is None
-            else problem or None
-        )
+        if problem is None:
+            return f"its process ended with exit code {process.exitcode}"
+        return problem or None
 
     def stop(self) -> None:
-        """Ends all processes; runs that are not finished can be resumed later."""
+        """End all processes; runs that are not finished can be resumed later."""
         with self._lock:
             self.stopped.set()
             for process in self._running:
                 process.terminate()
 
 
-def _run(heard: object, say: object, job: Job) -> RecipeError | str:
-    """Does a job in its process; returns what went wrong ("": nothing).
+def _run(order: object, say: object, job: Job) -> RecipeError | str:
+    """Do a job in its process; return what went wrong ("": nothing).
 
     The run resumes what was begun earlier.
     """
@@ -458,13 +488,15 @@ def _run(heard: object, say: object, job: Job) -> RecipeError | str:
         from fedseed.runs.assembly import build
 
         # plug-ins are loaded here, in the process that runs them
-        checked = job.read()
-        shown = Shown(Screen(width=120, force_terminal=False))
-        build(checked, job.folder, shown, job.how.workers, job.how.threads).run(resume=True)
+        checked = job.read_recipe()
+        progress = Shown(Screen(width=120, force_terminal=False))
+        build(checked, job.folder, progress, job.how.workers, job.how.threads).run(resume=True)
     except (FedseedError, OSError) as error:
         text = " ".join(str(error).split())
         print(f"fedseed: {text}", file=sys.stderr, flush=True)
-        return RecipeError(text) if isinstance(error, RecipeError) else text
+        if isinstance(error, RecipeError):
+            return RecipeError(text)
+        return text
     except BaseException as error:
         traceback.print_exc()
         return one_line(error)
@@ -485,26 +517,26 @@ class Sweeping:
     """
 
     def __init__(
-        self, sweep: Sweep, out: Path, say: Callable[[str], None], how: How = How()
+        self, sweep: Sweep, folder: Path, say: Callable[[str], None], settings: How = How()
     ) -> None:
         self.sweep = sweep
         # the runs have processes of their own
-        self.how = replace(how, plugins=tuple(map(resolve, how.plugins)))
-        self.out = out
+        self.how = replace(settings, plugins=tuple(map(resolve, settings.plugins)))
+        self.out = folder
         self.say = say
-        share = max(1, (os.cpu_count() or 1) // self.how.jobs) if self.how.jobs > 1 else None
-        cluster = (
-            None
-            if self.how.ray is None
-            else Cluster(self.how.ray, self.how.jobs, self.how.threads, say)
-        )
+        share = None
+        if self.how.jobs > 1:
+            share = max(1, (os.cpu_count() or 1) // self.how.jobs)
+        cluster = None
+        if self.how.ray is not None:
+            cluster = Cluster(self.how.ray, self.how.jobs, self.how.threads, say)
         self.pool = WorkerPool(share if cluster is None else cluster.threads, cluster)
         self._numbers = count(1)  # of runs that are over
         self.total = 0
         self._folders: set[Path] = set()
         for scenario, run in sweep.lines():
-            points, here = run.points(), sweep.choose_in in (None, scenario.name)
-            choosing = here and len(points) > 1
+            points, is_chosen_here = run.points(), sweep.choose_in in (None, scenario.name)
+            choosing = is_chosen_here and len(points) > 1
             self.total += len(sweep.seeds) + (len(points) if choosing else 0)
             for point in points:
                 self._check(scenario, run, point, choosing)
@@ -518,35 +550,34 @@ class Sweeping:
             RecipeError: there is nothing to choose a grid's point on, or a run's data or model
                 can't be had.
         """
-        lines, seen = self.sweep.lines(), set()
+        lines, tasks_seen = self.sweep.lines(), set()
         choosing = [line for line in lines if self.sweep.choose_in in (None, line[0].name)]
         for scenario, run in choosing:
             # errors in the data that it chooses on are raised before any run
             if len(run.points()) > 1:
                 job = self._job(scenario, run, run.points()[0], self.sweep.seeds[0], choosing=True)
-                task = job.read().task
-                if (about := task.model_dump_json()) not in seen and not (
-                    job.folder / "summary.json"
-                ).exists():
-                    seen.add(about)
+                task = job.read_recipe().task
+                task_text = task.model_dump_json()
+                if task_text not in tasks_seen and not (job.folder / "summary.json").exists():
+                    tasks_seen.add(task_text)
                     task.load()
         with ThreadPoolExecutor(self.how.jobs) as pool:
-            chosen = {
+            futures = {
                 (block.name, run.label): pool.submit(self._choose, block, run)
                 for block, run in choosing
             }
             # a line waits for its point to be chosen: all choosing is ahead of it in the pool
-            made = [
+            lines_done = [
                 pool.submit(
                     self._line,
                     scenario,
                     run,
-                    chosen[self.sweep.choose_in or scenario.name, run.label],
+                    futures[self.sweep.choose_in or scenario.name, run.label],
                 )
                 for scenario, run in lines
             ]
             try:
-                return [line.result() for line in made]
+                return [line.result() for line in lines_done]
             except BaseException:
                 # Ctrl-C, or a recipe that turned out wrong: nothing goes on behind the caller's
                 # back
@@ -562,28 +593,28 @@ class Sweeping:
                 f'run "{run.label}": two points of its grid have names that give the same folder'
             )
         self._folders.add(job.folder)
-        task = job.read().task
+        task = job.read_recipe().task
         if not choosing:
             return
-        kept = getattr(task, "validation", None)
+        validation = getattr(task, "validation", None)
         if "evaluate_on" not in type(task).model_fields:
             raise RecipeError(
                 f'run "{run.label}" has a grid, but task.name = "{task.name}" has no validation '
                 "examples to choose on (task.evaluate_on): give one value for each key"
             )
-        if kept == 0:
+        if validation == 0:
             raise RecipeError(
                 f'run "{run.label}" has a grid, whose point is chosen on validation examples, but '
                 "task.validation = 0 keeps none: set it, such as --set "
-                f"task.validation={0.1 if isinstance(kept, float) else 200}"
+                f"task.validation={0.1 if isinstance(validation, float) else 200}"
             )
-        self._job(scenario, run, point, self.sweep.seeds[0], choosing=True).read()
+        self._job(scenario, run, point, self.sweep.seeds[0], choosing=True).read_recipe()
 
     def _job(
         self, scenario: Scenario, run: SweepRun, point: Point, seed: int, choosing: bool
     ) -> Job:
-        own = scenario.also.get(run.label, [])
-        settings = [*self.sweep.set, *scenario.set, *run.set, *own, *point, f"seed={seed}"]
+        own_changes = scenario.also.get(run.label, [])
+        settings = [*self.sweep.set, *scenario.set, *run.set, *own_changes, *point, f"seed={seed}"]
         parts = [slug(scenario.name), slug(run.label)]
         choosing = choosing and self.sweep.metric != BESIDE
         if choosing:
@@ -592,12 +623,12 @@ class Sweeping:
         if point:
             parts.append(slug("_".join(point)))
         folder = self.out.joinpath(*filter(None, parts), f"seed-{seed}")
-        what = _joined(scenario.name, run.label, *map(_short, point), f"seed {seed}")
-        name = f"{what}{', on validation examples' if choosing else ''}"
+        title = _join_words(scenario.name, run.label, *map(_short, point), f"seed {seed}")
+        name = f"{title}{', on validation examples' if choosing else ''}"
         return Job(name, folder, run.recipe, tuple(settings), self.how)
 
     def _choose(self, scenario: Scenario, run: SweepRun) -> tuple[Point, dict[Point, float]]:
-        """Returns the best point, and the validation metric of each, if there are several."""
+        """Return the best point, and the validation metric of each, if there are several."""
         points = run.points()
         if len(points) == 1:
             return points[0], {}
@@ -606,13 +637,15 @@ class Sweeping:
             for point in points
         }
         tried = {point: self._metric(self._run(job)) for point, job in jobs.items()}
-        sign = 1 if lower_is_better(self.sweep.metric) else -1
+        sign = -1
+        if lower_is_better(self.sweep.metric):
+            sign = 1
         return min(points, key=lambda p: sign * tried[p] if isfinite(tried[p]) else inf), tried
 
     def _line(
-        self, scenario: Scenario, run: SweepRun, chosen: Future[tuple[Point, dict[Point, float]]]
+        self, scenario: Scenario, run: SweepRun, choice: Future[tuple[Point, dict[Point, float]]]
     ) -> SweepLine:
-        best, tried = chosen.result()
+        best, tried = choice.result()
         folders, failed = {}, {}
         for seed in self.sweep.seeds:
             job = self._job(scenario, run, best, seed, choosing=False)
@@ -631,7 +664,9 @@ class Sweeping:
 
     def _metric(self, result: Mapping[str, Any] | str) -> float:
         if isinstance(result, str):
-            return inf if lower_is_better(self.sweep.metric) else -inf
+            if lower_is_better(self.sweep.metric):
+                return inf
+            return -inf
         if self.sweep.metric not in result["final"]:
             names = ", ".join(result["final"])
             stopping = "; runs with [stopping] do that" if self.sweep.metric == BESIDE else ""
@@ -639,8 +674,8 @@ class Sweeping:
         return float(result["final"][self.sweep.metric])
 
     def _run(self, job: Job) -> dict[str, Any] | str:
-        """Returns the summary of a run, which is run if it is not finished; or why it failed."""
-        there = (job.folder / "summary.json").exists()
+        """Return the summary of a run, which is run if it is not finished; or why it failed."""
+        is_there = (job.folder / "summary.json").exists()
         began = time.perf_counter()
         problem = self.pool.run(job)
         if self.pool.stopped.is_set():
@@ -654,61 +689,82 @@ class Sweeping:
         metrics = ", ".join(
             f"{k} {final[k]:.3f}" for k in shown_metrics(final) if not k.startswith("unseen_")
         )
-        spent = "there already" if there else f"{time.perf_counter() - began:.0f} s"
+        spent = "there already"
+        if not is_there:
+            spent = f"{time.perf_counter() - began:.0f} s"
         failure = summary.get("failure")
-        diverged = "" if failure is None else f", diverged since round {failure['round']}"
-        if untaken := summary.get("not_taken"):
+        diverged = ""
+        if failure is not None:
+            diverged = f", diverged since round {failure['round']}"
+        untaken = summary.get("not_taken")
+        if untaken:
             diverged += f", {plural(untaken, 'step')} not taken"
         self.say(f"{head}: {metrics}{diverged} ({spent})")
         return summary
 
 
 def _short(setting: str) -> str:
-    """Returns a setting without the tables its key is in."""
+    """Return a setting without the tables its key is in."""
     key, _, value = setting.partition("=")
     return f"{key.rpartition('.')[2]}={value.strip(chr(34))}"
 
 
-def _joined(*words: str, by: str = " ") -> str:
-    """Returns words that are not empty, with a blank or something else between them."""
-    return by.join(filter(None, words))
+def _join_words(*words: str, separator: str = " ") -> str:
+    """Return words that are not empty, with a blank or something else between them."""
+    return separator.join(filter(None, words))
 
 
 def sheets(sweep: Sweep, lines: Sequence[SweepLine], brief: bool = False) -> list[Sheet]:
-    """Returns the tables: results and costs of each scenario, and one with what was chosen from.
+    """Return the tables: results and costs of each scenario, and one with what was chosen from.
 
     If they are to be `brief`, passes and memory are left out, so that the results fit a terminal.
     """
-    made = []
+    sheets_made = []
     for scenario in sweep.scenarios:
         compared = [line.compared() for line in lines if line.scenario == scenario.name]
-        made.append(
+        sheets_made.append(
             results_sheet(
-                _joined(sweep.title, scenario.name, by=": "), compared, len(sweep.seeds), brief
+                _join_words(sweep.title, scenario.name, separator=": "),
+                compared,
+                len(sweep.seeds),
+                brief,
             )
         )
-        made.append(costs_sheet(_joined("Costs of a round", scenario.name, by=": "), compared))
-    shown = [line for line in lines if sweep.choose_in in (None, line.scenario)]
+        sheets_made.append(
+            costs_sheet(_join_words("Costs of a round", scenario.name, separator=": "), compared)
+        )
+    lines_shown = [line for line in lines if sweep.choose_in in (None, line.scenario)]
     tried = []
-    for line in shown:
+    for line in lines_shown:
         for point, value in line.tried.items():
             setting = " ".join(map(_short, point)) + (" (chosen)" if point == line.point else "")
             tried.append([line.scenario, line.label, setting, f"{value:.4f}"])
     if tried:
-        edges = ", ".join(_joined(line.scenario, line.label) for line in shown if line.edge)
-        note = f"By seed {sweep.seeds[0]}."
-        note += (
-            f" Chosen at a grid's end, so that a better value may lie beyond it: {edges}."
-            if edges
-            else ""
+        edges = ", ".join(
+            _join_words(line.scenario, line.label) for line in lines_shown if line.edge
         )
+        note = f"By seed {sweep.seeds[0]}."
+        if edges:
+            note += f" Chosen at a grid's end, so that a better value may lie beyond it: {edges}."
         head = ("scenario", "method", "setting", f"validation {sweep.metric}")
-        made.append(Sheet("Chosen on validation examples", head, tried, note))
-    return made
+        sheets_made.append(Sheet("Chosen on validation examples", head, tried, note))
+    return sheets_made
 
 
-def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[str]:
-    """Writes tables as text and Markdown, everything as JSON, a page and a picture.
+def _line_to_json(line: SweepLine) -> dict[str, Any]:
+    """Return a line as compare.json has it."""
+    return {
+        "scenario": line.scenario,
+        "label": line.label,
+        "chosen": line.point,
+        "tried": [{"settings": point, "value": value} for point, value in line.tried.items()],
+        "failed": line.failed,
+        "summaries": {seed: read_summary(folder) for seed, folder in line.folders.items()},
+    }
+
+
+def write_results(sweep: Sweep, lines: Sequence[SweepLine], target: Path) -> list[str]:
+    """Write tables as text and Markdown, everything as JSON, a page and a picture.
 
     compare.txt, compare.md, compare.json, compare.html, compare.png
 
@@ -720,40 +776,31 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[s
     from fedseed.reports.plots import draw
 
     tables, views, panels = sheets(sweep, lines), {}, []
-    said = (
-        comparison_lines([line.compared() for line in lines]) if len(sweep.scenarios) == 1 else []
-    )
+    messages = []
+    if len(sweep.scenarios) == 1:
+        messages = comparison_lines([line.compared() for line in lines])
     for scenario in sweep.scenarios:
-        runs = views[scenario.name] = {
-            line.label: [view_folder(folder) for folder in line.folders.values()]
-            for line in lines
-            if line.scenario == scenario.name and line.folders
-        }
-        panels += curves(
-            {label: [view.lines for view in seeds] for label, seeds in runs.items()}, scenario.name
-        )
-    content = [
-        {
-            "scenario": line.scenario,
-            "label": line.label,
-            "chosen": line.point,
-            "tried": [{"settings": p, "value": v} for p, v in line.tried.items()],
-            "failed": line.failed,
-            "summaries": {seed: read_summary(folder) for seed, folder in line.folders.items()},
-        }
-        for line in lines
-    ]
-    end = ["".join(f"{text}\n" for text in said)] if said else []
+        runs, round_lines = {}, {}
+        for line in lines:
+            if line.scenario == scenario.name and line.folders:
+                seeds = runs[line.label] = list(map(view_folder, line.folders.values()))
+                round_lines[line.label] = [view.lines for view in seeds]
+        views[scenario.name] = runs
+        panels += curves(round_lines, scenario.name)
+    content = list(map(_line_to_json, lines))
+    end = []
+    if messages:
+        end = ["".join(f"{text}\n" for text in messages)]
     write_whole(
-        out / "compare.txt", "\n".join([*(sheet.text() for sheet in tables), *end]).encode()
+        target / "compare.txt", "\n".join([*(sheet.text() for sheet in tables), *end]).encode()
     )
     write_whole(
-        out / "compare.md", "\n".join([*(sheet.markdown() for sheet in tables), *end]).encode()
+        target / "compare.md", "\n".join([*(sheet.markdown() for sheet in tables), *end]).encode()
     )
-    write_whole(out / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
-    draw(panels, out / "compare.png", across=4)
+    write_whole(target / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
+    draw(panels, target / "compare.png", across=4)
     write_whole(
-        out / "compare.html",
-        comparison_page(sweep.title or "Comparison", views, tables, said).encode(),
+        target / "compare.html",
+        comparison_page(sweep.title or "Comparison", views, tables, messages).encode(),
     )
-    return said
+    return messages

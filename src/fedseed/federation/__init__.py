@@ -1,4 +1,8 @@
 """A coordinator, its clients, and the rounds they run.
 
-`coordinator` is free of torch; import modules by name.
+    coordinator/   picks clients, asks them, checks and combines their answers; free of torch
+    client/        holds the model, trains, and answers
+
+They import nothing of each other. What both need lies beside them: messages, the protocol, large
+messages, fingerprints, costs. Import modules by name.
 """

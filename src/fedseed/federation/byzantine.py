@@ -21,10 +21,10 @@ from fedseed.attacks.updates import (
     inner_product,
     little_is_enough,
 )
-from fedseed.federation.bounds import Bounds, lower_median
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.bounds import Bounds, lower_median
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.messages import Message
-from fedseed.methods.payload import LARGEST, About
+from fedseed.methods.payload import LARGEST, DecodeContext
 
 _SAFETY = 0.99  # share of the largest accepted size
 
@@ -69,7 +69,7 @@ class Byzantine:
                 for c, data in messages.items()
             }
         method, state = self.coordinator.method, self.coordinator.state
-        context = About(method, state, "update", number)
+        context = DecodeContext(method, state, "update", number)
         frames = {client: Message.decode(message) for client, message in messages.items()}
         updates = {
             c: method.decode_update(state, number, frame.payload) for c, frame in frames.items()
@@ -89,7 +89,7 @@ class Byzantine:
         updates: Mapping[int, Any],
         honest: Mapping[int, Any],
         liars: list[int],
-        context: About,
+        context: DecodeContext,
     ) -> dict[int, Any]:
         """Return a false update for each liar."""
         if self.kind in OMNISCIENT and honest:
@@ -132,7 +132,7 @@ def largest_accepted(sizes: list[float], bounds: Bounds) -> float:
     return _SAFETY * min(LARGEST, bounds.proportion * lower_median(sizes))
 
 
-def _as_large_as(lie: Any, target_size: float, context: About) -> Any:
+def _as_large_as(lie: Any, target_size: float, context: DecodeContext) -> Any:
     """Return the update, scaled to a size.
 
     An update without a size, such as a vote, stays as it is.

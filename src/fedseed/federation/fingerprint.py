@@ -8,7 +8,7 @@ join. Nothing here imports torch: the coordinator compares, too.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedseed.text import shown
+from fedseed.text import show_text
 
 COMPARED = {
     "tokens": "the same texts become other tokens",
@@ -45,8 +45,8 @@ class Fingerprint:
             return None
         differences = " and ".join(COMPARED[name] for name in names)
         return (
-            f"{differences}: {self.describe_versions()} at this party, "
-            f"{run.describe_versions()} in the run; {REMEDY}"
+            f"{differences}: {self.describe_versions()} at this party, {run.describe_versions()} "
+            f"in the run; {REMEDY}"
         )
 
     def version_difference(self, run: "Fingerprint") -> str | None:
@@ -64,7 +64,8 @@ class Fingerprint:
         """Return versions as a text: of all libraries, or of some."""
         libraries = list(self.versions) if names is None else names
         descriptions = [
-            f"{shown(name, MOST_VERSION)} {shown(self.versions.get(name, '?'), MOST_VERSION)}"
+            f"{show_text(name, MOST_VERSION)} "
+            f"{show_text(self.versions.get(name, '?'), MOST_VERSION)}"
             for name in libraries
         ]
         return ", ".join(descriptions) or "unknown versions"

@@ -26,7 +26,7 @@ from fedseed.federation.control import Beginning, parse_control
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan
 from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
-from fedseed.text import shown
+from fedseed.text import show_text
 
 _NUMBER = struct.Struct("<I")
 _SILENT = struct.Struct("<2sIH")
@@ -172,11 +172,11 @@ def read_silent(data: bytes) -> tuple[int, int, str]:
     if not _SILENT.size <= len(data) <= _SILENT.size + _REASON_BYTES:
         raise MessageError(f"{len(data)} bytes where a client says that it sends nothing")
     _, number, attempt = _SILENT.unpack_from(data)
-    return number, attempt, shown(data[_SILENT.size :].decode(errors="replace"))
+    return number, attempt, show_text(data[_SILENT.size :].decode(errors="replace"))
 
 
 def list_names(names: Collection[str], shown_count: int = 8) -> str:
     """Return sorted names as a text: all of them, or the first few and the number of the rest."""
-    ordered = [shown(name, _NAME_CHARACTERS) for name in sorted(names)]
+    ordered = [show_text(name, _NAME_CHARACTERS) for name in sorted(names)]
     rest = f" and {len(ordered) - shown_count} more" if len(ordered) > shown_count else ""
     return ", ".join(ordered[:shown_count]) + rest

@@ -20,15 +20,15 @@ from typing import Any
 import torch
 
 from fedseed.errors import FedseedError, PrivacyError, RecipeError
-from fedseed.federation.answers import Answers
+from fedseed.federation.client.answers import Answers
+from fedseed.federation.client.heartbeat import Presence
+from fedseed.federation.client.replica import Replica
+from fedseed.federation.client.state import Hosted, WorkThread
 from fedseed.federation.cost import Cost
-from fedseed.federation.hosted import Hosted, WorkThread
-from fedseed.federation.presence import Presence
-from fedseed.federation.replica import Replica
 from fedseed.flower.config import Place, place_of, recipe_of
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
 from fedseed.runs.joining import Loading
-from fedseed.runs.recipe import Recipe
 from fedseed.transport import flower_wire as wire
 from fedseed.transport.flower_node import NodeEnd
 
@@ -177,6 +177,8 @@ def _site(
         quiet()
         checked_recipe = recipe_of(recipe, run_config)
         _SITES[key] = Site(
-            Loading(checked_recipe, place.clients or everybody(checked_recipe), own=place.own_data)
+            Loading(
+                checked_recipe, place.clients or everybody(checked_recipe), own_data=place.own_data
+            )
         )
     return _SITES[key], place.select(list(_SITES[key].whole.items))

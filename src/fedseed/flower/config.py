@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.errors import RecipeError
-from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.tasks.data import OwnData
 
 RUN_KEYS = ("recipe", "out", "data", "set")

@@ -1,16 +1,16 @@
-"""Defines what a method is: five functions that a round calls, none of which needs a model.
+"""The contract of a method: five functions that a round calls. They need no model.
 
-    plan       coordinator: state -> what this round asks of a client
+    plan       coordinator: state -> the round's request to a client
     train      client:      plan + data -> update
     aggregate  coordinator: updates -> step
-    change     anybody:     step -> what becomes of the weights, as data (`fedseed.weights.change`)
+    change     anybody:     step -> the change of the weights, as data (`fedseed.weights.change`)
     advance    everybody:   state + step -> state of the next round
 
 The object itself is the method's settings, checked and frozen; a run's memory is the state, which
 is a function of the steps alone, so that the orbit's holder also has the state. A payload's
-fields say how it is encoded (`fedseed.methods.payload`). How answers are combined, how a step is
-rounded, what a gradient becomes and what wraps a client or its answers is decided by components
-that a method is given, not by functions of its own.
+fields declare how it is encoded (`fedseed.methods.payload`). A method receives components that
+combine answers, round steps, use gradients and wrap a client or its answers; it has no functions of
+its own for that.
 """
 
 from abc import ABC, abstractmethod
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from fedseed.aggregation import AggregationRule
-from fedseed.aggregation.base import Part, Parts, Past, Weighting, padded
+from fedseed.aggregation.base import Part, Parts, Past, Weighting, pad_vectors
 from fedseed.hinting import Hinting
-from fedseed.methods.payload import About, Nothing, Payload, State, Summand
+from fedseed.methods.payload import DecodeContext, Nothing, Payload, State, Summand
 from fedseed.models.adapters import Adapter
 from fedseed.training.protocol import Client
 from fedseed.weights.change import Change
@@ -34,9 +34,9 @@ from fedseed.weights.layout import BlockRule, Layout
 
 @dataclass(frozen=True)
 class CatchUp:
-    """The steps that a client which missed rounds needs to get the model.
+    """The rule by which a client that missed rounds gets the model.
 
-    Stores, logs and clients ask only this.
+    Stores, logs and clients use this alone.
     """
 
     # a step replaces all before it, as whole weights do
@@ -44,14 +44,21 @@ class CatchUp:
     # an orbit replays without its earlier steps, as the next plan carries the model
     may_drop: bool = False
 
-    def needs(self, has: int, last: int, changed: int) -> range:
-        """Returns the numbers of the steps that somebody who has step `has` still downloads.
+    def steps_to_download(self, current: int, last: int, changed: int) -> range:
+        """Return the numbers of the steps to download.
 
-        `last` is the newest step, `changed` the newest that is not empty.
+        Args:
+            current: the newest step that the client has; 0: it has the base alone.
+            last: the run's newest step.
+            changed: the newest step that is not empty.
         """
         if self.replaces:
-            return range(changed, changed + 1) if changed > has else range(0)
-        return range(0) if self.may_drop else range(has + 1, last + 1)
+            if changed > current:
+                return range(changed, changed + 1)
+            return range(0)
+        if self.may_drop:
+            return range(0)
+        return range(current + 1, last + 1)
 
 
 EVERY_STEP, NEWEST_STEP, NEXT_PLAN = CatchUp(), CatchUp(replaces=True), CatchUp(may_drop=True)
@@ -61,7 +68,7 @@ ALL = 0xFFFFFFFF
 
 
 class Round(NamedTuple):
-    """Whom a plan is for."""
+    """The round and the client that a plan is for."""
 
     number: int  # the round, from 1
     client: int  # the client's number
@@ -83,7 +90,7 @@ class Answers(Sequence[Answer]):
     round: int  # the round's number
     answers: Sequence[Answer]
     rule: AggregationRule  # how vectors of the clients become one
-    past: Past = field(default_factory=Past)  # what else the rule may know
+    past: Past = field(default_factory=Past)  # the rule's knowledge of earlier rounds
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -93,20 +100,25 @@ class Answers(Sequence[Answer]):
 
     @property
     def updates(self) -> list[Any]:
-        """Returns the updates alone."""
+        """Return the updates alone."""
         return [answer.update for answer in self.answers]
 
     @property
     def weights(self) -> list[float]:
-        """Returns c_i of each answer."""
+        """Return c_i of each answer."""
         return [answer.weight for answer in self.answers]
 
     def combine(self, vectors: Part) -> NDArray[np.float64]:
-        """Return the rule's result for one vector of each client: with the mean, sum_i c_i v_i in
-        double precision.
+        """Return the rule's result for one vector of each client.
 
-        Shorter vectors are filled up with zeros. Of no vectors it makes one of no entries: nobody
-        answered.
+        With the mean it is sum_i c_i v_i in double precision. Shorter vectors are padded with
+        zeros.
+
+        Args:
+            vectors: 1-D, one for each answer; none: nobody answered.
+
+        Returns:
+            A vector as long as the longest one; no entries if there are no vectors.
         """
         if not vectors:
             return np.zeros(0)
@@ -114,42 +126,51 @@ class Answers(Sequence[Answer]):
         return outcome
 
     def combine_parts(self, parts: Iterable[Part]) -> Iterator[NDArray[np.float64]]:
-        """Yields the same for vectors in parts, such as blocks, which the rule sees as one and may
-        go through again.
+        """Yield the rule's result, as in `combine`, for vectors that come in parts such as blocks.
+
+        The rule treats the parts as one vector, and may go through them again.
         """
-        return self.rule.combine_parts(Parts(lambda: map(padded, parts)), self.weights, self.past)
+        return self.rule.combine_parts(
+            Parts(lambda: map(pad_vectors, parts)), self.weights, self.past
+        )
 
     def tally(self, votes: Part) -> NDArray[np.float64]:
         """Return the rule's result for clients' votes, entry by entry.
 
         With the mean, their sum without weights.
         """
-        return (
-            np.sum(votes, axis=0, dtype=np.float64)
-            if self.rule.linear and votes
-            else self.combine(votes)
-        )
+        if self.rule.linear and votes:
+            return np.sum(votes, axis=0, dtype=np.float64)
+        return self.combine(votes)
 
     def accumulate(
         self,
-        before: NDArray[Any],
+        start: NDArray[Any],
         indices: Sequence[NDArray[np.integer[Any]]],
         values: Sequence[NDArray[Any]],
     ) -> NDArray[np.float64]:
-        """Returns `before` (1-D) plus what the rule makes of sparse vectors: `values` of each
-        client at its `indices`.
+        """Return a vector plus the rule's result for the clients' sparse vectors.
 
-        An index that occurs twice counts twice.
+        Args:
+            start: the vector, 1-D.
+            indices: the positions of each client's entries; one that occurs twice counts twice.
+            values: the entries at these positions.
+
+        Returns:
+            The sum in double precision, as long as `start`.
         """
-        result = before.astype(np.float64)
+        result = start.astype(np.float64)
         pairs = list(zip(indices, values, strict=True))
         if pairs and not self.rule.linear:
             return result + self.combine(
-                [np.bincount(at, what, len(before)).astype(np.float64) for at, what in pairs]
+                [
+                    np.bincount(positions, entries, len(start)).astype(np.float64)
+                    for positions, entries in pairs
+                ]
             )
         # orbits depend on their order
-        for (where, what), weight in zip(pairs, self.weights, strict=True):
-            np.add.at(result, where, weight * what.astype(np.float64))
+        for (positions, entries), weight in zip(pairs, self.weights, strict=True):
+            np.add.at(result, positions, weight * entries.astype(np.float64))
         return result
 
 
@@ -177,8 +198,10 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     weighting: Weighting = "equal"
 
     def check(self, layout: Layout) -> None:
-        """Raises ValueError, which names the keys, if the settings do not fit the weights that
-        train.
+        """Check that the settings fit the weights that train.
+
+        Raises:
+            ValueError: they do not; the message names the keys.
         """
         dtypes = sorted({tensor.dtype for tensor in layout.tensors})
         for table, settings in (
@@ -189,20 +212,18 @@ class Method(BaseModel, ABC, metaclass=Hinting):
             if autocast is not None and "float32" not in dtypes:
                 raise ValueError(
                     f'{table}.autocast = "{autocast}": the weights are {" and ".join(dtypes)} '
-                    "already; leave it out, "
-                    'or set model.dtype = "float32"'
+                    'already; leave it out, or set model.dtype = "float32"'
                 )
 
     def trained_numbers(self, layout: Layout) -> int | None:
-        """Return the number of float32 values that a client trains beside the weights, which stay
-        as they are.
+        """Return the number of float32 values that a client trains in place of the weights.
 
         None: it trains the weights.
         """
         return None
 
     def start(self, layout: Layout, seed: int) -> Any:
-        """Returns the state before the first round.
+        """Return the state before the first round.
 
         Raises ValueError if the settings do not fit the layout.
         """
@@ -221,19 +242,20 @@ class Method(BaseModel, ABC, metaclass=Hinting):
 
     @abstractmethod
     def aggregate(self, state: Any, answers: Answers) -> Payload:
-        """Returns the step that follows from a round's answers."""
+        """Return the step that follows from a round's answers."""
 
     @abstractmethod
     def change(self, state: Any, step: Any) -> Change:
         """Return the change of the weights; `state` is the one before the step."""
 
     def advance(self, state: Any, step: Any) -> Any:
-        """Returns the state after a step."""
+        """Return the state after a step."""
         return state
 
     def remember(self, state: Any, answers: Answers) -> Any:
-        """Returns the coordinator's state with what it keeps of the answers and no step carries,
-        for `aggregate`.
+        """Return the coordinator's state with the values that it keeps of the answers.
+
+        No step carries these values; `aggregate` uses them.
         """
         return state
 
@@ -260,17 +282,14 @@ class Method(BaseModel, ABC, metaclass=Hinting):
 
     @property
     def entrywise(self) -> bool:
-        """Return whether messages, and the memory that a client needs to make them, grow with the
-        model.
-        """
+        """Return whether messages grow with the model, and with them the client's memory."""
         return self.catch_up.replaces
 
     @property
-    def mistaken(self) -> str | None:
-        """Return the reason why no run may begin with these settings, though old orbits with them
-        can be read.
+    def settings_problem(self) -> str | None:
+        """Return the reason why no run may begin with these settings; None if it may.
 
-        None if nothing is wrong.
+        Orbits of older runs with such settings can still be read.
         """
         return None
 
@@ -278,16 +297,15 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     def lasting_entries(self) -> bool:
         """Return whether an entry of clients' vectors means the same in every round.
 
-        Not so on new directions.
+        It does not where each round has new directions.
         """
         return self.catch_up.replaces
 
     @property
     def needs_each(self) -> str | None:
-        """Return the reason why a step needs each client's update, and not just the sum of their
-        vectors.
+        """Return the reason why a step needs the update of each client.
 
-        None if the sum will do.
+        None if the sum of their vectors is enough.
         """
         if not issubclass(self.update_type, Summand):
             return (
@@ -297,42 +315,36 @@ class Method(BaseModel, ABC, metaclass=Hinting):
         return self.incomparable
 
     def unit(self, state: Any) -> float:
-        """Return the value that stands for an estimate or coefficient of 1 among the numbers of a
-        client's update.
-        """
+        """Return the number in an update that stands for an estimate or coefficient of 1."""
         return 1.0
 
     def decode_plan(self, state: Any, data: bytes) -> Any:
-        """Returns a plan from its payload. Raises MessageError if that is not valid."""
-        return self.plan_type.decode(data, About(self, state, "plan"))
+        """Return a plan from its payload. Raises MessageError if that is not valid."""
+        return self.plan_type.decode(data, DecodeContext(self, state, "plan"))
 
     def decode_update(self, state: Any, number: int, data: bytes) -> Any:
-        """Returns an update from its payload.
+        """Return an update from its payload.
 
         Raises MessageError if it is not what round `number` asked for.
         """
-        return self.update_type.decode(data, About(self, state, "update", number))
+        return self.update_type.decode(data, DecodeContext(self, state, "update", number))
 
     def decode_step(self, state: Any, data: bytes) -> Any:
-        """Returns a step from its payload. Raises MessageError if that is not valid."""
-        return self.step_type.decode(data, About(self, state, "step"))
+        """Return a step from its payload. Raises MessageError if that is not valid."""
+        return self.step_type.decode(data, DecodeContext(self, state, "step"))
 
 
-def with_remedy(reason: str) -> str:
-    """Return the reason why clients' vectors can't be combined, and the setting to change if seeds
-    are the reason.
-    """
-    return reason + '; set method.seeds = "shared"' * reason.startswith("seeds")
+def add_remedy(reason: str) -> str:
+    """Return a reason why vectors can't be combined, with the setting to change if seeds are it."""
+    if reason.startswith("seeds"):
+        return reason + '; set method.seeds = "shared"'
+    return reason
 
 
-def misfit(method: Method, rule: AggregationRule) -> str | None:
-    """Return the reason why a rule can't combine a method's answers with its weights, or why no run
-    begins with these settings.
-
-    None if it can.
-    """
-    if method.mistaken is not None:
-        return f"method.{method.mistaken}"
+def find_misfit(method: Method, rule: AggregationRule) -> str | None:
+    """Return the reason why no run may begin with this method and this rule; None if one may."""
+    if method.settings_problem is not None:
+        return f"method.{method.settings_problem}"
     if (
         issubclass(method.update_type, Summand)
         and method.update_type.counted
@@ -342,14 +354,13 @@ def misfit(method: Method, rule: AggregationRule) -> str | None:
             f'method.weighting = "{method.weighting}": votes count the same, whoever casts '
             'them; set it to "equal"'
         )
-    said = f'aggregation.name = "{rule.name}" does not fit {method.name}'
+    prefix = f'aggregation.name = "{rule.name}" does not fit {method.name}'
     if rule.compares and method.incomparable is not None:
-        return f"{said}: {with_remedy(method.incomparable)}"
+        return f"{prefix}: {add_remedy(method.incomparable)}"
     if rule.needs_past and not method.lasting_entries:
         return (
-            f"{said}: aggregation.{rule.needs_past} needs directions that are the same in every "
-            "round; leave it out, "
-            'or take such a method (fedkseed, ferret with seeds = "fixed", or one that sends '
-            "weights or gradients)"
+            f"{prefix}: aggregation.{rule.needs_past} needs directions that are the same in every "
+            'round; leave it out, or take such a method (fedkseed, ferret with seeds = "fixed", '
+            "or one that sends weights or gradients)"
         )
     return None

@@ -18,7 +18,7 @@ from fedseed.aggregation.base import Parts
 from fedseed.methods.base import EVERY_STEP, NEWEST_STEP, Answers, CatchUp
 from fedseed.methods.payload import (
     SMALLEST_MOVE,
-    About,
+    DecodeContext,
     Payload,
     Scalar,
     State,
@@ -26,51 +26,57 @@ from fedseed.methods.payload import (
     from_floats,
     to_floats,
 )
-from fedseed.methods.server import Served
+from fedseed.methods.server import ServerOptimization
 from fedseed.optimizers.rules import Moments
 from fedseed.randomness import Domain, derive, kernels
 from fedseed.weights.change import NOTHING, Change, Floats, Replace, Rounding
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
-# no client's number: whose numbers an average is rounded by
+# in place of a client's number, in the random numbers that an average is rounded by
 COORDINATOR = 0xFFFFFFFF
 # entries that are worked on at a time, however large a tensor is
 PIECE = 1 << 20
 
 
 class Piece(NamedTuple):
-    """Some entries of one tensor: from `start` to `stop` in the parameter vector, `where` in the
+    """Some entries of one tensor: from `start` to `stop` in the parameter vector, `span` in the
     tensors' bytes.
     """
 
     dtype: str
     start: int
     stop: int
-    where: slice
+    span: slice
 
 
-def cut(layout: Layout) -> Iterator[Piece]:
-    """Yields all tensors, piece by piece."""
+def split_into_pieces(layout: Layout) -> Iterator[Piece]:
+    """Yield all tensors, piece by piece."""
     start = position = 0
     for entry in layout.tensors:
         end, width = start + entry.size, ITEM_BYTES[entry.dtype]
         for lo in range(start, end, PIECE):
             hi = min(end, lo + PIECE)
-            yield Piece(
-                entry.dtype, lo, hi, slice(position, position := position + (hi - lo) * width)
-            )
+            next_position = position + (hi - lo) * width
+            yield Piece(entry.dtype, lo, hi, slice(position, next_position))
+            position = next_position
         start = end
 
 
-def pieces(
-    layout: Layout, data: bytes | memoryview, before: bytes | None = None
+def read_pieces(
+    layout: Layout, data: bytes | memoryview, subtrahend: bytes | None = None
 ) -> Iterator[NDArray[np.float64]]:
-    """Yields tensors from their bytes, piece by piece, in double precision, less others before."""
-    own, old = memoryview(data), memoryview(before or b"")
-    for at in cut(layout):
-        values = to_floats(own[at.where], at.dtype).astype(np.float64)
-        if before is not None:
-            values -= to_floats(old[at.where], at.dtype)
+    """Yield tensors from their bytes, piece by piece, in double precision.
+
+    Args:
+        layout: the tensors.
+        data: their bytes.
+        subtrahend: the bytes of tensors to subtract; None: nothing is subtracted.
+    """
+    new_bytes, old_bytes = memoryview(data), memoryview(subtrahend or b"")
+    for piece in split_into_pieces(layout):
+        values = to_floats(new_bytes[piece.span], piece.dtype).astype(np.float64)
+        if subtrahend is not None:
+            values -= to_floats(old_bytes[piece.span], piece.dtype)
         yield values
 
 
@@ -80,28 +86,33 @@ class WholeTensors(Payload):
     data: Any
 
     @classmethod
-    def before(cls, about: About) -> bytes | None:
+    def reference_weights(cls, context: DecodeContext) -> bytes | None:
         """Return the weights to subtract to make a vector: the coordinator's, where it has them."""
-        weights = about.lookup("weights")
-        return None if weights is None else weights.data
+        weights = context.lookup("weights")
+        if weights is None:
+            return None
+        return weights.data
 
-    def mean_square(self, about: About) -> float:
-        """Returns the root of the mean square of the vector's entries."""
-        parts = pieces(about.state.layout, self.data, self.before(about))
+    def root_mean_square(self, context: DecodeContext) -> float:
+        """Return the root of the mean square of the vector's entries."""
+        parts = read_pieces(context.state.layout, self.data, self.reference_weights(context))
         squares = (float(np.square(part, out=part).sum()) for part in parts)
-        return sqrt(sum(squares) / about.state.layout.size)
+        return sqrt(sum(squares) / context.state.layout.size)
 
-    def vector(self, about: About) -> Floats:
+    def vector(self, context: DecodeContext) -> Floats:
         return np.concatenate(
-            list(pieces(about.state.layout, self.data, self.before(about)))
+            list(read_pieces(context.state.layout, self.data, self.reference_weights(context)))
         ).astype(np.float32)
 
-    def with_vector(self, vector: NDArray[Any], about: About) -> Self:
-        """Returns it with the tensors that a vector stands for, rounded to each one's dtype."""
-        layout, before = about.state.layout, self.before(about)
-        parts = (vector[at.start : at.stop].astype(np.float64) for at in cut(layout))
-        whole = parts if before is None else map(np.add, parts, pieces(layout, before))
-        return replace(self, data=rounded(layout, whole).data)  # type: ignore[type-var]
+    def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> Self:
+        """Return the payload with the tensors of a vector, rounded to each one's dtype."""
+        layout, reference = context.state.layout, self.reference_weights(context)
+        parts = (
+            vector[piece.start : piece.stop].astype(np.float64)
+            for piece in split_into_pieces(layout)
+        )
+        tensors = parts if reference is None else map(np.add, parts, read_pieces(layout, reference))
+        return replace(self, data=round_weights(layout, tensors).data)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
@@ -109,19 +120,17 @@ class Weights(WholeTensors):
     """All trainable tensors in order, in their own dtypes."""
 
     # the client's mean training loss, in updates of methods whose next plans depend on it
-    loss: Annotated[float | None, Scalar("f4", when="losses_travel", only="update")] = field(
-        default=None, kw_only=True
-    )
+    loss: Annotated[
+        float | None, Scalar("f4", condition="losses_travel", payload_kind="update")
+    ] = field(default=None, kw_only=True)
     # the tensors; no bytes: unchanged (nobody answered)
     data: Annotated[bytes, Tensors()]
 
-    def size(self, about: About) -> float:
+    def size(self, context: DecodeContext) -> float:
         """Return the distance that the weights have moved; 0 where the start is not known."""
-        return (
-            max(SMALLEST_MOVE, self.mean_square(about))
-            if self.data and self.before(about) is not None
-            else 0.0
-        )
+        if self.data and self.reference_weights(context) is not None:
+            return max(SMALLEST_MOVE, self.root_mean_square(context))
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -145,24 +154,30 @@ class DenseState(State):
     def combine(self, answers: Answers, of_moves: bool = False) -> Iterator[NDArray[np.float64]]:
         """Yield the rule's result for the clients' tensors, piece by piece.
 
-        With `of_moves` they are weights: rules that look at lengths see how far each client has
-        moved from the weights before, where these are known.
+        Args:
+            answers: the round's answers.
+            of_moves: the tensors are weights. Rules that look at lengths then compare how far the
+                clients have moved, where the weights before the round are known.
         """
-        sent = [memoryview(update.data) for update in answers.updates]
+        payloads = [memoryview(update.data) for update in answers.updates]
         if self.weights is None or not (of_moves and answers.rule.geometric):
-            whole = Parts(
-                lambda: (
-                    [to_floats(one[at.where], at.dtype) for one in sent] for at in cut(self.layout)
-                )
+
+            def parts() -> Iterator[list[Floats]]:
+                for piece in split_into_pieces(self.layout):
+                    yield [to_floats(data[piece.span], piece.dtype) for data in payloads]
+
+            return answers.combine_parts(Parts(parts))
+        old_weights = self.weights.data
+        moves = Parts(
+            lambda: zip(
+                *(read_pieces(self.layout, data, old_weights) for data in payloads), strict=True
             )
-            return answers.combine_parts(whole)
-        before = self.weights.data
-        moves = Parts(lambda: zip(*(pieces(self.layout, one, before) for one in sent), strict=True))
-        return map(np.add, answers.combine_parts(moves), pieces(self.layout, before))
+        )
+        return map(np.add, answers.combine_parts(moves), read_pieces(self.layout, old_weights))
 
 
-class Dense(Served):
-    """Whole weights down. The settings are those of `Served`."""
+class Dense(ServerOptimization):
+    """Whole weights down. The settings are those of `ServerOptimization`."""
 
     step_type = Weights
     state_type = DenseState
@@ -173,53 +188,61 @@ class Dense(Served):
 
     @abstractmethod
     def server_rate(self, number: int) -> float:
-        """Returns eta_g, the rate of a round."""
+        """Return eta_g, the rate of a round."""
 
     @abstractmethod
-    def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        """Yields D, piece by piece, in double precision."""
+    def compute_change(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
+        """Yield D, piece by piece, in double precision."""
 
     @property
     def catch_up(self) -> CatchUp:  # type: ignore[override]
-        return NEWEST_STEP if self.step_type is Weights else EVERY_STEP
+        if self.step_type is Weights:
+            return NEWEST_STEP
+        return EVERY_STEP
 
     def remember(self, state: Any, answers: Answers) -> Any:
         if self.server == "average" or not answers:
             return state
         moments = self._moments(state)
-        for at, part in zip(cut(state.layout), self.wanted(state, answers), strict=True):
-            moments.take(part, at.start)
+        for piece, part in zip(
+            split_into_pieces(state.layout), self.compute_change(state, answers), strict=True
+        ):
+            moments.take(part, piece.start)
         return replace(state, first=moments.first, second=moments.second)
 
     def _moments(self, state: Any) -> Moments:
-        """Returns the optimiser with copies of the averages.
+        """Return the optimiser with copies of the averages.
 
         Its rate is -1: a wanted change is no gradient.
         """
         rule, size = self.server_rule(-1.0), state.layout.size
         first = state.first.copy() if len(state.first) else np.zeros(size, dtype=np.float32)
-        second = (
-            state.second.copy()
-            if len(state.second)
-            else np.zeros(size * (rule.averages - 1), dtype=np.float32)
-        )
+        if len(state.second):
+            second = state.second.copy()
+        else:
+            second = np.zeros(size * (rule.averages - 1), dtype=np.float32)
         return Moments(rule, first, second)
 
     def aggregate(self, state: Any, answers: Answers) -> Weights:
-        """Returns w + eta_g times what the server's optimiser makes of D.
+        """Return the weights after the server optimiser's step along D.
 
-        Rounded once to each tensor's dtype.
+        They are rounded once to each tensor's dtype.
         """
         if not answers:
             return Weights(b"")
-        wanted, rate = self.wanted(state, answers), self.server_rate(answers.round)
+        changes, rate = self.compute_change(state, answers), self.server_rate(answers.round)
         if self.server != "average":
             moments, double = self._moments(state), np.dtype(np.float64)
-            wanted = (moments.descent(slice(at.start, at.stop), double) for at in cut(state.layout))
-        after = (w + rate * change for w, change in zip(known(state), wanted, strict=True))
-        return rounded(state.layout, after, self.rounding_of(state, answers))
+            changes = (
+                moments.descent(slice(piece.start, piece.stop), double)
+                for piece in split_into_pieces(state.layout)
+            )
+        new_weights = (
+            w + rate * change for w, change in zip(read_weights(state), changes, strict=True)
+        )
+        return round_weights(state.layout, new_weights, self.rounding_numbers(state, answers))
 
-    def rounding_of(self, state: Any, answers: Answers) -> Rounding | None:
+    def rounding_numbers(self, state: Any, answers: Answers) -> Rounding | None:
         """Return the rounding of new weights to 16 bits: by numbers of (seed, round), or None for
         rounding to nearest.
         """
@@ -228,26 +251,30 @@ class Dense(Served):
         return derive(state.seed, Domain.ROUNDING, answers.round, COORDINATOR), 0
 
     def change(self, state: Any, step: Any) -> Change:
-        return Replace(step.data) if step.data else NOTHING
+        if step.data:
+            return Replace(step.data)
+        return NOTHING
 
     def advance(self, state: Any, step: Any) -> Any:
-        return replace(state, weights=step) if step.data else state
+        if step.data:
+            return replace(state, weights=step)
+        return state
 
 
-def known(state: DenseState) -> Iterator[NDArray[np.float64]]:
-    """Returns the coordinator's copy of the weights, piece by piece, in double precision."""
+def read_weights(state: DenseState) -> Iterator[NDArray[np.float64]]:
+    """Return the coordinator's copy of the weights, piece by piece, in double precision."""
     if state.weights is None:
         raise ValueError(
             "a server optimiser, or a rate other than 1, needs the base's weights at the "
             "coordinator"
         )
-    return pieces(state.layout, state.weights.data)
+    return read_pieces(state.layout, state.weights.data)
 
 
-def rounded(
+def round_weights(
     layout: Layout, parts: Iterable[NDArray[np.float64]], rounding: Rounding | None = None
 ) -> Weights:
-    """Returns tensors as they travel: rounded to single precision, then to each tensor's dtype.
+    """Return tensors as they travel: rounded to single precision, then to each tensor's dtype.
 
     Args:
         layout: the tensors.
@@ -256,15 +283,15 @@ def rounded(
             None: to nearest.
     """
     data: list[bytes | memoryview] = []
-    for at, part in zip(cut(layout), parts, strict=True):
+    for piece, part in zip(split_into_pieces(layout), parts, strict=True):
         values = part.astype(np.float32)
-        if at.dtype == "float32":
+        if piece.dtype == "float32":
             # its own memory: bytes would be a copy more
             data.append(values.astype("<f4", copy=False).data)
         elif rounding is None:
-            data.append(from_floats(values, at.dtype))
+            data.append(from_floats(values, piece.dtype))
         else:
             bits = np.empty(len(values), dtype=np.uint16)
-            kernels.load("cpu").draw(bits, values, at.dtype, rounding, at.start)
+            kernels.load("cpu").draw(bits, values, piece.dtype, rounding, piece.start)
             data.append(bits.astype("<u2").tobytes())
     return Weights(b"".join(data))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import PositiveFloat
 
 from fedseed.methods.base import Answers
-from fedseed.methods.dense import Dense, DenseState, Weights, known, rounded
+from fedseed.methods.dense import Dense, DenseState, Weights, read_weights, round_weights
 from fedseed.methods.payload import Nothing, Payload
 from fedseed.models.adapters import Adapter, LoRA, PromptTuning, PTuning
 from fedseed.training.protocol import Client
@@ -46,18 +46,20 @@ class Averaged(Dense):
     def server_rate(self, number: int) -> float:
         return self.global_rate
 
-    def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        return map(np.subtract, state.combine(answers, of_moves=True), known(state))
+    def compute_change(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
+        return map(np.subtract, state.combine(answers, of_moves=True), read_weights(state))
 
     def aggregate(self, state: Any, answers: Answers) -> Any:
-        """Returns the mean, rounded once to each tensor's dtype.
+        """Return the mean, rounded once to each tensor's dtype.
 
         Plain averaging needs no old weights.
         """
         if not answers or self.server != "average" or self.global_rate != 1.0:
             return super().aggregate(state, answers)
-        return rounded(
-            state.layout, state.combine(answers, of_moves=True), self.rounding_of(state, answers)
+        return round_weights(
+            state.layout,
+            state.combine(answers, of_moves=True),
+            self.rounding_numbers(state, answers),
         )
 
 
@@ -82,7 +84,7 @@ class FedAvg(Averaged):
         return self.training.small_steps != "nearest"
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
-        client.first_order(self.training.at(client.round))
+        client.first_order(self.training.for_round(client.round))
         return Weights(client.weights())
 
 

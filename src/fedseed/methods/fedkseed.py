@@ -25,7 +25,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import NEXT_PLAN, Answers, Round
-from fedseed.methods.payload import About, Array, Payload, Scalar, Scalars, State
+from fedseed.methods.payload import Array, DecodeContext, Payload, Scalar, Scalars, State
 from fedseed.methods.zeroth import BasisName, Population
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.randomness.stream import draws
@@ -45,7 +45,7 @@ class Pool(Payload):
     seed: Annotated[int, Scalar("u4")]
     accumulator: Annotated[NDArray[np.float32], Array("f4", "candidates")]
     probabilities: Annotated[
-        NDArray[np.float32] | None, Array("f4", "candidates", when="importance")
+        NDArray[np.float32] | None, Array("f4", "candidates", condition="importance")
     ]
 
 
@@ -55,42 +55,56 @@ class Pairs(Scalars):
     each.
     """
 
+    # bytes of a pair
+    pair_bytes: ClassVar[int] = 8
+
     indices: Annotated[Uses, Array("u4", "n")]
     scalars: Annotated[NDArray[np.float32], Array("f4", "n")]
 
-    def check(self, about: About) -> None:
-        """Refuses more than T n pairs, candidates that the pool has not, and scalars that no loss
-        can have given.
+    def check(self, context: DecodeContext) -> None:
+        """Check that there are at most T n pairs, of candidates in the pool, and that losses can
+        have given the scalars.
         """
-        most, candidates = (
-            about.lookup("steps") * about.lookup("population"),
-            about.lookup("candidates"),
+        max_pairs, candidates = (
+            context.lookup("steps") * context.lookup("population"),
+            context.lookup("candidates"),
         )
-        if not 1 <= len(self.indices) <= most:
+        if not 1 <= len(self.indices) <= max_pairs:
+            each = self.pair_bytes
             raise MessageError(
-                f"{8 * len(self.indices)} bytes of pairs: from 8 to {8 * most}, 8 for each"
+                f"{each * len(self.indices)} bytes of pairs: from {each} to {each * max_pairs}, "
+                f"{each} for each"
             )
         if int(self.indices.max()) >= candidates:
             raise MessageError(f"candidate {int(self.indices.max())}: the pool has {candidates}")
-        super().check(about)
+        super().check(context)
 
     @classmethod
-    def words(cls, about: About) -> int:
-        return int(about.lookup("candidates"))
+    def words(cls, context: DecodeContext) -> int:
+        return int(context.lookup("candidates"))
 
-    def vector(self, about: About) -> NDArray[np.float64]:
-        sums = np.zeros(self.words(about))
+    def vector(self, context: DecodeContext) -> NDArray[np.float64]:
+        sums = np.zeros(self.words(context))
         np.add.at(sums, self.indices, self.scalars.astype(np.float64))
         return sums
 
     @classmethod
-    def of(cls, vector: NDArray[np.float64], about: About) -> "Pairs":
+    def from_vector(cls, vector: NDArray[np.float64], context: DecodeContext) -> "Pairs":
         return cls(np.arange(len(vector), dtype=np.uint32), vector)  # type: ignore[arg-type]  # in full precision
 
-    def with_vector(self, vector: NDArray[Any], about: About) -> "Pairs":
-        most = about.lookup("steps") * about.lookup("population")
-        chosen = np.sort(np.argsort(-np.abs(vector), kind="stable")[:most]).astype(np.uint32)
-        return Pairs(chosen, vector[chosen].astype(np.float32))
+    def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> "Pairs":
+        max_pairs = context.lookup("steps") * context.lookup("population")
+        largest = np.sort(np.argsort(-np.abs(vector), kind="stable")[:max_pairs]).astype(np.uint32)
+        return type(self)(largest, vector[largest].astype(np.float32))
+
+
+@dataclass(frozen=True)
+class HalfPairs(Pairs):
+    """The same with rho in half precision: 6 bytes each."""
+
+    pair_bytes: ClassVar[int] = 6
+
+    scalars: Annotated[NDArray[np.float32], Array("f2", "n")]
 
 
 @dataclass(frozen=True)
@@ -101,15 +115,19 @@ class Accumulated(Payload):
     """
 
     accumulator: Annotated[NDArray[np.float32], Array("f4", "candidates")]
-    sums: Annotated[NDArray[np.float32] | None, Array("f4", "candidates", when="importance")] = None
-    uses: Annotated[Uses | None, Array("u4", "candidates", when="importance")] = None
+    sums: Annotated[
+        NDArray[np.float32] | None, Array("f4", "candidates", condition="importance")
+    ] = None
+    uses: Annotated[Uses | None, Array("u4", "candidates", condition="importance")] = None
 
-    def size(self, about: About) -> float:
+    def size(self, context: DecodeContext) -> float:
         """Return the size of the addition: the largest sum of projections, multiplied by the
         weights.
         """
-        added = self.accumulator.astype(np.float64) - about.lookup("step").accumulator
-        return max(1.0, float(np.abs(added).max())) if added.any() else 0.0
+        added = self.accumulator.astype(np.float64) - context.lookup("step").accumulator
+        if added.any():
+            return max(1.0, float(np.abs(added).max()))
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +138,7 @@ class FedKSeedState(State):
 
     @property
     def pool(self) -> int:
-        """Returns the integer that names the pool."""
+        """Return the integer that names the pool."""
         return self.round_seed() & 0xFFFFFFFF
 
 
@@ -131,6 +149,8 @@ class FedKSeed(Population):
         candidates: K, directions to choose among.
         importance: Pro: candidates are drawn by importance.
         steps: T, local steps a round.
+        scalars: rho in 4 bytes ("float32", as published) or in 2 ("float16", Appendix I), rounded
+            as it is sent; the accumulator, a sum over all rounds, stays in 4.
         importance_clip: |rho| counts for importance up to this.
         decay: the share of the accumulator that each round forgets, so that the weights go back
             towards the base.
@@ -141,13 +161,14 @@ class FedKSeed(Population):
     about: ClassVar[str] = (
         "forward passes only, a pool of K seeds; importance = true is FedKSeed-Pro (ICML 2024)"
     )
-    plan_type, update_type, step_type = Pool, Pairs, Accumulated
+    plan_type, step_type = Pool, Accumulated
     catch_up, from_base = NEXT_PLAN, True
     lasting_entries: ClassVar[bool] = True
 
     candidates: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
     importance: bool = False
     steps: PositiveInt = 200
+    scalars: Literal["float32", "float16"] = "float32"
     basis: BasisName = "hadamard"  # a pool costs as one direction
     learning_rate: PositiveFloat = 3e-7
     scale: PositiveFloat = 5e-4
@@ -161,7 +182,7 @@ class FedKSeed(Population):
         return FedKSeedState(layout, seed, Accumulated(zeros, *counted))
 
     def plan(self, state: FedKSeedState, round: Round) -> Pool:
-        """Returns all that a client needs: with the base it knows the model, whatever it missed."""
+        """Return the plan. With the base it gives a client the model, whatever rounds it missed."""
         return Pool(
             state.pool,
             state.step.accumulator,
@@ -169,28 +190,34 @@ class FedKSeed(Population):
         )
 
     def train(self, state: FedKSeedState, plan: Pool, client: Client) -> Pairs:
-        """Takes T zeroth-order steps from the plan's model (Algorithm 1, ClientTraining)."""
+        """Take T zeroth-order steps from the plan's model (Algorithm 1, ClientTraining)."""
         basis = self.directions(plan.seed)
         order = state.client_seed(client.round, client.number)
-        own = plan.accumulator.copy()
+        accumulator = plan.accumulator.copy()
         pairs: list[tuple[int, float]] = []
         factor, n = self.factor(client.round), self.population
         draws = self.draw(plan, order).reshape(-1, n).tolist()
-        for along, found in self.local_steps(client, basis, draws):
-            usable = [(j, one.rho) for j, one in zip(along, found, strict=True) if one.usable]
+        for along, projections in self.local_steps(client, basis, draws):
+            usable = [
+                (j, projection.rho)
+                for j, projection in zip(along, projections, strict=True)
+                if projection.usable
+            ]
             pairs += usable
             for j, rho in usable:
-                own[j] += np.float32(factor * rho / n)
+                accumulator[j] += np.float32(factor * rho / n)
             if self.small_steps == "from-base":
-                client.apply(Rebuild([Term(basis, own.copy())], scale=-self.learning_rate))
+                client.apply(Rebuild([Term(basis, accumulator.copy())], scale=-self.learning_rate))
             else:
                 terms = [Term(basis, [rho / n], j) for j, rho in usable]
                 client.apply(self.local_step(terms, client.round, order, len(pairs)))
         indices, scalars = zip(*pairs, strict=True)
-        return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
+        return self.update_type(
+            np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32)
+        )
 
     def draw(self, plan: Pool, seed: int) -> NDArray[np.int64]:
-        """Returns n candidates for each of T steps, uniformly or by the plan's probabilities,
+        """Return n candidates for each of T steps, uniformly or by the plan's probabilities,
         decided by `seed`.
         """
         numbers = draws(seed, self.steps * self.population)
@@ -203,17 +230,17 @@ class FedKSeed(Population):
     def aggregate(self, state: FedKSeedState, answers: Answers) -> Accumulated:
         """A_j += c_i rho_j / n in double precision, rounded once (Algorithm 1, line 4).
 
-        For Pro what Eq. 13 needs.
+        FedKSeed-Pro also counts what Eq. 13 needs.
         """
         updates: Sequence[Pairs] = answers.updates
-        # a schedule's, multiplied in: the accumulator says what was really done
+        # a schedule's factor is multiplied in, so that the accumulator has the steps as taken
         factor = self.factor(answers.round)
         scaled = [u.scalars.astype(np.float64) * factor / self.population for u in updates]
         indices = [u.indices for u in updates]
-        before = state.step.accumulator
+        accumulator = state.step.accumulator
         if self.decay and answers:
-            before = before * np.float32(1 - self.decay)
-        total = answers.accumulate(before, indices, scaled)
+            accumulator = accumulator * np.float32(1 - self.decay)
+        total = answers.accumulate(accumulator, indices, scaled)
         if state.step.sums is None or state.step.uses is None:
             return Accumulated(total.astype(np.float32))
         sums, uses = state.step.sums.astype(np.float64), state.step.uses.copy()
@@ -234,28 +261,30 @@ class FedKSeed(Population):
         return replace(state, step=step)
 
     @property
+    def update_type(self) -> type[Pairs]:  # type: ignore[override]
+        return HalfPairs if self.scalars == "float16" else Pairs
+
+    @property
     def needs_each(self) -> str | None:
-        return (
-            "importance = true needs every single pair, not their sum"
-            if self.importance
-            else super().needs_each
-        )
+        if self.importance:
+            return "importance = true needs every single pair, not their sum"
+        return super().needs_each
 
 
 def probabilities(step: Accumulated) -> NDArray[np.float32]:
-    """Returns p = softmax(minmax(psi)), psi_j = mean |rho_j| (Eq. 13).
+    """Return p = softmax(minmax(psi)), psi_j = mean |rho_j| (Eq. 13).
 
     A candidate that nobody has used yet has no psi: it counts as the mean of the others, not as
     zero.
     """
     assert step.sums is not None and step.uses is not None
-    used = step.uses > 0
-    normalised = np.zeros(len(used))
-    if used.any():
-        psi = step.sums[used].astype(np.float64) / step.uses[used]
+    has_uses = step.uses > 0
+    normalised = np.zeros(len(has_uses))
+    if has_uses.any():
+        psi = step.sums[has_uses].astype(np.float64) / step.uses[has_uses]
         span = psi.max() - psi.min()
         inside = (psi - psi.min()) / span if span > 0 else np.zeros_like(psi)
-        normalised[used] = inside
-        normalised[~used] = inside.mean()
+        normalised[has_uses] = inside
+        normalised[~has_uses] = inside.mean()
     weights = np.exp(normalised)
     return (weights / weights.sum()).astype(np.float32)

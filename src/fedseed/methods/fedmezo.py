@@ -29,7 +29,7 @@ and Delta_i's distance follows from the pairs alone, as directions are nearly or
     |Delta_i - sum_j c_j Delta_j|^2 = |z|^2 ((1 - c_i)^2 |s_i|^2 + sum_{j != i} c_j^2 |s_j|^2)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
@@ -42,7 +42,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from fedseed.methods.base import ALL, Answers, Round
 from fedseed.methods.dense import DenseState, Weights
 from fedseed.methods.fedavg import Averaged
-from fedseed.methods.payload import About, Array, Many, Payload, Scalar, Scalars
+from fedseed.methods.payload import Array, DecodeContext, Many, Payload, Scalar, Scalars
 from fedseed.methods.zeroth import Population
 from fedseed.randomness.stream import rate_number
 from fedseed.training.protocol import Client
@@ -57,7 +57,7 @@ NO_RATE = 1e-20
 class Rate(Payload):
     """A plan: the client's learning rate; None: all clients have the same."""
 
-    rate: Annotated[float | None, Scalar("f4", when="personal_plans")] = None
+    rate: Annotated[float | None, Scalar("f4", condition="personal_plans")] = None
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class Trace(Scalars):
             of n eta_i rho_{t,j} / n, shape (H n,). The directions follow from round and client.
     """
 
-    client: Annotated[int, Scalar("u4", only="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
-    weight: Annotated[float, Scalar("f8", only="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
-    loss: Annotated[float | None, Scalar("f4", when="losses_travel")] = field(
+    client: Annotated[int, Scalar("u4", payload_kind="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    weight: Annotated[float, Scalar("f8", payload_kind="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    loss: Annotated[float | None, Scalar("f4", condition="losses_travel")] = field(
         default=None, kw_only=True
     )
-    scalars: Annotated[NDArray[np.float32], Array("f4", "steps", each="population")]
+    scalars: Annotated[NDArray[np.float32], Array("f4", "steps", multiplier="population")]
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class Traces(Payload):
 
     parts: Annotated[tuple[Trace, ...], Many(Trace)]
 
-    def size(self, about: About) -> float:
-        return sum(part.weight * part.size(about) for part in self.parts)
+    def size(self, context: DecodeContext) -> float:
+        return sum(part.weight * part.size(context) for part in self.parts)
 
     def distances(self) -> Mapping[int, float]:
-        """Returns each client's |Delta_i - sum_j c_j Delta_j|, by its number, in multiples of
+        """Return each client's |Delta_i - sum_j c_j Delta_j|, by its number, in multiples of
         |z|.
         """
         squares = [float(np.square(part.scalars, dtype=np.float64).sum()) for part in self.parts]
@@ -106,36 +106,37 @@ class Traces(Payload):
 
 @dataclass(frozen=True)
 class FedMeZOState(DenseState):
-    """Counts the rounds, and remembers what they have shown of clients.
+    """The number of rounds, and the clients' signals from them.
 
-    With tensors, only the coordinator knows it.
+    With tensors, only the coordinator knows the signals.
     """
 
     remembered: ClassVar[tuple[str, ...]] = (*DenseState.remembered, "signals")
 
-    done: int = 0  # how many rounds are done
+    rounds_done: int = 0  # how many rounds are done
     # (client, signal), shape (k, 2): at most ROUNDS of each client, its newest last
     signals: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
 
     @cached_property
     def _past(self) -> dict[int, list[float]]:
-        found: dict[int, list[float]] = {}
+        signals_by_client: dict[int, list[float]] = {}
         for client, signal in self.signals.tolist():
-            found.setdefault(int(client), []).append(signal)
-        return found
+            signals_by_client.setdefault(int(client), []).append(signal)
+        return signals_by_client
 
     def signals_of(self, client: int) -> list[float]:
-        """Returns a client's signals, the newest last."""
+        """Return a client's signals, the newest last."""
         return self._past.get(client, [])
 
-    def after(self, shown: Mapping[int, float]) -> Self:
-        """Returns the state with what a round has shown of its clients."""
-        past = self._past | {
-            c: [*self.signals_of(c), signal][-ROUNDS:] for c, signal in shown.items()
-        }
-        return replace(
-            self, signals=np.reshape([(c, one) for c, own in past.items() for one in own], (-1, 2))
-        )
+    def add_signals(self, new_signals: Mapping[int, float]) -> Self:
+        """Return the state with a round's signals of its clients."""
+        past = dict(self._past)
+        for client, signal in new_signals.items():
+            past[client] = [*self.signals_of(client), signal][-ROUNDS:]
+        rows: list[tuple[int, float]] = []
+        for client, signals in past.items():
+            rows += [(client, signal) for signal in signals]
+        return replace(self, signals=np.reshape(rows, (-1, 2)))
 
 
 class FedMeZO(Averaged, Population):
@@ -201,21 +202,26 @@ class FedMeZO(Averaged, Population):
         return self
 
     def plan(self, state: FedMeZOState, round: Round) -> Rate:
-        """Returns the client's rate, in single precision as it is sent (Eq. 15)."""
+        """Return the client's rate, in single precision as it is sent (Eq. 15)."""
         if self.personal == "constant":
             return Rate()
         if self.personal == "random":
-            at = rate_number(state.seed, round.number, round.client)
+            deviation = rate_number(state.seed, round.number, round.client)
         else:
-            known = {client: past for client in round.clients if (past := state.signals_of(client))}
-            mean = self.personal == "loss-5"
-            at = phi(
-                {c: fmean(past) if mean else past[-1] for c, past in known.items()}, round.client
-            )
-        return Rate(float(np.float32(self.learning_rate * (1 + self.alpha * at))))
+            deviation = phi(self._signals(state, round.clients), round.client)
+        return Rate(float(np.float32(self.learning_rate * (1 + self.alpha * deviation))))
+
+    def _signals(self, state: FedMeZOState, clients: Sequence[int]) -> dict[int, float]:
+        """Return the signals of the clients that have one, by number."""
+        signals: dict[int, float] = {}
+        for client in clients:
+            past = state.signals_of(client)
+            if past:
+                signals[client] = fmean(past) if self.personal == "loss-5" else past[-1]
+        return signals
 
     def train(self, state: FedMeZOState, plan: Rate, client: Client) -> Trace | Weights:
-        """Takes H steps along directions of the client's own seed.
+        """Take H steps along directions of the client's own seed.
 
         A step without a usable loss is left out.
         """
@@ -224,34 +230,29 @@ class FedMeZO(Averaged, Population):
         rate = (self.learning_rate if plan.rate is None else plan.rate) * self.factor(client.round)
         losses: list[float] = []
         scalars = np.zeros((self.steps, n), dtype=np.float32)
-        for along, found in self.local_steps(
+        for along, projections in self.local_steps(
             client, basis, [range(t * n, (t + 1) * n) for t in range(self.steps)]
         ):
-            losses += [one.loss for one in found if one.usable]
+            losses += [projection.loss for projection in projections if projection.usable]
             t = along[0] // n
-            scalars[t] = [rate * one.rho / n for one in found]
+            scalars[t] = [rate * projection.rho / n for projection in projections]
             if scalars[t].any():
                 client.apply(Add([Term(basis, scalars[t], along[0])], -1.0, self.rounding(seed, t)))
         loss = float(np.float32(fmean(losses))) if self.losses_travel else None
         tensors = self.travel == "tensors"
-        return (
-            Weights(client.weights(), loss=loss)
-            if tensors
-            else Trace(scalars.reshape(-1), loss=loss)
-        )
+        if tensors:
+            return Weights(client.weights(), loss=loss)
+        return Trace(scalars.reshape(-1), loss=loss)
 
     def seed_of(self, state: FedMeZOState, number: int, client: int) -> int:
-        """Returns the seed of a client's directions in a round."""
-        return (
-            state.round_seed(number)
-            if self.seeds == "shared"
-            else state.client_seed(number, client)
-        )
+        """Return the seed of a client's directions in a round."""
+        if self.seeds == "shared":
+            return state.round_seed(number)
+        return state.client_seed(number, client)
 
     def aggregate(self, state: FedMeZOState, answers: Answers) -> Any:
-        """Returns the pairs side by side, or their mean if clients share directions.
-
-        Or the average of the weights.
+        """Return the pairs side by side, their mean if clients share directions, or the average of
+        the weights.
         """
         if self.travel == "tensors":
             return super().aggregate(state, answers)
@@ -265,11 +266,12 @@ class FedMeZO(Averaged, Population):
         )
 
     def change(self, state: FedMeZOState, step: Any) -> Change:
-        """Takes the clients' steps again; or takes the weights' average."""
+        """Repeat the clients' steps, or take the average of their weights."""
         if self.travel == "tensors":
             return super().change(state, step)
         bases = [
-            self.directions(self.seed_of(state, state.done + 1, part.client)) for part in step.parts
+            self.directions(self.seed_of(state, state.rounds_done + 1, part.client))
+            for part in step.parts
         ]
         pairs = list(zip(step.parts, bases, strict=True))
         if self.combine == "sum":
@@ -287,34 +289,34 @@ class FedMeZO(Averaged, Population):
         return Average(branches)
 
     def advance(self, state: FedMeZOState, step: Any) -> FedMeZOState:
-        """Counts the round, and notes the clients' signals, which pairs tell everybody."""
+        """Count the round, and note the clients' signals, which everybody reads from pairs."""
         if self.travel == "tensors":
             state = super().advance(state, step)
         elif self.losses_travel:
-            state = state.after({part.client: part.loss for part in step.parts})
+            state = state.add_signals({part.client: part.loss for part in step.parts})
         elif self.personal == "update":
-            state = state.after(step.distances())
-        return replace(state, done=state.done + 1)
+            state = state.add_signals(step.distances())
+        return replace(state, rounds_done=state.rounds_done + 1)
 
     def remember(self, state: FedMeZOState, answers: Answers) -> FedMeZOState:
-        """Notes the signals that tensors tell the coordinator alone."""
+        """Note the clients' signals, which only the coordinator knows if tensors travel."""
         if self.travel == "pairs" or not answers:
             return state
         if self.losses_travel:
-            return state.after({client: update.loss for client, _, update in answers})
+            return state.add_signals({client: update.loss for client, _, update in answers})
         if self.personal != "update":
             return state
-        moves = [update.vector(About(self, state, "update")) for _, _, update in answers]
+        moves = [update.vector(DecodeContext(self, state, "update")) for _, _, update in answers]
         mean = answers.combine(moves)
         far = [float(np.linalg.norm(move - mean)) for move in moves]
-        return state.after(dict(zip((client for client, _, _ in answers), far, strict=True)))
+        return state.add_signals(dict(zip((client for client, _, _ in answers), far, strict=True)))
 
     def unit(self, state: FedMeZOState) -> float:
-        """Returns the round's rate over n, by which estimates are multiplied before they travel as
+        """Return the round's rate over n, by which estimates are multiplied before they travel as
         pairs.
         """
         # estimates are divided out of pairs by this
-        factor = self.factor(state.done + 1) or NO_RATE
+        factor = self.factor(state.rounds_done + 1) or NO_RATE
         return self.learning_rate * factor / self.population
 
     @property
@@ -334,15 +336,19 @@ class FedMeZO(Averaged, Population):
 
     @property
     def update_type(self) -> type[Trace | Weights]:  # type: ignore[override]
-        return Trace if self.travel == "pairs" else Weights
+        if self.travel == "pairs":
+            return Trace
+        return Weights
 
     @property
     def step_type(self) -> type[Traces | Weights]:  # type: ignore[override]
-        return Traces if self.travel == "pairs" else Weights
+        if self.travel == "pairs":
+            return Traces
+        return Weights
 
 
 def phi(signals: Mapping[int, float], client: int) -> float:
-    """Returns Phi_i, from -1 to 1: a client's signal minus the mean, over the largest absolute
+    """Return Phi_i, from -1 to 1: a client's signal minus the mean, over the largest absolute
     difference from it.
 
     It is 0 for a client without a signal, and where all signals are equal.
@@ -351,4 +357,6 @@ def phi(signals: Mapping[int, float], client: int) -> float:
         return 0.0
     mean = fmean(signals.values())
     largest = max(abs(value - mean) for value in signals.values())
-    return (signals[client] - mean) / largest if largest > 0 else 0.0
+    if largest > 0:
+        return (signals[client] - mean) / largest
+    return 0.0

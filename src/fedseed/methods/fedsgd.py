@@ -23,7 +23,7 @@ from pydantic import PositiveFloat, PositiveInt
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.dense import Dense, DenseState, WholeTensors
-from fedseed.methods.payload import About, Nothing, Scalar, Tensors
+from fedseed.methods.payload import DecodeContext, Nothing, Scalar, Tensors
 from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.training.protocol import Client
 
@@ -39,15 +39,15 @@ class Gradient(WholeTensors):
     data: Annotated[bytes, Tensors()]
 
     @classmethod
-    def before(cls, about: About) -> None:
-        """Returns None: gradients are vectors as they are."""
+    def reference_weights(cls, context: DecodeContext) -> None:
+        """Return None: gradients are vectors as they are."""
 
-    def check(self, about: About) -> None:
+    def check(self, context: DecodeContext) -> None:
         if self.terms < 1:
             raise MessageError("a gradient of a loss with no terms")
 
-    def size(self, about: About) -> float:
-        return max(sqrt(1 / about.state.layout.size), self.mean_square(about))
+    def size(self, context: DecodeContext) -> float:
+        return max(sqrt(1 / context.state.layout.size), self.root_mean_square(context))
 
 
 class FedSGD(Dense):
@@ -90,6 +90,6 @@ class FedSGD(Dense):
         data, terms = client.gradient(self.batch, self.micro_batch)
         return Gradient(terms, data)
 
-    def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        """Yields -sum_i c_i g_i."""
+    def compute_change(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
+        """Yield -sum_i c_i g_i."""
         return map(np.negative, state.combine(answers))

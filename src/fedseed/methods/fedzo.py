@@ -43,11 +43,13 @@ class FedZO(Averaged, Population):
     small_steps: Literal["nearest", "stochastic"] = "nearest"
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
-        """Takes T steps along directions of the client's own seed, and sends the weights."""
+        """Take T steps along directions of the client's own seed, and sends the weights."""
         seed = state.client_seed(client.round, client.number)
         basis, count = self.directions(seed), self.estimates * self.population
         draws = [range(t * count, (t + 1) * count) for t in range(self.steps)]
-        for along, found in self.local_steps(client, basis, draws, self.estimator == "one-point"):
-            g = Term(basis, shares(found), along[0])
+        for along, projections in self.local_steps(
+            client, basis, draws, self.estimator == "one-point"
+        ):
+            g = Term(basis, shares(projections), along[0])
             client.apply(self.local_step([g], client.round, seed, along[0] // count))
         return Weights(client.weights())

@@ -1,5 +1,4 @@
-"""Error feedback: what a compressor leaves out of a client's change is remembered and added to the
-next one.
+"""Error feedback: a client adds what its compressor has left out to its next change.
 
 Karimireddy, Rebjock, Stich, Jaggi: "Error Feedback Fixes SignSGD and other Gradient Compression
 Schemes", ICML 2019, Algorithm 1, with a whole round's change in place of a step's gradient. For a
@@ -39,19 +38,19 @@ def chunks_of(size: int) -> int:
     return -(-size // CHUNK)
 
 
-def halved(values: NDArray[Any]) -> Floats:
-    """Returns numbers as they are after they have travelled as bfloat16."""
+def round_to_brain(values: NDArray[Any]) -> Floats:
+    """Return numbers as they are after they have travelled as bfloat16."""
     return to_floats(from_floats(values.astype(np.float32), "bfloat16"), "bfloat16")
 
 
 class Scales(Halves):
     """Scales of chunks: numbers in bfloat16, of which none is negative."""
 
-    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
-        found = super().decoded(values)
-        if (found < 0).any():
-            raise MessageError(f"scale {int(np.argmax(found < 0))} of {len(found)} is negative")
-        return found
+    def decode_elements(self, values: NDArray[Any]) -> NDArray[Any]:
+        scales = super().decode_elements(values)
+        if (scales < 0).any():
+            raise MessageError(f"scale {int(np.argmax(scales < 0))} of {len(scales)} is negative")
+        return scales
 
 
 class Feedback(Method):
@@ -72,30 +71,31 @@ class Feedback(Method):
     training: LocalTraining = LocalTraining()
 
     @abstractmethod
-    def compressed(self, state: Any, vector: Floats, round: int) -> Payload:
-        """Returns C(p), of a vector of length d."""
+    def compress(self, state: Any, vector: Floats, round: int) -> Payload:
+        """Return C(p), of a vector of length d."""
 
     @abstractmethod
-    def sent(self, state: Any, update: Any) -> list[Patch]:
-        """Returns q, as everybody will read it from the update."""
+    def to_patches(self, state: Any, update: Any) -> list[Patch]:
+        """Return q as patches, as everybody reads it from the update."""
 
     def train(self, state: Any, plan: Nothing, client: Client) -> Payload:
-        """Train locally, compress the change and what was left out before, remember what is left
-        out now.
+        """Train locally, and compress the change plus what was left out before.
+
+        The client remembers what is left out now.
         """
-        client.first_order(self.training.at(client.round))
+        client.first_order(self.training.for_round(client.round))
         with client.phase("projection"):
             vector = client.difference()
-            before = client.recall() if self.remembers else None
-            if before is not None:
-                vector += before
+            residual = client.recall() if self.remembers else None
+            if residual is not None:
+                vector += residual
             if not np.isfinite(vector).all():
                 raise NonFiniteError("the local update is not finite: a weight overflowed")
-            update = self.compressed(state, vector, client.round)
+            update = self.compress(state, vector, client.round)
             if self.remembers:
-                for patch in self.sent(state, update):
-                    where, values = patch.within(0, len(vector))
-                    vector[where] -= values
+                for patch in self.to_patches(state, update):
+                    positions, values = patch.within(0, len(vector))
+                    vector[positions] -= values
                 if self.feedback != 1.0:
                     vector *= np.float32(self.feedback)
                 client.keep(vector)

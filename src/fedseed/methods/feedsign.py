@@ -27,7 +27,7 @@ from fedseed.randomness.stream import coins
 from fedseed.training.protocol import Client
 
 Signs = NDArray[np.int8]
-MOST = 1 << 16  # votes of a step
+MAX_VOTES = 1 << 16  # votes of a step
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FeedSign(Population, Stepwise):
     update_type = step_type = Votes
     shares_losses = True
 
-    votes_per_round: Annotated[int, Field(ge=1, le=MOST)] = 1
+    votes_per_round: Annotated[int, Field(ge=1, le=MAX_VOTES)] = 1
     epsilon: PositiveFloat | None = None
     learning_rate: PositiveFloat = 5e-6
     batch: PositiveInt = 16
@@ -74,15 +74,15 @@ class FeedSign(Population, Stepwise):
             raise ValueError(
                 f"clip_projection = {self.clip_projection}: votes have no size to cut; leave it out"
             )
-        if self.per_step > MOST:
+        if self.per_step > MAX_VOTES:
             raise ValueError(
                 f"votes_per_round = {self.votes_per_round}, population = {self.population}: "
-                f"{self.per_step:,} votes a "
-                f"step, at most {MOST:,} are possible"
+                f"{self.per_step:,} votes a step, at most {MAX_VOTES:,} are possible"
             )
-        if self.optimizer == "hiso":
+        if self.optimizer == "hiso" and not self.has_many_directions:
             raise ValueError(
-                'optimizer = "hiso" learns from the size of projections; votes have none'
+                'optimizer = "hiso" learns from how directions of a step add up, and a vote alone '
+                "has no size: take several a step (votes_per_round, or population)"
             )
         if self.normalize != "none":
             raise ValueError(
@@ -95,34 +95,36 @@ class FeedSign(Population, Stepwise):
         return self.votes_per_round * self.population
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Votes:
-        """Takes the signs of the client's projections (Eq. 2).
+        """Take the signs of the client's projections (Eq. 2).
 
         A loss that is not finite makes the client abstain.
         """
         items, n = next(client.batches(self.batch)), self.population
         basis, along = self.directions(state.seed), self.indices(client.round)
-        groups = [along[at : at + n] for at in range(0, self.per_step, n)]
-        rho = [one.rho for group in groups for one in client.estimates(self, basis, group, items)]
-        return Votes(self._settled(np.array(rho), state, client.round))
+        groups = [along[start : start + n] for start in range(0, self.per_step, n)]
+        rho: list[float] = []
+        for group in groups:
+            rho += [projection.rho for projection in client.estimates(self, basis, group, items)]
+        return Votes(self._break_ties(np.array(rho), state, client.round))
 
     def aggregate(self, state: StepState, answers: Answers) -> Votes:
-        """Takes the majority for each direction (Eq. 4); of another rule's outcome the sign."""
+        """Return the majority for each direction (Eq. 4), or the sign of another rule's outcome."""
         return Votes(
-            self._settled(
+            self._break_ties(
                 answers.tally([update.signs for update in answers.updates]), state, answers.round
             )
         )
 
-    def summed(self, state: StepState, step: Votes) -> tuple[Signs, None]:
+    def coefficients_and_terms(self, state: StepState, step: Votes) -> tuple[Signs, None]:
         return step.signs, None
 
-    def _settled(self, values: NDArray[Any], state: StepState, number: int) -> Signs:
-        """Returns the signs of values, of zeros the step's coins."""
+    def _break_ties(self, values: NDArray[Any], state: StepState, number: int) -> Signs:
+        """Return the signs of values; a zero takes the step's coin."""
         zero, signs = values == 0, np.sign(values)
-        return (np.where(zero, self.coins(state, number), signs) if zero.any() else signs).astype(
-            np.int8
-        )
+        if zero.any():
+            signs = np.where(zero, self.coins(state, number), signs)
+        return signs.astype(np.int8)
 
     def coins(self, state: StepState, number: int) -> Signs:
-        """Returns the step's coins, one per vote; everybody knows them."""
+        """Return the step's coins, one per vote; everybody knows them."""
         return coins(state.seed, number, self.per_step)

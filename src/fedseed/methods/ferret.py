@@ -11,7 +11,8 @@ ICML 2025.
 
 K_l, how many directions each block gets (`allocation`):
 
-    norm      K_l = max(2, floor(K |Delta_l| / max |Delta|))    as in the paper's experiments
+    norm      K_l = max(2, floor(K |Delta_l| / max |Delta|))    as in the paper's experiments;
+              with `fixed_total` K_l in proportion to |Delta_l|, K in all
     sqrt      K_l in proportion to sqrt(|Delta_l| / rho_l)      Prop. 2
     previous  as sqrt, with |Delta_l| estimated from the last step, which everybody knows, so that
     all clients agree
@@ -33,7 +34,16 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Answers, Round
-from fedseed.methods.payload import About, Many, Payload, Ragged, RaggedBits, Scalar, Summand, moved
+from fedseed.methods.payload import (
+    DecodeContext,
+    Many,
+    Payload,
+    Ragged,
+    RaggedBits,
+    Scalar,
+    Summand,
+    move_size,
+)
 from fedseed.methods.server import BlockRates, BlockState
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
@@ -56,7 +66,7 @@ GRAM_PIECE = 1 << 17  # elements of each direction held at a time
 class FerretPlan(Payload):
     """The seed all clients of the round use, or None where each takes its own."""
 
-    seed: Annotated[int | None, Scalar("u8", when="shared")]
+    seed: Annotated[int | None, Scalar("u8", condition="shared")]
 
 
 @dataclass(frozen=True)
@@ -68,62 +78,64 @@ class Coefficients(Summand):
     """
 
     seed: Annotated[int, Scalar("u8")]
-    gammas: Annotated[Gammas, Ragged("most")]
+    gammas: Annotated[Gammas, Ragged("max_per_block")]
 
-    def check(self, about: About) -> None:
-        if about.kind == "update" and about.lookup("shared"):
-            planned = about.method.round_seed(about.state, about.round)
+    def check(self, context: DecodeContext) -> None:
+        if context.kind == "update" and context.lookup("shared"):
+            planned = context.method.round_seed(context.state, context.round)
             if self.seed != planned:
                 raise MessageError(f"seed {self.seed}: the round's seed is {planned}")
 
-    def size(self, about: About) -> float:
-        return CoefficientStep((self,)).size(about)
+    def size(self, context: DecodeContext) -> float:
+        return CoefficientStep((self,)).size(context)
 
     def times(self, weight: float) -> "Coefficients":
-        """Returns c gamma, in double precision and rounded once."""
+        """Return c gamma, in double precision and rounded once."""
         return replace(
             self,
             gammas=tuple((weight * g.astype(np.float64)).astype(np.float32) for g in self.gammas),
         )
 
     @classmethod
-    def words(cls, about: About) -> int:
-        return sum(about.method.summed(about.state))
+    def words(cls, context: DecodeContext) -> int:
+        return sum(context.method.coefficient_counts(context.state))
 
-    def vector(self, about: About) -> NDArray[np.float64]:
-        pairs = zip(self.gammas, about.method.summed(about.state), strict=True)
+    def vector(self, context: DecodeContext) -> NDArray[np.float64]:
+        pairs = zip(self.gammas, context.method.coefficient_counts(context.state), strict=True)
         return np.concatenate(
             [np.pad(gamma.astype(np.float64), (0, count - len(gamma))) for gamma, count in pairs]
         )
 
     @classmethod
-    def of(cls, vector: NDArray[Any], about: About) -> "Coefficients":
-        """Returns it with the round's seed.
+    def from_vector(cls, vector: NDArray[Any], context: DecodeContext) -> "Coefficients":
+        """Return the coefficients of a vector, with the round's seed.
 
-        Where changes decide how long blocks are, without zeros at their ends.
+        Where changes decide how long blocks are, zeros at their ends are left out.
         """
-        least = [1 if about.lookup("allocation") in BY_CHANGE else len(vector)] * len(
-            about.state.layout.block_sizes
-        )
-        return cls(about.method.round_seed(about.state, about.round), _split(vector, about, least))
+        least = 1 if context.lookup("allocation") in BY_CHANGE else len(vector)
+        least_of_each = [least] * len(context.state.layout.block_sizes)
+        seed = context.method.round_seed(context.state, context.round)
+        return cls(seed, _split(vector, context, least_of_each))
 
-    def with_vector(self, vector: NDArray[Any], about: About) -> "Coefficients":
+    def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> "Coefficients":
         return replace(
-            self, gammas=_split(vector.astype(np.float32), about, list(map(len, self.gammas)))
+            self, gammas=_split(vector.astype(np.float32), context, list(map(len, self.gammas)))
         )
 
     numbers = Payload.numbers
 
-    def with_numbers(self, numbers: NDArray[Any], about: About) -> "Coefficients":
-        return self.with_vector(numbers, about)
+    def with_numbers(self, numbers: NDArray[Any], context: DecodeContext) -> "Coefficients":
+        return self.with_vector(numbers, context)
 
 
-def _split(vector: NDArray[Any], about: About, least: Sequence[int]) -> tuple[NDArray[Any], ...]:
-    """Returns the blocks of a vector, without the zeros at their ends.
+def _split(
+    vector: NDArray[Any], context: DecodeContext, least: Sequence[int]
+) -> tuple[NDArray[Any], ...]:
+    """Return the blocks of a vector, without the zeros at their ends.
 
-    Of each block at least so many numbers.
+    `least`: how many numbers each block has at least.
     """
-    blocks = np.split(vector, np.cumsum(about.method.summed(about.state))[:-1])
+    blocks = np.split(vector, np.cumsum(context.method.coefficient_counts(context.state))[:-1])
     return tuple(
         b[: max(k, np.flatnonzero(b).max(initial=0) + 1)]
         for b, k in zip(blocks, least, strict=True)
@@ -134,7 +146,7 @@ def _split(vector: NDArray[Any], about: About, least: Sequence[int]) -> tuple[ND
 class BitCoefficients(Coefficients):
     """The same in a bit each. In bytes: 8 for the seed, 8 per block, 1/8 per coefficient."""
 
-    gammas: Annotated[Gammas, RaggedBits("most")]
+    gammas: Annotated[Gammas, RaggedBits("max_per_block")]
 
 
 @dataclass(frozen=True)
@@ -146,23 +158,23 @@ class CoefficientStep(Payload):
 
     parts: Annotated[tuple[Coefficients, ...], Many(Coefficients)]
 
-    def check(self, about: About) -> None:
-        if about.lookup("shared") and len(self.parts) > 1:
+    def check(self, context: DecodeContext) -> None:
+        if context.lookup("shared") and len(self.parts) > 1:
             raise MessageError(f"{len(self.parts)} parts in a step whose clients share a seed")
 
-    def size(self, about: About) -> float:
-        """Returns sqrt(E |V gamma|^2 / d), as directions are nearly orthogonal."""
+    def size(self, context: DecodeContext) -> float:
+        """Return sqrt(E |V gamma|^2 / d), as directions are nearly orthogonal."""
         if not self.parts:
             return 0.0
-        basis, square = about.method.directions_of(0), 0.0
-        rho = [basis.variance(size) * size for size in about.state.layout.block_sizes]
+        basis, square = context.method.directions_of(0), 0.0
+        rho = [basis.variance(size) * size for size in context.state.layout.block_sizes]
         for part in self.parts:
             doubles = (gamma.astype(np.float64) for gamma in part.gammas)
             square += sum(
                 weight * float(np.dot(gamma, gamma))
                 for weight, gamma in zip(rho, doubles, strict=True)
             )
-        return moved(about.state.layout, square)
+        return move_size(context.state.layout, square)
 
 
 @dataclass(frozen=True)
@@ -176,14 +188,14 @@ class BitStep(CoefficientStep):
 OVERHEAD = 16
 
 
-def to_bytes(value: Any) -> Any:
-    """Returns bytes from a text such as "28kB" or "1.5 MB"; anything else as it is."""
-    found = re.fullmatch(r"([\d.]+) *(k|M)?B", value) if isinstance(value, str) else None
-    return (
-        value
-        if found is None
-        else int(float(found[1]) * {None: 1, "k": 1000, "M": 1_000_000}[found[2]])
-    )
+def parse_bytes(value: Any) -> Any:
+    """Return bytes from a text such as "28kB" or "1.5 MB"; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"([\d.]+) *(k|M)?B", value)
+    if match is None:
+        return value
+    return int(float(match[1]) * {None: 1, "k": 1000, "M": 1_000_000}[match[2]])
 
 
 @dataclass(frozen=True)
@@ -191,7 +203,7 @@ class FerretState(BlockState):
     """The last step that carried coefficients, and how many did."""
 
     previous: CoefficientStep | None = None
-    done: int = 0
+    steps_done: int = 0
 
 
 class Ferret(BlockRates):
@@ -205,8 +217,8 @@ class Ferret(BlockRates):
             keys below that are not given: one block, one seed a round, and as many coefficients as
             fit, in a bit each, or from 262 kB on in 4 bytes; bits tune better at equal bytes
             (docs/comparison.md).
-        directions: K. For allocation "norm" the count of the block with the largest update,
-            otherwise the total.
+        directions: K, the total over all blocks; for allocation "norm" without `fixed_total` the
+            count of the block with the largest update.
         basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well
             and costs the same for any number of directions (benchmarks/README.md).
         basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
@@ -214,6 +226,9 @@ class Ferret(BlockRates):
             magnitude for all of a block, up and down (`fedseed.methods.payload.RaggedBits`).
         allocation: how many directions K_l each block gets (`fedseed.methods.ferret`); "norm" is
             published.
+        fixed_total: for allocation "norm" K is the total, too (the constraint of Prop. 2), with at
+            least one direction for each block. Without it, as published, how many numbers a client
+            sends follows from its data, and so a comparison with other allocations is unfair.
         seeds: "per-client" (published; the step carries every client's seed and coefficients),
             "shared" (one a round) or "fixed": one for all rounds, so that the weights move in the
             span of its directions only.
@@ -239,12 +254,13 @@ class Ferret(BlockRates):
     plan_type = FerretPlan
 
     blocks: BlockRule = "packed"
-    bytes: Annotated[PositiveInt | None, BeforeValidator(to_bytes)] = None
+    bytes: Annotated[PositiveInt | None, BeforeValidator(parse_bytes)] = None
     directions: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 200
     basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "hadamard"
     basis_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 1
     scalars: Literal["float32", "bit"] = "float32"
     allocation: Allocation = "norm"
+    fixed_total: bool = False
     seeds: Literal["per-client", "shared", "fixed"] = "per-client"
     exact: bool = False
     streaming: bool = False
@@ -253,17 +269,22 @@ class Ferret(BlockRates):
     @model_validator(mode="before")
     @classmethod
     def _of_a_budget(cls, data: Any) -> Any:
-        budget = to_bytes(data.get("bytes")) if isinstance(data, dict) else None
-        if not isinstance(budget, int) or budget <= OVERHEAD:
+        budget = parse_bytes(data.get("bytes")) if isinstance(data, dict) else None
+        if not isinstance(budget, int) or isinstance(budget, bool) or budget <= 0:
             return data
+        if budget <= OVERHEAD:
+            raise ValueError(
+                f"bytes = {budget}: an update has {OVERHEAD} bytes besides its coefficients; allow "
+                f"for {OVERHEAD + 1} or more"
+            )
         bits = budget < MAX_SIZE // 4
         count = min(MAX_SIZE, (budget - OVERHEAD) * 8 if bits else (budget - OVERHEAD) // 4)
-        meant = {"blocks": "one", "allocation": "size", "seeds": "shared", "directions": count}
-        return {**meant, "scalars": "bit" if bits else "float32", **data}
+        defaults = {"blocks": "one", "allocation": "size", "seeds": "shared", "directions": count}
+        return {**defaults, "scalars": "bit" if bits else "float32", **data}
 
     @model_validator(mode="after")
     def _streaming_is_linear(self) -> "Ferret":
-        wrong = list(self.training.not_plain_sgd()) if self.streaming else []
+        wrong = list(self.training.plain_sgd_needs()) if self.streaming else []
         if self.streaming and self.allocation in BY_CHANGE:
             wrong.append('allocation = "size", "uniform" or "previous"')
         if wrong:
@@ -271,17 +292,16 @@ class Ferret(BlockRates):
         return self
 
     def start(self, layout: Layout, seed: int) -> FerretState:
-        """Returns the state before the first round.
+        """Return the state before the first round.
 
         Raises ValueError if there are more blocks than directions.
         """
         blocks = len(layout.block_sizes)
-        if self.allocation != "norm" and self.directions < blocks:
+        if self.has_fixed_total and self.directions < blocks:
             raise ValueError(
                 f"method.directions = {self.directions}: the model has {blocks} blocks and each "
-                "needs at least one "
-                "direction; take more directions, or fewer blocks than with blocks = "
-                f'"{self.blocks}"'
+                "needs at least one direction; take more directions, or fewer blocks than with "
+                f'blocks = "{self.blocks}"'
             )
         return FerretState(layout, seed)
 
@@ -291,7 +311,7 @@ class Ferret(BlockRates):
     def train(self, state: FerretState, plan: FerretPlan, client: Client) -> Coefficients:
         """Train locally (Algorithm 1, step 2), then project the change (step 3)."""
         seed = state.client_seed(client.round, client.number) if plan.seed is None else plan.seed
-        basis, training = self.directions_of(seed), self.training.at(client.round)
+        basis, training = self.directions_of(seed), self.training.for_round(client.round)
         if self.streaming:
             products = client.project_gradients(training, basis, self.allocate(state).tolist())
         else:
@@ -302,13 +322,13 @@ class Ferret(BlockRates):
                     raise NonFiniteError("the local update is not finite: a weight overflowed")
                 products = client.project_change(basis, self.allocate(state, norms).tolist())
         with client.phase("projection"):
-            gammas = self.scaled(state, basis, products)
+            gammas = self.scale_products(state, basis, products)
         if not all(np.isfinite(g).all() for g in gammas):
             raise NonFiniteError("a coefficient is not finite: the local update overflowed")
         return self.update_type(seed, tuple(gammas))
 
-    def scaled(self, state: FerretState, basis: Basis, products: Gammas) -> Gammas:
-        """Returns gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
+    def scale_products(self, state: FerretState, basis: Basis, products: Gammas) -> Gammas:
+        """Return gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
         if self.exact:
             return least_squares(state.layout, basis, products)
         pairs = zip(products, state.layout.block_sizes, strict=True)
@@ -318,34 +338,38 @@ class Ferret(BlockRates):
         ]
 
     def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> Counts:
-        """Returns K_l for each block, in proportion to the sizes where what the rule looks at is
+        """Return K_l for each block, in proportion to the blocks' sizes where the rule's values are
         not known.
 
-        `state` is the one before the round, `norms` are |Delta_l| of the client's update, for
-        "norm" and "sqrt".
+        Args:
+            state: the state before the round.
+            norms: |Delta_l| of the client's update, for "norm" and "sqrt".
         """
         sizes, basis, total = state.layout.block_sizes, self.directions_of(0), self.directions
         rho = np.array([basis.variance(size) for size in sizes])
-        # K is the count of the block with the largest update
         if self.allocation == "norm" and norms is not None:
+            if self.has_fixed_total:
+                return proportional(total, norms)
+            # K is the count of the block with the largest update
             largest = norms.max()
             relative = norms / largest if largest > 0 else np.zeros_like(norms)
             return np.maximum(2, np.floor(total * relative)).astype(np.int64)
         if self.allocation == "previous":
             last = state.previous
-            norms = (
-                None if last is None else estimated_norms([part.gammas for part in last.parts], rho)
-            )
+            if last is None:
+                norms = None
+            else:
+                norms = estimated_norms([part.gammas for part in last.parts], rho)
         if self.allocation in ("sqrt", "previous") and norms is not None:
             return proportional(total, np.sqrt(norms / rho))  # Prop. 2
-        return proportional(
-            total, np.ones(len(sizes)) if self.allocation == "uniform" else np.array(sizes, float)
-        )
+        if self.allocation == "uniform":
+            return proportional(total, np.ones(len(sizes)))
+        return proportional(total, np.array(sizes, float))
 
     def aggregate(self, state: FerretState, answers: Answers) -> CoefficientStep:
-        """Multiply in the weights c_i.
+        """Return the coefficients times the weights c_i.
 
-        With a shared seed combine the coefficients, missing ones counting as zero.
+        With a shared seed they are combined; missing ones count as zero.
         """
         if answers and self.shared:
             blocks = list(zip(*(update.gammas for _, _, update in answers), strict=True))
@@ -355,36 +379,42 @@ class Ferret(BlockRates):
 
     def change(self, state: FerretState, step: CoefficientStep) -> Change:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
-        numbers = (
-            (step.parts[0].seed, state.done if self.seeds == "fixed" else 0) if step.parts else None
-        )
-        return self.descent(state, self._parts(step), numbers if self.keeps_small_steps else None)
+        rounding = None
+        if step.parts and self.keeps_small_steps:
+            rounding = (step.parts[0].seed, state.steps_done if self.seeds == "fixed" else 0)
+        return self.descent(state, self._parts(step), rounding)
 
     def advance(self, state: FerretState, step: CoefficientStep) -> FerretState:
         if not step.parts:
             return state
         squares = self.squares_after(state, self._parts(step))
-        return replace(state, previous=step, done=state.done + 1, squares=squares)
+        return replace(state, previous=step, steps_done=state.steps_done + 1, squares=squares)
 
     @property
-    def most(self) -> int:
-        """Returns the largest count a block can have."""
+    def has_fixed_total(self) -> bool:
+        """Return whether a client sends `directions` coefficients, whatever its change is."""
+        return self.fixed_total or self.allocation != "norm"
+
+    @property
+    def max_per_block(self) -> int:
+        """Return the largest count a block can have."""
         return max(2, self.directions)
 
     def directions_of(self, seed: int) -> Basis:
-        """Returns the basis of a seed."""
-        return Basis(self.basis, seed, self.most, self.basis_rank)
+        """Return the basis of a seed."""
+        return Basis(self.basis, seed, self.max_per_block, self.basis_rank)
 
     def round_seed(self, state: FerretState, number: int) -> int:
-        """Returns the seed that the clients of a round share."""
+        """Return the seed that the clients of a round share."""
         return state.round_seed(0 if self.seeds == "fixed" else number)
 
-    def summed(self, state: FerretState) -> list[int]:
-        """Return the number of coefficients summed in each block: as allocated, or all if a change
-        decides.
+    def coefficient_counts(self, state: FerretState) -> list[int]:
+        """Return the number of coefficients that are summed in each block.
+
+        It is the largest possible one where clients' changes decide the allocation.
         """
         if self.allocation in BY_CHANGE:
-            return [self.most] * len(state.layout.block_sizes)
+            return [self.max_per_block] * len(state.layout.block_sizes)
         return self.allocate(state).tolist()
 
     def _parts(self, step: CoefficientStep) -> list[tuple[Basis, Gammas]]:
@@ -392,11 +422,15 @@ class Ferret(BlockRates):
 
     @property
     def update_type(self) -> type[Coefficients]:  # type: ignore[override]
-        return BitCoefficients if self.scalars == "bit" else Coefficients
+        if self.scalars == "bit":
+            return BitCoefficients
+        return Coefficients
 
     @property
     def step_type(self) -> type[CoefficientStep]:  # type: ignore[override]
-        return BitStep if self.scalars == "bit" else CoefficientStep
+        if self.scalars == "bit":
+            return BitStep
+        return CoefficientStep
 
     @property
     def keeps_small_steps(self) -> bool:  # type: ignore[override]
@@ -409,19 +443,15 @@ class Ferret(BlockRates):
 
     @property
     def incomparable(self) -> str | None:  # type: ignore[override]
-        return (
-            None
-            if self.shared
-            else 'seeds = "per-client": each client projects on directions of its own'
-        )
+        if self.shared:
+            return None
+        return 'seeds = "per-client": each client projects on directions of its own'
 
     @property
     def needs_each(self) -> str | None:
-        return (
-            'scalars = "bit": each client has a magnitude of its own'
-            if self.scalars == "bit"
-            else self.incomparable
-        )
+        if self.scalars == "bit":
+            return 'scalars = "bit": each client has a magnitude of its own'
+        return self.incomparable
 
     @property
     def lasting_entries(self) -> bool:
@@ -429,7 +459,7 @@ class Ferret(BlockRates):
 
 
 def estimated_norms(parts: Sequence[Gammas], rho: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Returns |Delta_l| of a step from its parts' coefficients: E |gamma_l|^2 = |Delta_l|^2 /
+    """Return |Delta_l| of a step from its parts' coefficients: E |gamma_l|^2 = |Delta_l|^2 /
     (rho_l K_l) for each.
     """
     squares = [
@@ -440,7 +470,7 @@ def estimated_norms(parts: Sequence[Gammas], rho: NDArray[np.floating]) -> NDArr
 
 
 def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
-    """Returns whole numbers that add up to `total`, at least 1 each, otherwise in proportion to the
+    """Return whole numbers that add up to `total`, at least 1 each, otherwise in proportion to the
     shares.
 
     A block whose quota is below 1 gets 1, and the others divide the rest; what rounding down leaves
@@ -453,7 +483,10 @@ def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
         shares = np.ones(blocks)
     quotas = total * (shares / shares.sum())
     large = np.ones(blocks, dtype=bool)
-    while (small := large & (quotas < 1)).any():
+    while True:
+        small = large & (quotas < 1)
+        if not small.any():
+            break
         quotas[small] = 1
         large &= ~small
         quotas[large] = (total - np.count_nonzero(~large)) * (shares[large] / shares[large].sum())
@@ -464,11 +497,11 @@ def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
 
 
 def least_squares(layout: Layout, basis: Basis, products: Gammas) -> list[NDArray[np.float32]]:
-    """Returns (V^T V)^-1 V^T Delta of each block, in double precision (Eq. 5), from V^T Delta.
+    """Return (V^T V)^-1 V^T Delta of each block, in double precision (Eq. 5), from V^T Delta.
 
     Raises ValueError: more than EXACT_LIMIT directions.
     """
-    found = []
+    solutions = []
     for block, (product, (start, stop)) in enumerate(
         zip(products, pairwise(layout.boundaries), strict=True)
     ):
@@ -484,7 +517,7 @@ def least_squares(layout: Layout, basis: Basis, products: Gammas) -> list[NDArra
                 [basis.direction(k, a, b, stop - start, layout.matrices) for k in range(count)]
             )
             gram += v.astype(np.float64) @ v.astype(np.float64).T
-        found.append(
+        solutions.append(
             np.linalg.lstsq(gram, product.astype(np.float64), rcond=None)[0].astype(np.float32)
         )
-    return found
+    return solutions

@@ -58,7 +58,7 @@ class MeZO(Population, Stepwise):
         return self.estimates * self.population
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Estimates:
-        """Makes n estimates on one batch, each divided by n."""
+        """Make n estimates on one batch, each divided by n."""
         items = next(client.batches(self.batch))
         basis, along = self.directions(state.seed), self.indices(client.round)
         return Estimates(

@@ -1,5 +1,4 @@
-"""The one codec of all messages: a payload is a dataclass, and its fields' types say how they
-travel.
+"""The codec of all messages. A payload is a dataclass whose fields' types say how they travel.
 
     @dataclass(frozen=True)
     class Pairs(Payload):
@@ -10,15 +9,15 @@ Fields travel in their order, little-endian, without padding. Reading never goes
 never yields a number that is not finite. A length is one of
 
     a number
-    a name        of something that the method or the state has ("candidates"; `About.lookup` finds
-    it)
-    a function    of the `Reader`, which knows `About` and the fields before
-    another name  that nothing has: the fields of that length share what is left
+    a name        of an attribute of the method or the state ("candidates"; see
+                  `DecodeContext.lookup`)
+    a function    of the `Reader`, which has the context and the fields before
+    another name  that is no attribute: the fields of that length share the remaining bytes
 
-A payload also says how large it is beside others (`size`):
+A payload has a size, to be compared with others (`size`):
 
     projections         the largest |rho|; below 1 they all count as 1, as chance can make them as
-    small as any number
+                        small as any number
     coefficients        the root of the mean square that the weights are moved by, in expectation
     whole weights       the same, from the weights that the coordinator holds
     entries             the root of the mean square that the weights are moved by
@@ -47,6 +46,8 @@ Vector = NDArray[np.float64]
 _SIGNS = np.array([-1, 1], dtype=np.int8)  # of a bit
 # no honest projection, gradient or move of the weights is larger
 LARGEST = 1e6
+# the largest number of float16
+LARGEST_HALF = 65_504.0
 # smaller moves of the weights count as this one
 SMALLEST_MOVE = 1e-6
 
@@ -59,14 +60,14 @@ class State:
     seed: int  # the run's seed
 
     def round_seed(self, number: int = 0) -> int:
-        """Returns the seed that all clients of a round may share.
+        """Return the seed that all clients of a round may share.
 
         Of round 0 one for the whole run.
         """
         return derive(self.seed, Domain.ROUND_SEED, number)
 
     def client_seed(self, number: int, client: int) -> int:
-        """Returns the seed of one client in a round."""
+        """Return the seed of one client in a round."""
         return derive(self.seed, Domain.CLIENT_SEED, number, client)
 
     # arrays that the coordinator keeps and no step carries
@@ -74,19 +75,21 @@ class State:
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the remembered values that are not empty (`Method.remember`), by name."""
-        return {name: array for name in self.remembered if len(array := getattr(self, name))}
+        arrays = {name: getattr(self, name) for name in self.remembered}
+        return {name: array for name, array in arrays.items() if len(array)}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Returns the state with what `state_dict` returned.
+        """Return the state with the arrays that `state_dict` returned.
 
-        Raises ValueError if it does not fit.
+        Raises:
+            ValueError: they do not fit.
         """
-        kept: dict[str, Any] = {name: arrays[name] for name in self.remembered if name in arrays}
-        return replace(self, **kept)
+        values: dict[str, Any] = {name: arrays[name] for name in self.remembered if name in arrays}
+        return replace(self, **values)
 
 
 @dataclass(frozen=True)
-class About:
+class DecodeContext:
     """The context in which a payload is read."""
 
     # the `Method`; its settings give lengths by name
@@ -105,22 +108,20 @@ class About:
 
     @property
     def unit(self) -> float:
-        """Return the value that stands for an estimate or coefficient of 1 among an update's
-        numbers.
-        """
+        """Return the number in an update that stands for an estimate or coefficient of 1."""
         return float(self.method.unit(self.state))
 
 
 class Content(NamedTuple):
-    """The amount that travels: bytes, and the numbers that papers count (Ferret, Appendix C.2).
+    """The size of a message: bytes, and the numbers that papers count (Ferret, Appendix C.2).
 
-    A number counts as one, whatever bytes it takes.
+    A number counts as one, however many bytes it takes.
     """
 
     bytes: int = 0  # of the payload
     # coefficients, projections, losses, weights, whatever their precision
     scalars: int = 0
-    # seeds, indices, and what is counted. Lengths, which only say how to read the rest, are not
+    # seeds, indices and counts. Lengths, which only serve to read the rest, are not counted
     integers: int = 0
     bits: int = 0  # votes
 
@@ -128,8 +129,8 @@ class Content(NamedTuple):
 NUMBERS = ("scalars", "integers", "bits")
 
 
-def total(parts: Iterable[Content]) -> Content:
-    """Returns the sum of several contents."""
+def sum_contents(parts: Iterable[Content]) -> Content:
+    """Return the sum of several contents."""
     return Content(*map(sum, zip(*parts, strict=True)))
 
 
@@ -142,75 +143,83 @@ class Payload:
     weight_terms: ClassVar[str | None] = None
 
     def encode(self) -> bytes:
-        """Returns the exact payload bytes."""
-        values = ((codec, getattr(self, name)) for name, codec in codecs(type(self)))
-        return b"".join(codec.write(value) for codec, value in values if value is not None)
+        """Return the exact payload bytes."""
+        values = ((codec, getattr(self, name)) for name, codec in field_codecs(type(self)))
+        return b"".join(codec.write_value(value) for codec, value in values if value is not None)
 
     def content(self, size: int, data: bytes = b"") -> Content:
-        """Return its content, counted by its fields.
+        """Return the payload's content, counted by its fields.
 
-        `data` are its bytes; whole tensors hold `size` numbers (d).
+        Args:
+            size: d, how many numbers whole tensors hold.
+            data: the payload's bytes.
         """
-        values = ((codec, getattr(self, name)) for name, codec in codecs(type(self)))
-        held = total(codec.held(value, size) for codec, value in values if value is not None)
-        return Content(len(data), *held[1:])
+        values = ((codec, getattr(self, name)) for name, codec in field_codecs(type(self)))
+        counts = sum_contents(
+            codec.count_content(value, size) for codec, value in values if value is not None
+        )
+        return Content(len(data), *counts[1:])
 
     @classmethod
-    def decode(cls, data: bytes, about: About) -> Self:
-        """Reads what `encode` wrote.
+    def decode(cls, data: bytes, context: DecodeContext) -> Self:
+        """Return the payload that `encode` wrote.
 
-        Raises MessageError: too short, too long, not finite, or a value that can't be.
+        Raises:
+            MessageError: the data is too short or too long, or a value is not finite or impossible.
         """
-        reader = Reader(data, about)
-        payload = cls.read(reader)
+        reader = Reader(data, context)
+        payload = cls.read_value(reader)
         reader.end()
         return payload
 
     @classmethod
-    def read(cls, reader: "Reader") -> Self:
-        """Reads one payload and checks it; more may follow."""
-        wired, values = codecs(cls), dict[str, Any]()
-        for at, (name, codec) in enumerate(wired):
-            reader.got, reader.rest = values, [later for _, later in wired[at:]]
-            values[name] = None if codec.absent(reader.about) else codec.read(reader)
+    def read_value(cls, reader: "Reader") -> Self:
+        """Read one payload and check it; more may follow."""
+        named_codecs, values = field_codecs(cls), dict[str, Any]()
+        for index, (name, codec) in enumerate(named_codecs):
+            reader.fields_read, reader.remaining_codecs = (
+                values,
+                [later for _, later in named_codecs[index:]],
+            )
+            values[name] = None if codec.absent(reader.context) else codec.read_value(reader)
         payload = cls(**values)
-        payload.check(reader.about)
+        payload.check(reader.context)
         return payload
 
-    def check(self, about: About) -> None:
-        """Checks what the types do not say. Raises MessageError."""
+    def check(self, context: DecodeContext) -> None:
+        """Check what the fields' types leave open. Raises MessageError."""
 
-    def size(self, about: About) -> float:
+    def size(self, context: DecodeContext) -> float:
         """Return the size of an update or a step, to compare with others of its kind.
 
-        0: it says nothing.
+        0: its size is not known.
         """
         return 0.0
 
-    def numbers(self, about: About) -> NDArray[Any]:
-        """Return the values that a client is free to choose: signs (int8), or numbers of any size.
+    def numbers(self, context: DecodeContext) -> NDArray[Any]:
+        """Return the values that a client is free to choose: signs (int8) or numbers of any size.
 
-        By default the vector.
+        By default they are the vector.
         """
-        return self.vector(about)
+        return self.vector(context)
 
-    def with_numbers(self, numbers: NDArray[Any], about: About) -> Self:
-        """Returns the update with other numbers."""
-        return self.with_vector(numbers, about)
+    def with_numbers(self, numbers: NDArray[Any], context: DecodeContext) -> Self:
+        """Return the update with other numbers."""
+        return self.with_vector(numbers, context)
 
-    def vector(self, about: About) -> NDArray[np.floating[Any]]:
-        """Returns an update as a vector, as long for all clients of a round.
+    def vector(self, context: DecodeContext) -> NDArray[np.floating[Any]]:
+        """Return an update as a vector, as long for all clients of a round.
 
         Raises ValueError if the update is not a vector.
         """
-        raise ValueError(f"updates of {about.method.name} are no vectors of one space")
+        raise ValueError(f"updates of {context.method.name} are no vectors of one space")
 
-    def with_vector(self, vector: NDArray[np.floating[Any]], about: About) -> Self:
-        """Returns an update as near to a vector as the protocol allows.
+    def with_vector(self, vector: NDArray[np.floating[Any]], context: DecodeContext) -> Self:
+        """Return the update that is nearest to a vector, as the protocol allows.
 
-        The inverse of `vector` where it can be.
+        It is the inverse of `vector` where there is one.
         """
-        raise ValueError(f"updates of {about.method.name} are no vectors of one space")
+        raise ValueError(f"updates of {context.method.name} are no vectors of one space")
 
 
 @dataclass(frozen=True)
@@ -228,20 +237,22 @@ class Measured(Payload):
     projections: ClassVar[bool] = True
     scalars: Any
 
-    def check(self, about: About) -> None:
-        """Raises MessageError if no loss can have given these estimates, so that no client can
-        destroy the model.
+    def check(self, context: DecodeContext) -> None:
+        """Check that losses can give these estimates, so that no client can destroy the model.
+
+        Raises:
+            MessageError: an estimate is too large.
         """
-        if about.kind == "update" and len(self.scalars):
-            rho = self.scalars / np.float64(about.unit)
-            at = int(np.abs(rho).argmax())
-            if abs(rho[at]) > LARGEST:
+        if context.kind == "update" and len(self.scalars):
+            rho = self.scalars / np.float64(context.unit)
+            index = int(np.abs(rho).argmax())
+            if abs(rho[index]) > LARGEST:
                 raise MessageError(
-                    f"scalar {at} is {rho[at]:.3g}: at most {LARGEST:.0e} is accepted"
+                    f"scalar {index} is {rho[index]:.3g}: at most {LARGEST:.0e} is accepted"
                 )
 
-    def size(self, about: About) -> float:
-        return largest(self.scalars / np.float64(about.unit))
+    def size(self, context: DecodeContext) -> float:
+        return projection_size(self.scalars / np.float64(context.unit))
 
 
 class Summand(Payload):
@@ -255,55 +266,58 @@ class Summand(Payload):
     counted: ClassVar[bool] = False
 
     @classmethod
-    def words(cls, about: About) -> int:
-        """Returns the vector's length, which is the same for every client of a round, whatever its
+    def words(cls, context: DecodeContext) -> int:
+        """Return the vector's length, which is the same for every client of a round, whatever its
         data is.
         """
-        codec: Any = codecs(cls)[-1][1]
-        return int(codec.named(about) or 1) * codec.times(about)
+        codec: Any = field_codecs(cls)[-1][1]
+        return int(codec.named_length(context) or 1) * codec.times(context)
 
-    def vector(self, about: About) -> Vector:
-        values = np.asarray(self.numbers(about), dtype=np.float64)
-        return np.pad(values, (0, self.words(about) - len(values)))
+    def vector(self, context: DecodeContext) -> Vector:
+        values = np.asarray(self.numbers(context), dtype=np.float64)
+        return np.pad(values, (0, self.words(context) - len(values)))
 
-    def numbers(self, about: About) -> NDArray[Any]:
-        return np.asarray(getattr(self, codecs(type(self))[-1][0]))
+    def numbers(self, context: DecodeContext) -> NDArray[Any]:
+        return np.asarray(getattr(self, field_codecs(type(self))[-1][0]))
 
-    def with_numbers(self, numbers: NDArray[Any], about: About) -> Self:
-        """Returns it with these numbers in the last field.
+    def with_numbers(self, numbers: NDArray[Any], context: DecodeContext) -> Self:
+        """Return the update with these numbers in the last field.
 
-        Where it has signs, with theirs, but its own for 0.
+        A field of signs takes the numbers' signs, and keeps its own where a number is 0.
         """
-        own = self.numbers(about)
-        if own.dtype == np.int8:
-            numbers = np.where(numbers == 0, own, np.sign(numbers))
-        return replace(self, **{codecs(type(self))[-1][0]: numbers.astype(own.dtype)})  # type: ignore[type-var]
+        current = self.numbers(context)
+        if current.dtype == np.int8:
+            numbers = np.where(numbers == 0, current, np.sign(numbers))
+        return replace(self, **{field_codecs(type(self))[-1][0]: numbers.astype(current.dtype)})  # type: ignore[type-var]
 
-    def with_vector(self, vector: NDArray[Any], about: About) -> Self:
-        return self.with_numbers(vector, about)
+    def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> Self:
+        return self.with_numbers(vector, context)
 
     @classmethod
-    def of(cls, vector: Vector, about: About) -> Self:
-        """Returns the update that stands for all clients in `aggregate`, alone and with a weight of
-        1.
+    def from_vector(cls, vector: Vector, context: DecodeContext) -> Self:
+        """Return the update that stands for all clients in `aggregate`, with a weight of 1.
 
-        `vector` is sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
+        Args:
+            vector: sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
+            context: the context of the round.
         """
-        return cls(**{codecs(cls)[-1][0]: vector})
+        return cls(**{field_codecs(cls)[-1][0]: vector})
 
 
 class Scalars(Measured, Summand):
     """Estimates that a step adds up over the clients."""
 
 
-def largest(scalars: NDArray[Any]) -> float:
-    """Returns the size of projections: the largest magnitude, at least 1; 0 if there is none."""
-    return max(1.0, float(np.abs(scalars).max())) if len(scalars) else 0.0
+def projection_size(scalars: NDArray[Any]) -> float:
+    """Return the size of projections: the largest magnitude, at least 1; 0 if there is none."""
+    if len(scalars):
+        return max(1.0, float(np.abs(scalars).max()))
+    return 0.0
 
 
-def moved(layout: Layout, square: float) -> float:
-    """Return the size of a step along a vector with this sum of squares: its root of
-    the mean square.
+def move_size(layout: Layout, square: float) -> float:
+    """Return the size of a step along a vector with this sum of squares: the root of its mean
+    square.
     """
     return max(SMALLEST_MOVE, sqrt(square / layout.size))
 
@@ -317,79 +331,95 @@ class Codec(ABC):
     """The encoding of one field."""
 
     # the field is there only if the method's setting of this name is true; otherwise it is None
-    when: str | None = field(default=None, kw_only=True)
+    condition: str | None = field(default=None, kw_only=True)
     # the kind of payload that has it; None: all
-    only: Literal["plan", "update", "step"] | None = field(default=None, kw_only=True)
+    payload_kind: Literal["plan", "update", "step"] | None = field(default=None, kw_only=True)
 
     @abstractmethod
-    def write(self, value: Any) -> bytes:
-        """Returns the bytes of a value."""
+    def write_value(self, value: Any) -> bytes:
+        """Return the bytes of a value."""
 
     @abstractmethod
-    def read(self, reader: "Reader") -> Any:
-        """Returns the value that comes next. Raises MessageError."""
+    def read_value(self, reader: "Reader") -> Any:
+        """Return the value that comes next. Raises MessageError."""
 
-    def held(self, value: Any, size: int) -> Content:
+    def count_content(self, value: Any, size: int) -> Content:
         """Return the content that a value counts as, in a model with this number of parameters."""
         numbers = np.asarray(value)
-        return (
-            Content(scalars=numbers.size)
-            if numbers.dtype.kind == "f"
-            else Content(integers=numbers.size)
-        )
+        if numbers.dtype.kind == "f":
+            return Content(scalars=numbers.size)
+        return Content(integers=numbers.size)
 
-    def absent(self, about: About) -> bool:
+    def absent(self, context: DecodeContext) -> bool:
         """Return whether the field is left out of the message."""
-        return self.only not in (None, about.kind) or (
-            self.when is not None and not about.lookup(self.when)
+        return self.payload_kind not in (None, context.kind) or (
+            self.condition is not None and not context.lookup(self.condition)
         )
 
 
 @dataclass(frozen=True)
 class Array(Codec):
-    """A 1-D array."""
+    """A 1-D array.
+
+    "f2" are numbers of float32 that travel as float16, rounded to nearest; magnitudes above the
+    largest of these, 65,504, travel as that.
+    """
 
     dtype: str  # of its elements, as they travel
     length: int | str | Callable[["Reader"], int]  # how many there are, as this module says
     # in a step no elements at all are possible, too: nobody answered
     optional: bool = False
     # the name of how many elements there are for each one of the length; None: one
-    each: str | None = None
+    multiplier: str | None = None
 
-    def write(self, value: Any) -> bytes:
+    def write_value(self, value: Any) -> bytes:
+        if self.dtype == "f2":
+            value = np.clip(np.asarray(value, dtype=np.float64), -LARGEST_HALF, LARGEST_HALF)
         return np.asarray(value).astype(f"<{self.dtype}").tobytes()
 
-    def read(self, reader: "Reader") -> Any:
-        return self.decoded(reader.array(self.dtype, self.count(reader)))
+    def read_value(self, reader: "Reader") -> Any:
+        return self.decode_elements(reader.array(self.dtype, self.count(reader)))
 
     def count(self, reader: "Reader") -> int:
         """Return the number of elements. Raises MessageError."""
-        about = reader.about
-        if self.optional and about.kind == "step" and not reader.left:
+        context = reader.context
+        if self.optional and context.kind == "step" and not reader.remaining:
             return 0
-        count = self.length(reader) if callable(self.length) else self.named(about)
+        count = self.length(reader) if callable(self.length) else self.named_length(context)
         # shared with the fields of the same length that follow
         if count is None:
-            alike = (c for c in reader.rest if isinstance(c, Array) and c.length == self.length)
-            share = sum(
-                np.dtype(c.dtype).itemsize * c.times(about) for c in alike if not c.absent(about)
+            alike = (
+                c
+                for c in reader.remaining_codecs
+                if isinstance(c, Array) and c.length == self.length
             )
-            if reader.left % share:
-                raise MessageError(f"{reader.left} bytes, {share} for each of a number of entries")
-            count = reader.left // share
-        return int(count) * self.times(about)
+            share = sum(
+                np.dtype(c.dtype).itemsize * c.times(context)
+                for c in alike
+                if not c.absent(context)
+            )
+            if reader.remaining % share:
+                raise MessageError(
+                    f"{reader.remaining} bytes, {share} for each of a number of entries"
+                )
+            count = reader.remaining // share
+        return int(count) * self.times(context)
 
-    def named(self, about: About) -> Any:
-        """Returns the length, where it is a number or the name of one; else None."""
-        return about.lookup(self.length) if isinstance(self.length, str) else self.length
+    def named_length(self, context: DecodeContext) -> Any:
+        """Return the length if it is a number or the name of one; else None."""
+        if isinstance(self.length, str):
+            return context.lookup(self.length)
+        return self.length
 
-    def times(self, about: About) -> int:
+    def times(self, context: DecodeContext) -> int:
         """Return the number of elements for each one of the length."""
-        return 1 if self.each is None else int(about.lookup(self.each))
+        if self.multiplier is None:
+            return 1
+        return int(context.lookup(self.multiplier))
 
-    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
+    def decode_elements(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values that the elements stand for."""
-        return values
+        return values.astype(np.float32) if self.dtype == "f2" else values
 
 
 @dataclass(frozen=True)
@@ -398,8 +428,8 @@ class Scalar(Array):
 
     length: int = 1
 
-    def read(self, reader: "Reader") -> Any:
-        return super().read(reader)[0].item()
+    def read_value(self, reader: "Reader") -> Any:
+        return super().read_value(reader)[0].item()
 
 
 @dataclass(frozen=True)
@@ -410,10 +440,10 @@ class Halves(Array):
 
     dtype: str = field(default="u2", init=False)
 
-    def write(self, value: Any) -> bytes:
+    def write_value(self, value: Any) -> bytes:
         return from_floats(np.asarray(value, dtype=np.float32), "bfloat16")
 
-    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
+    def decode_elements(self, values: NDArray[Any]) -> NDArray[Any]:
         return check_finite(to_floats(values.astype("<u2").tobytes(), "bfloat16"))
 
 
@@ -427,13 +457,13 @@ class Bits(Array):
     dtype: str = field(default="u1", init=False)
     optional: bool = True
 
-    def held(self, value: Any, size: int) -> Content:
+    def count_content(self, value: Any, size: int) -> Content:
         return Content(bits=len(value))
 
-    def write(self, value: Any) -> bytes:
+    def write_value(self, value: Any) -> bytes:
         return pack_numbers(value > 0, 1)
 
-    def read(self, reader: "Reader") -> Any:
+    def read_value(self, reader: "Reader") -> Any:
         return _SIGNS[unpack_numbers(reader, 1, self.count(reader))]
 
 
@@ -444,32 +474,36 @@ class Ragged(Codec):
     """
 
     # the name of the largest length that is possible
-    most: str
+    limit_name: str
 
-    def held(self, value: Any, size: int) -> Content:
+    def count_content(self, value: Any, size: int) -> Content:
         return Content(scalars=sum(map(len, value)))
 
-    def write(self, value: Any) -> bytes:
+    def write_value(self, value: Any) -> bytes:
         lengths = np.array([len(part) for part in value])
         return lengths.astype("<u4").tobytes() + np.concatenate(value).astype("<f4").tobytes()
 
-    def read(self, reader: "Reader") -> Any:
+    def read_value(self, reader: "Reader") -> Any:
         return tuple(reader.array("f4", length) for length in self.lengths(reader))
 
     def lengths(self, reader: "Reader") -> list[int]:
-        """Returns the lengths of the arrays. Raises MessageError: one is larger than can be."""
-        most = reader.about.lookup(self.most)
-        lengths: list[int] = reader.array("u4", len(reader.about.state.layout.block_sizes)).tolist()
-        if max(lengths) > most:
-            at = int(np.argmax(lengths))
-            raise MessageError(f"block {at} has {max(lengths)} coefficients, {most} are allowed")
+        """Return the lengths of the arrays. Raises MessageError if one is too large."""
+        limit = reader.context.lookup(self.limit_name)
+        lengths: list[int] = reader.array(
+            "u4", len(reader.context.state.layout.block_sizes)
+        ).tolist()
+        if max(lengths) > limit:
+            index = int(np.argmax(lengths))
+            raise MessageError(
+                f"block {index} has {max(lengths)} coefficients, {limit} are allowed"
+            )
         return lengths
 
 
 def magnitude(gamma: Floats) -> np.float32:
-    """Returns s of a block's coefficients, shape (K_l,); 0 if they all are.
+    """Return s of a block's coefficients, shape (K_l,); 0 if they are all 0.
 
-    That of q is s again, bit for bit.
+    The magnitude of q is s again, bit for bit.
     """
     doubles = np.abs(gamma.astype(np.float64))
     largest = doubles.max(initial=0.0)
@@ -492,23 +526,22 @@ class RaggedBits(Ragged):
     <q, gamma> = |gamma|^2, so q keeps all of gamma along itself, and |q|^2 is pi/2 |gamma|^2 for
     normal coefficients: what is lost is noise of 0.57 |gamma|^2. A bit in place of 32 allows for 32
     times the directions, and the noise of a projection is in proportion to d / K. Directions of
-    signs are no random rotation: the mean over them of what comes back is the change itself only
-    where it has many entries. Of one with three it is off by 0.5 to 0.7 |Delta|.
+    signs are no random rotation: the mean over them of the reconstructions is the change itself
+    only where that has many entries. For a change with three it is off by 0.5 to 0.7 |Delta|.
 
-    What travels is all lengths (u32), all magnitudes (f32), then a bit for each element, the
-    blocks' bits following one another without a gap: 1 for positive, lowest first, zeros behind the
-    last.
+    The bytes are all lengths (u32), all magnitudes (f32), then a bit for each element: 1 for
+    positive, lowest first, without a gap between blocks, zeros behind the last.
     """
 
-    def held(self, value: Any, size: int) -> Content:
+    def count_content(self, value: Any, size: int) -> Content:
         return Content(scalars=len(value), bits=sum(map(len, value)))
 
-    def write(self, value: Any) -> bytes:
+    def write_value(self, value: Any) -> bytes:
         lengths = np.array([len(part) for part in value]).astype("<u4")
         scales = np.array([magnitude(part) for part in value]).astype("<f4")
         return lengths.tobytes() + scales.tobytes() + pack_numbers(np.concatenate(value) >= 0, 1)
 
-    def read(self, reader: "Reader") -> tuple[Floats, ...]:
+    def read_value(self, reader: "Reader") -> tuple[Floats, ...]:
         lengths = self.lengths(reader)
         scales = reader.array("f4", len(lengths))
         if (scales < 0).any():
@@ -533,14 +566,17 @@ class Packed(Array):
     # what they are when the content of messages is counted
     kind: Literal["integers", "scalars"] = "integers"
 
-    def held(self, value: Small, size: int) -> Content:
+    def count_content(self, value: Small, size: int) -> Content:
         return Content(**{self.kind: len(value.numbers)})
 
-    def write(self, value: Small) -> bytes:
+    def write_value(self, value: Small) -> bytes:
         return pack_numbers(value.numbers, value.width)
 
-    def read(self, reader: "Reader") -> Small:
-        width = self.width if isinstance(self.width, int) else int(reader.about.lookup(self.width))
+    def read_value(self, reader: "Reader") -> Small:
+        if isinstance(self.width, int):
+            width = self.width
+        else:
+            width = int(reader.context.lookup(self.width))
         return Small(
             unpack_numbers(reader, width, self.count(reader)).astype(np.uint16, copy=False), width
         )
@@ -549,7 +585,7 @@ class Packed(Array):
 class Counts(Array):
     """The number of entries of each chunk, which only serves to read other numbers."""
 
-    def held(self, value: Any, size: int) -> Content:
+    def count_content(self, value: Any, size: int) -> Content:
         return Content()
 
 
@@ -557,18 +593,18 @@ class Counts(Array):
 class Tensors(Codec):
     """All trainable tensors in order, in their own dtypes: the right length and finite.
 
-    In a step possibly nothing.
+    A step may have none.
     """
 
-    def held(self, value: Any, size: int) -> Content:
+    def count_content(self, value: Any, size: int) -> Content:
         return Content(scalars=size if value else 0)
 
-    def write(self, value: Any) -> bytes:
+    def write_value(self, value: Any) -> bytes:
         return bytes(value)
 
-    def read(self, reader: "Reader") -> Any:
-        data, layout = reader.take(reader.left), reader.about.state.layout
-        if not data and reader.about.kind == "step":
+    def read_value(self, reader: "Reader") -> Any:
+        data, layout = reader.take(reader.remaining), reader.context.state.layout
+        if not data and reader.context.kind == "step":
             return data
         if len(data) != layout.dense_bytes:
             raise MessageError(f"{len(data)} bytes of weights, the model has {layout.dense_bytes}")
@@ -584,41 +620,45 @@ class Tensors(Codec):
 class Many(Codec):
     """A tuple of payloads, one after the other to the end."""
 
-    of: type[Payload]
+    part_type: type[Payload]
 
-    def held(self, value: Any, size: int) -> Content:
-        return total(part.content(size) for part in value)
+    def count_content(self, value: Any, size: int) -> Content:
+        return sum_contents(part.content(size) for part in value)
 
-    def write(self, value: Any) -> bytes:
+    def write_value(self, value: Any) -> bytes:
         return b"".join(part.encode() for part in value)
 
-    def read(self, reader: "Reader") -> Any:
+    def read_value(self, reader: "Reader") -> Any:
         parts = []
-        while reader.left:
-            parts.append(self.of.read(reader))
+        while reader.remaining:
+            parts.append(self.part_type.read_value(reader))
         return tuple(parts)
 
 
 _KNOWN: dict[type, tuple[tuple[str, Codec], ...]] = {}
 
 
-def codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
-    """Returns a payload type's fields and how each travels.
+def field_codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
+    """Return the names of a payload type's fields and their codecs.
 
-    Raises TypeError if a field does not say.
+    Raises:
+        TypeError: a field has no codec.
     """
     if payload in _KNOWN:
         return _KNOWN[payload]
     hints = get_type_hints(payload, include_extras=True)
-    found = []
-    for name in (one.name for one in fields(payload)):
-        codec = next((said for said in get_args(hints[name]) if isinstance(said, Codec)), None)
+    pairs = []
+    for name in (item.name for item in fields(payload)):
+        codec = next(
+            (annotation for annotation in get_args(hints[name]) if isinstance(annotation, Codec)),
+            None,
+        )
         if codec is None:
             raise TypeError(
                 f"{payload.__name__}.{name}: annotate how it travels, such as Scalar('u4')"
             )
-        found.append((name, codec))
-    return _KNOWN.setdefault(payload, tuple(found))
+        pairs.append((name, codec))
+    return _KNOWN.setdefault(payload, tuple(pairs))
 
 
 # -- many steps in a record of an orbit
@@ -626,34 +666,38 @@ def codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
 
 
 def pack(method: Any, payloads: Sequence[bytes]) -> bytes:
-    """Returns steps of equal, non-zero length in as few bytes as can be: signs without the padding
-    between them.
-    """
-    if not (each := votes_of(method)):
+    """Return the bytes of steps of equal, non-zero length; signs have no padding between them."""
+    count_per_step = votes_of(method)
+    if not count_per_step:
         return b"".join(payloads)
     return pack_numbers(
-        np.concatenate([unpack_numbers(Reader(payload), 1, each) for payload in payloads]), 1
+        np.concatenate(
+            [unpack_numbers(Reader(payload), 1, count_per_step) for payload in payloads]
+        ),
+        1,
     )
 
 
 def unpack(method: Any, data: bytes, count: int) -> list[bytes]:
-    """Returns the `count` steps that `pack` was given, where `check_pack` has nothing against
-    them.
-    """
-    if each := votes_of(method):
+    """Return the `count` steps that `pack` was given. `check_pack` must have accepted the data."""
+    count_per_step = votes_of(method)
+    if count_per_step:
         return [
             pack_numbers(part, 1)
-            for part in unpack_numbers(Reader(data), 1, count * each).reshape(count, each)
+            for part in unpack_numbers(Reader(data), 1, count * count_per_step).reshape(
+                count, count_per_step
+            )
         ]
     size = len(data) // count
     return [data[i * size : (i + 1) * size] for i in range(count)]
 
 
 def check_pack(method: Any, data: bytes, count: int) -> None:
-    """Checks that `unpack` can read it, without making the steps. Raises MessageError."""
-    if each := votes_of(method):
+    """Check that `unpack` can read the data, without making the steps. Raises MessageError."""
+    count_per_step = votes_of(method)
+    if count_per_step:
         reader = Reader(data)
-        take_packed(reader, 1, count * each)
+        take_packed(reader, 1, count * count_per_step)
         reader.end()
     elif count < 1 or len(data) % count:
         raise MessageError(f"{len(data)} bytes can't be {count} steps of equal length")
@@ -661,8 +705,10 @@ def check_pack(method: Any, data: bytes, count: int) -> None:
 
 def votes_of(method: Any) -> int:
     """Return the number of signs in a step that holds nothing else; 0 for other steps."""
-    (_, first), *others = codecs(method.step_type)
-    return 0 if others or not isinstance(first, Bits) else int(getattr(method, str(first.length)))
+    (_, first), *others = field_codecs(method.step_type)
+    if others or not isinstance(first, Bits):
+        return 0
+    return int(getattr(method, str(first.length)))
 
 
 # -- bytes
@@ -670,46 +716,46 @@ def votes_of(method: Any) -> int:
 
 
 class Reader:
-    """Reads typed values from a payload's bytes, never past their end.
+    """Read typed values from a payload's bytes, never past their end.
 
-    Plain numbers need no `about`.
+    Plain numbers need no context.
     """
 
-    def __init__(self, data: bytes, about: Any = None) -> None:
+    def __init__(self, data: bytes, context: Any = None) -> None:
         self._data = data
         self._position = 0
-        self.about = about
-        self.got: Mapping[str, Any] = {}  # the fields before the one that is read
-        self.rest: Sequence[Codec] = ()  # the codecs from that field on
+        self.context = context
+        self.fields_read: Mapping[str, Any] = {}  # the fields before the one that is read
+        self.remaining_codecs: Sequence[Codec] = ()  # the codecs from that field on
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Return the number of bytes that are not read yet."""
         return len(self._data) - self._position
 
     def take(self, count: int) -> bytes:
-        """Returns the next `count` bytes. Raises MessageError."""
-        if count > self.left:
+        """Return the next `count` bytes. Raises MessageError."""
+        if count > self.remaining:
             raise MessageError(
-                f"payload too short: {count} bytes wanted at byte {self._position}, {self.left} "
-                "left"
+                f"payload too short: {count} bytes wanted at byte {self._position}, "
+                f"{self.remaining} left"
             )
         self._position += count
         return self._data[self._position - count : self._position]
 
     def array(self, dtype: str, count: int) -> NDArray[Any]:
-        """Returns the next `count` numbers. Raises MessageError, also if one is not finite."""
+        """Return the next `count` numbers. Raises MessageError, also if one is not finite."""
         size = np.dtype(dtype).itemsize
         return check_finite(np.frombuffer(self.take(size * count), dtype=f"<{dtype}").astype(dtype))
 
     def end(self) -> None:
-        """Raises MessageError if anything is left."""
-        if self.left:
-            raise MessageError(f"payload too long: {self.left} bytes left over")
+        """Check that all bytes are read. Raises MessageError."""
+        if self.remaining:
+            raise MessageError(f"payload too long: {self.remaining} bytes left over")
 
 
 def pack_numbers(numbers: NDArray[Any], width: int) -> bytes:
-    """Returns the bytes of numbers of `width` bits each (1 to 16), lowest bit first, with zeros up
+    """Return the bytes of numbers of `width` bits each (1 to 16), lowest bit first, with zeros up
     to whole bytes.
     """
     if width > 1:
@@ -719,9 +765,10 @@ def pack_numbers(numbers: NDArray[Any], width: int) -> bytes:
 
 
 def unpack_numbers(reader: Reader, width: int, count: int) -> NDArray[Any]:
-    """Reads what `pack_numbers` wrote.
+    """Return the numbers that `pack_numbers` wrote.
 
-    Raises MessageError: too few bytes, or a padding bit is set.
+    Raises:
+        MessageError: there are too few bytes, or a padding bit is set.
     """
     bits = np.unpackbits(take_packed(reader, width, count), count=count * width, bitorder="little")
     if width == 1:
@@ -732,9 +779,10 @@ def unpack_numbers(reader: Reader, width: int, count: int) -> NDArray[Any]:
 
 
 def take_packed(reader: Reader, width: int, count: int) -> NDArray[np.uint8]:
-    """Take the bytes of `count` numbers.
+    """Take the bytes of `count` numbers of `width` bits each.
 
-    Raises MessageError: too few bytes, or a padding bit is set.
+    Raises:
+        MessageError: there are too few bytes, or a padding bit is set.
     """
     data = np.frombuffer(reader.take(-(-count * width // 8)), dtype=np.uint8)
     if count * width % 8 and data[-1] >> count * width % 8:
@@ -743,24 +791,24 @@ def take_packed(reader: Reader, width: int, count: int) -> NDArray[np.uint8]:
 
 
 def check_finite(values: NDArray[Any]) -> NDArray[Any]:
-    """Returns the values. Raises MessageError if one is NaN or infinite."""
+    """Return the values. Raises MessageError if one is NaN or infinite."""
     if not np.isfinite(values).all():
-        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        index = int(np.flatnonzero(~np.isfinite(values))[0])
         raise MessageError(
-            f"value {at} of {len(values)} is {values[at]}: only finite numbers are accepted"
+            f"value {index} of {len(values)} is {values[index]}: only finite numbers are accepted"
         )
     return values
 
 
 def to_floats(data: bytes | memoryview, dtype: str) -> Floats:
-    """Returns the values of a float32, bfloat16 or float16 tensor's bytes as float32."""
+    """Return the values of a float32, bfloat16 or float16 tensor's bytes as float32."""
     return reference.to_float(
         np.frombuffer(data, dtype="<f4" if dtype == "float32" else "<u2"), dtype
     )
 
 
 def from_floats(values: Floats, dtype: str) -> bytes:
-    """Returns the bytes of finite float32 values, rounded to nearest (ties to even) in a tensor's
+    """Return the bytes of finite float32 values, rounded to nearest (ties to even) in a tensor's
     dtype.
     """
     return (

@@ -44,8 +44,8 @@ def quantise(
     magnitudes = _up_to_brain(np.maximum.reduceat(absolute, starts))
     levels = level_count(bits)
     scale = np.repeat(np.where(magnitudes > 0, magnitudes, 1).astype(np.float64), sizes)
-    drawn = uniform_integers(seed, Domain.ROUNDING, len(values)).astype(np.float64) * 2.0**-64
-    numbers = np.floor(values.astype(np.float64) / scale * levels + drawn)
+    noise = uniform_integers(seed, Domain.ROUNDING, len(values)).astype(np.float64) * 2.0**-64
+    numbers = np.floor(values.astype(np.float64) / scale * levels + noise)
     return magnitudes, (np.clip(numbers, -levels, levels) + levels).astype(np.uint16)
 
 
@@ -77,5 +77,5 @@ def _up_to_brain(values: NDArray[np.float64]) -> Floats:
     negative.
     """
     rounded: Any = _to_brain(values)
-    above = (rounded.view(np.uint32) + np.uint32(1 << 16)).view(np.float32)
-    return np.where(rounded < values, above, rounded).astype(np.float32)
+    next_up = (rounded.view(np.uint32) + np.uint32(1 << 16)).view(np.float32)
+    return np.where(rounded < values, next_up, rounded).astype(np.float32)

@@ -21,9 +21,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.payload import About, Array, Nothing, Payload, Scalars
+from fedseed.methods.payload import Array, DecodeContext, Nothing, Payload, Scalars
 from fedseed.methods.stepwise import StepState, Stepwise
-from fedseed.methods.zeroth import MOST
+from fedseed.methods.zeroth import MAX_DIRECTIONS
 from fedseed.training.protocol import Client
 from fedseed.weights.change import Floats, Term
 
@@ -36,21 +36,21 @@ class Scores(Scalars):
 
 
 @dataclass(frozen=True)
-class Chosen(Payload):
+class Selection(Payload):
     """A step: the best directions' numbers in the round, in ascending order.
 
     None: nobody answered.
     """
 
-    chosen: Annotated[NDArray[np.uint32], Array("u4", "best", optional=True)]
+    directions: Annotated[NDArray[np.uint32], Array("u4", "best", optional=True)]
 
-    def check(self, about: About) -> None:
-        """Refuses numbers that are no directions of the round, or stand there twice."""
-        if np.any(np.diff(self.chosen.astype(np.int64)) <= 0) or np.any(
-            self.chosen >= about.lookup("candidates")
+    def check(self, context: DecodeContext) -> None:
+        """Refuse numbers that are no directions of the round, or stand there twice."""
+        if np.any(np.diff(self.directions.astype(np.int64)) <= 0) or np.any(
+            self.directions >= context.lookup("candidates")
         ):
             raise MessageError(
-                f"directions {self.chosen.tolist()[:8]}: not in order, or not of the round"
+                f"directions {self.directions.tolist()[:8]}: not in order, or not of the round"
             )
 
 
@@ -67,10 +67,10 @@ class RandOpt(Stepwise):
     name: Literal["randopt"] = "randopt"
     code: ClassVar[int] = 16
     about: ClassVar[str] = "N drawn models scored once, the k best averaged: a model of k seeds"
-    update_type, step_type = Scores, Chosen
+    update_type, step_type = Scores, Selection
     shares_losses = True
 
-    candidates: Annotated[int, Field(ge=2, le=MOST)] = 64
+    candidates: Annotated[int, Field(ge=2, le=MAX_DIRECTIONS)] = 64
     best: PositiveInt = 4
     learning_rate: PositiveFloat = 1e-3
     batch: PositiveInt = 64
@@ -94,23 +94,25 @@ class RandOpt(Stepwise):
         return self.candidates
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Scores:
-        """Scores all directions on one batch, against the model as it is."""
+        """Score all directions on one batch, against the model as it is."""
         basis, along = self.directions(state.seed), self.indices(client.round)
-        found = client.estimates(
+        projections = client.estimates(
             self, basis, along, next(client.batches(self.batch)), one_sided=True
         )
-        return Scores(np.array([one.rho for one in found], dtype=np.float32))
+        return Scores(np.array([projection.rho for projection in projections], dtype=np.float32))
 
-    def aggregate(self, state: StepState, answers: Answers) -> Chosen:
-        """Keeps the k directions with the least scores; of equal ones the first."""
+    def aggregate(self, state: StepState, answers: Answers) -> Selection:
+        """Keep the k directions with the least scores; of equal ones the first."""
         scores = answers.combine([update.scalars for update in answers.updates])
-        return Chosen(np.sort(np.argsort(scores, kind="stable")[: self.best]).astype(np.uint32))
+        return Selection(np.sort(np.argsort(scores, kind="stable")[: self.best]).astype(np.uint32))
 
-    def summed(self, state: StepState, step: Chosen) -> tuple[Floats, list[Term]]:
-        """Returns -1 / k for each direction that was chosen, and a term for each of these alone."""
-        coefficients = np.zeros(self.candidates if len(step.chosen) else 0, dtype=np.float32)
-        coefficients[step.chosen] = np.float32(-1 / self.best)
-        basis, first = self.directions(state.seed), state.done * self.candidates
+    def coefficients_and_terms(
+        self, state: StepState, step: Selection
+    ) -> tuple[Floats, list[Term]]:
+        """Return -1 / k for each direction that was chosen, and a term for each of these alone."""
+        coefficients = np.zeros(self.candidates if len(step.directions) else 0, dtype=np.float32)
+        coefficients[step.directions] = np.float32(-1 / self.best)
+        basis, first = self.directions(state.seed), state.steps_done * self.candidates
         return coefficients, [
-            Term(basis, coefficients[j : j + 1], first + j) for j in step.chosen.tolist()
+            Term(basis, coefficients[j : j + 1], first + j) for j in step.directions.tolist()
         ]

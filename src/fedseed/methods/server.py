@@ -1,4 +1,5 @@
-"""Server optimisers and rates of blocks, applied to D, the change that a round's answers ask for.
+"""Server optimisers and rates of blocks. They apply to D, the change that a round's answers ask
+for.
 
     server       average    w <- w - eta_g D
                  momentum   m <- beta1 m + D;                   w <- w - eta_g m    FedAvgM
@@ -15,8 +16,8 @@ Algorithm 2; its averages are not bias-corrected. `fedseed.optimizers` has the r
 send weights mean a change with the
 other sign: w <- w + eta_g D.
 
-Of |D_l|^2 of block l everybody knows an estimate from the coefficients alone, as E |gamma_l|^2 =
-|D_l|^2 / (rho_l K_l). So rates of blocks are L numbers that no message carries. An entry's own D^2
+Everybody can estimate |D_l|^2 of block l from the coefficients alone, as E |gamma_l|^2 = |D_l|^2 /
+(rho_l K_l). So rates of blocks are L numbers that no message carries. An entry's own D^2
 is mostly noise of the projection.
 """
 
@@ -38,11 +39,11 @@ from fedseed.weights.change import Add, Change, Optimize, Rounding, Term
 Parts = Sequence[tuple[Basis, Sequence[Floats]]]
 
 
-class Served(Method):
+class ServerOptimization(Method):
     """Settings of a server's optimiser.
 
     Args:
-        server: what becomes of the change that the answers ask for; "average" is published.
+        server: the optimiser that gets the change that the answers ask for; "average" is published.
         server_beta1: decay of the average change, for momentum and Adam.
         server_beta2: decay of the average squared change, for Adam and block_rate = "rms".
         server_eps: Adam's tau, and that of the blocks' rates: how adaptive they are.
@@ -54,7 +55,7 @@ class Served(Method):
     server_eps: PositiveFloat = 1e-3
 
     def server_rule(self, rate: float) -> Rule:
-        """Returns the optimiser; `server` is not "average"."""
+        """Return the optimiser; `server` is not "average"."""
         assert self.server != "average"
         return Rule(
             self.server,
@@ -73,10 +74,10 @@ class BlockState(State):
     squares: Squares = field(default_factory=Squares)
 
 
-class BlockRates(Served):
-    """Settings of what coefficients on directions, block by block, do to the weights.
+class BlockRates(ServerOptimization):
+    """Settings of methods whose steps are coefficients on directions, block by block.
 
-    Args (besides those of `Served`):
+    Args (besides those of `ServerOptimization`):
         global_rate: eta_g, the rate of the step that the answers make.
         block_rate: each block's change is divided by the root of its mean squares so far: "adagrad"
             (their sum), "rms" (an average); then eta_g is about how far an entry moves in the first
@@ -96,38 +97,39 @@ class BlockRates(Served):
 
     @property
     def _beta(self) -> float | None:
-        return self.server_beta2 if self.block_rate == "rms" else None
+        if self.block_rate == "rms":
+            return self.server_beta2
+        return None
 
     def squares_after(self, state: BlockState, parts: Parts) -> Squares:
         """Return the known value of |D_l|^2 / d_l after a step of these parts."""
         if self.block_rate == "same" or not parts:
             return state.squares
-        found = []
+        squares = []
         for block, size in enumerate(state.layout.block_sizes):
-            each = ((basis.variance(size), gammas[block]) for basis, gammas in parts)
-            found.append(fsum(rho * len(gamma) * square(gamma) for rho, gamma in each) / size)
-        return state.squares.take(found, self._beta)
+            pairs = ((basis.variance(size), gammas[block]) for basis, gammas in parts)
+            squares.append(fsum(rho * len(gamma) * square(gamma) for rho, gamma in pairs) / size)
+        return state.squares.take(squares, self._beta)
 
     def descent(self, state: BlockState, parts: Parts, rounding: Rounding | None) -> Change:
-        """Returns the change w <- w - eta_g D, or what the settings make of D = sum of the
-        parts.
+        """Return the change of the weights by D, the sum of the parts: w <- w - eta_g D, or the
+        step of the server's optimiser.
         """
         if self.block_rate != "same":
-            over = [
+            divisors = [
                 root + self.server_eps
                 for root in self.squares_after(state, parts).roots(self._beta)
             ]
-            parts = [
-                (
-                    basis,
-                    [
-                        (g.astype(np.float64) / by).astype(np.float32)
-                        for g, by in zip(gammas, over, strict=True)
-                    ],
-                )
-                for basis, gammas in parts
-            ]
+            parts = [(basis, _divide_blocks(gammas, divisors)) for basis, gammas in parts]
         terms = [Term(basis, gammas) for basis, gammas in parts]
         if self.server == "average":
             return Add(terms, -self.global_rate, rounding)
         return Optimize(terms, self.server_rule(self.global_rate), rounding)
+
+
+def _divide_blocks(gammas: Sequence[Floats], divisors: Sequence[float]) -> list[Floats]:
+    """Return the coefficients of each block over the block's divisor."""
+    return [
+        (gamma.astype(np.float64) / divisor).astype(np.float32)
+        for gamma, divisor in zip(gammas, divisors, strict=True)
+    ]

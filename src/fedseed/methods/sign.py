@@ -29,13 +29,23 @@ from pydantic import PositiveInt
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.feedback import CHUNK, TOGETHER, Feedback, Scales, chunks_of, halved
-from fedseed.methods.payload import About, Bits, Floats, Many, Payload, Reader, Scalar, State, moved
+from fedseed.methods.feedback import CHUNK, TOGETHER, Feedback, Scales, chunks_of, round_to_brain
+from fedseed.methods.payload import (
+    Bits,
+    DecodeContext,
+    Floats,
+    Many,
+    Payload,
+    Reader,
+    Scalar,
+    State,
+    move_size,
+)
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 
 
-def chosen(turn: int, every: int, size: int) -> range:
-    """Returns the chunks of a turn."""
+def chunks_of_turn(turn: int, every: int, size: int) -> range:
+    """Return the chunks of a turn."""
     return range(turn, chunks_of(size), every)
 
 
@@ -45,19 +55,24 @@ def entries_in(chunks: range, size: int) -> int:
     return len(chunks) * CHUNK - short
 
 
-def _sent(reader: Reader) -> range:
-    """Returns the chunks that an update, or a step's part, is about.
+def _chunks_sent(reader: Reader) -> range:
+    """Return the chunks in an update or in a part of a step.
 
-    Raises MessageError: others were asked for.
+    Raises:
+        MessageError: the round asked for others.
     """
-    about, turn, every = reader.about, reader.got["turn"], reader.about.lookup("every")
-    if turn >= every or (about.kind == "update" and turn != (about.round - 1) % every):
-        raise MessageError(f"chunks {turn} modulo {every}, in round {about.round}")
-    return chosen(turn, every, _size(reader))
+    context, turn, every = (
+        reader.context,
+        reader.fields_read["turn"],
+        reader.context.lookup("every"),
+    )
+    if turn >= every or (context.kind == "update" and turn != (context.round - 1) % every):
+        raise MessageError(f"chunks {turn} modulo {every}, in round {context.round}")
+    return chunks_of_turn(turn, every, _size(reader))
 
 
 def _size(reader: Reader) -> int:
-    return reader.about.state.layout.size
+    return reader.context.state.layout.size
 
 
 @dataclass(frozen=True)
@@ -66,24 +81,26 @@ class Signed(Payload):
     (`weight`), too.
     """
 
-    weight: Annotated[float | None, Scalar("f4", only="step")] = field(default=None, kw_only=True)
+    weight: Annotated[float | None, Scalar("f4", payload_kind="step")] = field(
+        default=None, kw_only=True
+    )
     # which chunks: those whose number is this modulo `every`
     turn: Annotated[int, Scalar("u4")]
-    scales: Annotated[Floats, Scales(lambda reader: len(_sent(reader)))]  # s of each chunk
+    scales: Annotated[Floats, Scales(lambda reader: len(_chunks_sent(reader)))]  # s of each chunk
     signs: Annotated[
         NDArray[np.int8],
-        Bits(lambda reader: entries_in(_sent(reader), _size(reader)), optional=False),
+        Bits(lambda reader: entries_in(_chunks_sent(reader), _size(reader)), optional=False),
     ]
 
-    def size(self, about: About) -> float:
-        return moved(
-            about.state.layout, float(np.square(self.scales, dtype=np.float64).sum()) * CHUNK
+    def size(self, context: DecodeContext) -> float:
+        return move_size(
+            context.state.layout, float(np.square(self.scales, dtype=np.float64).sum()) * CHUNK
         )
 
-    def numbers(self, about: About) -> NDArray[np.int8]:
+    def numbers(self, context: DecodeContext) -> NDArray[np.int8]:
         return self.signs
 
-    def with_numbers(self, numbers: NDArray[Any], about: About) -> "Signed":
+    def with_numbers(self, numbers: NDArray[Any], context: DecodeContext) -> "Signed":
         return replace(self, signs=numbers)
 
 
@@ -93,20 +110,20 @@ class SignStep(Payload):
 
     parts: Annotated[tuple[Signed, ...], Many(Signed)]
 
-    def check(self, about: About) -> None:
+    def check(self, context: DecodeContext) -> None:
         if len({part.turn for part in self.parts}) > 1:
             raise MessageError("a step whose parts are about different chunks")
 
-    def size(self, about: About) -> float:
-        """Returns the most that it can be: if all signs agree."""
-        return sum(abs(part.weight or 0.0) * part.size(about) for part in self.parts)
+    def size(self, context: DecodeContext) -> float:
+        """Return the largest possible size, which the step has if all signs agree."""
+        return sum(abs(part.weight or 0.0) * part.size(context) for part in self.parts)
 
 
 class Sign(Feedback):
     """Sign's settings.
 
     Args (besides those of `Feedback`):
-        every: a chunk of 4,096 entries is sent in each so many rounds.
+        every: rounds in which each chunk of 4,096 entries is sent once.
     """
 
     name: Literal["sign"] = "sign"
@@ -119,16 +136,19 @@ class Sign(Feedback):
 
     every: PositiveInt = 1
 
-    def compressed(self, state: State, vector: Floats, round: int) -> Signed:
+    def compress(self, state: State, vector: Floats, round: int) -> Signed:
         turn = (round - 1) % self.every
         chunks = [
-            vector[c * CHUNK : (c + 1) * CHUNK] for c in chosen(turn, self.every, len(vector))
+            vector[c * CHUNK : (c + 1) * CHUNK]
+            for c in chunks_of_turn(turn, self.every, len(vector))
         ]
-        scales = halved(np.array([np.abs(chunk).mean(dtype=np.float64) for chunk in chunks]))
+        scales = round_to_brain(
+            np.array([np.abs(chunk).mean(dtype=np.float64) for chunk in chunks])
+        )
         positive = np.concatenate([np.zeros(0, dtype=bool), *(chunk >= 0 for chunk in chunks)])
         return Signed(turn, scales, np.where(positive, np.int8(1), np.int8(-1)))
 
-    def sent(self, state: State, update: Signed) -> list[Patch]:
+    def to_patches(self, state: State, update: Signed) -> list[Patch]:
         return list(self._patches([update], state.layout.size))
 
     def aggregate(self, state: State, answers: Answers) -> SignStep:
@@ -136,32 +156,29 @@ class Sign(Feedback):
 
     def change(self, state: State, step: SignStep) -> Change:
         """w <- w - eta_g sum_i c_i q_i, on the round's chunks."""
-        return (
-            Entries(list(self._patches(step.parts, state.layout.size)), -self.global_rate)
-            if step.parts
-            else NOTHING
-        )
+        if step.parts:
+            return Entries(list(self._patches(step.parts, state.layout.size)), -self.global_rate)
+        return NOTHING
 
     def _patches(self, parts: Sequence[Signed], size: int) -> Iterator[Patch]:
-        """Yields sum_i c_i s_i sign_i, some chunks at a time: in double precision, in the order of
+        """Yield sum_i c_i s_i sign_i, some chunks at a time: in double precision, in the order of
         the parts.
         """
-        chunks = chosen(parts[0].turn, self.every, size)
+        chunks = chunks_of_turn(parts[0].turn, self.every, size)
         for lo in range(0, len(chunks), TOGETHER):
-            some = chunks[lo : lo + TOGETHER]
-            count = entries_in(some, size)
+            group = chunks[lo : lo + TOGETHER]
+            count = entries_in(group, size)
             total = np.zeros(count)
             for part in parts:
                 weight = 1.0 if part.weight is None else float(np.float32(part.weight))
-                scales = weight * part.scales[lo : lo + len(some)].astype(np.float64)
+                scales = weight * part.scales[lo : lo + len(group)].astype(np.float64)
                 total += part.signs[lo * CHUNK :][:count] * np.repeat(scales, CHUNK)[:count]
-            apart = (
-                None
-                if self.every == 1
-                else (CHUNK * self.every * np.arange(len(some))[:, None] + np.arange(CHUNK))
-            )
+            if self.every == 1:
+                apart = None
+            else:
+                apart = CHUNK * self.every * np.arange(len(group))[:, None] + np.arange(CHUNK)
             yield Patch(
-                some[0] * CHUNK,
+                group[0] * CHUNK,
                 total.astype(np.float32),
                 None if apart is None else apart.ravel()[:count],
             )

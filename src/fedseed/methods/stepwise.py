@@ -46,7 +46,7 @@ MOST_STEPS = 4096
 class StepState(State):
     """The number of steps so far, which names the next directions, and the memory of them."""
 
-    done: int = 0
+    steps_done: int = 0
     # for divide_by = "scalar": the average of the squared sum
     squares: Squares = field(default_factory=Squares)
     # for "from-base": the coefficients of all directions so far, times their schedule's factors and
@@ -62,13 +62,15 @@ class Stepwise(ZerothOrder):
 
     Args (besides those of `ZerothOrder`):
         optimizer: what the update, as a gradient, is given to: "sgd" (the methods as published),
-            "momentum", "nesterov" or "adam" (`fedseed.optimizers`; 4 or 8 bytes of memory per
-            parameter; a replay restores its averages); "adam-rebuilt": Adam of the last `horizon`
-            steps, without that memory, for the time it takes to make their directions again;
+            "momentum", "nesterov", "rmsprop" or "adam" (`fedseed.optimizers`; 4 bytes of memory per
+            parameter, Adam 8; a replay restores its averages); "adam-rebuilt": Adam of the last
+            `horizon` steps, without that memory, for the time it takes to make their directions
+            again;
             "hiso": a diagonal learnt from the steps, along which directions are scaled before they
             are looked along (4 bytes; beta2 is its 1 - nu).
         beta1: decay of the average gradient, for momentum and Adam.
-        beta2: decay of the average squared gradient, for Adam, "hiso" and divide_by = "scalar".
+        beta2: decay of the average squared gradient, for Adam, "rmsprop" (torch's alpha), "hiso"
+            and divide_by = "scalar".
         horizon: h, how many steps "adam-rebuilt" remembers.
         adam_eps: keeps their denominators away from zero.
         divide_by: what a step's coefficients are divided by: "deviation", that of the losses along
@@ -82,7 +84,9 @@ class Stepwise(ZerothOrder):
     stepwise: ClassVar[bool] = True
     state_type = StepState
 
-    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adam-rebuilt", "hiso"] = "sgd"
+    optimizer: Literal["sgd", "momentum", "nesterov", "rmsprop", "adam", "adam-rebuilt", "hiso"] = (
+        "sgd"
+    )
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     adam_eps: PositiveFloat = 1e-8
@@ -94,31 +98,29 @@ class Stepwise(ZerothOrder):
     def _base_needs_plain_steps(self) -> "Stepwise":
         if self.optimizer != "sgd" and self.from_base:
             raise ValueError(
-                f'small_steps = "from-base" needs optimizer = "sgd": a step of {self.optimizer} is '
-                "no sum of "
-                'coefficients; "stochastic" loses no small steps either'
+                f'small_steps = "from-base" needs optimizer = "sgd": a step of {self.optimizer} '
+                'is no sum of coefficients; "stochastic" loses no small steps either'
             )
         if self.decay and not self.from_base:
             raise ValueError(
                 f'decay = {self.decay} needs small_steps = "from-base": past coefficients must be '
                 "at hand"
             )
-        if self.divide_by == "deviation" and not self.several:
+        if self.divide_by == "deviation" and not self.has_many_directions:
             raise ValueError(
                 'divide_by = "deviation" needs several directions a step, of which this has one'
             )
         return self
 
     @property
-    def mistaken(self) -> str | None:
-        if self.divide_by == "scalar" and self.several:
+    def settings_problem(self) -> str | None:
+        if self.divide_by == "scalar" and self.has_many_directions:
             return (
-                'divide_by = "scalar": a step has several directions, whose projections may cancel '
-                "in the sum that it "
-                'divides by: steps were up to 209 times the rate; take "deviation", or one '
-                "direction a step"
+                'divide_by = "scalar": a step has several directions, whose projections may '
+                "cancel in the sum that it divides by: steps were up to 209 times the rate; take "
+                '"deviation", or one direction a step'
             )
-        return super().mistaken
+        return super().settings_problem
 
     @property
     def per_step(self) -> int:
@@ -126,27 +128,29 @@ class Stepwise(ZerothOrder):
         return 1
 
     @property
-    def several(self) -> bool:
+    def has_many_directions(self) -> bool:
         """Return whether a step has more than one direction."""
         return self.per_step > 1
 
     def indices(self, number: int) -> range:
-        """Returns the indices of the directions of step `number`."""
+        """Return the indices of the directions of step `number`."""
         return range((number - 1) * self.per_step, number * self.per_step)
 
-    def summed(
+    def coefficients_and_terms(
         self, state: StepState, step: Any
     ) -> tuple[np.ndarray[Any, Any], Sequence[Term] | None]:
-        """Returns a step's coefficients (none: nobody answered), and its sum if not along the
-        step's own directions.
+        """Return a step's coefficients, and the terms of its sum.
+
+        No coefficients: nobody answered. Terms of None: they are along the directions that the
+        step's number names.
         """
         return step.scalars, None
 
     def change(self, state: StepState, step: Any) -> Change:
-        return self.descent(state, *self.summed(state, step))
+        return self.descent(state, *self.coefficients_and_terms(state, step))
 
     def advance(self, state: StepState, step: Any) -> StepState:
-        return self.count(state, *self.summed(state, step))
+        return self.count(state, *self.coefficients_and_terms(state, step))
 
     def count(
         self,
@@ -154,57 +158,59 @@ class Stepwise(ZerothOrder):
         coefficients: np.ndarray[Any, Any],
         terms: Sequence[Term] | None = None,
     ) -> StepState:
-        """Returns the state after a step with these coefficients (none: nobody answered).
+        """Return the state after a step with these coefficients (none: nobody answered).
 
-        `terms` are those of its sum, where they are not along the directions that the step's number
+        `terms`: the terms of its sum; None: they are along the directions that the step's number
         names.
         """
-        kept, window = state.coefficients, state.window
+        coefficients_so_far, window = state.coefficients, state.window
         if self.optimizer == "adam-rebuilt" and len(coefficients):
             latest = tuple(terms or self.terms(state, coefficients))
             window = (*window, latest)[max(0, len(window) + 2 - self.horizon) :]
         if self.from_base:
             new = np.zeros(self.per_step, dtype=np.float32)
-            new[: len(coefficients)] = self.divided(state, coefficients)
+            new[: len(coefficients)] = self.divide(state, coefficients)
             # a step that nobody answered leaves the weights as they are
             if self.decay and len(coefficients):
-                kept = kept * np.float32(1 - self.decay)
+                coefficients_so_far = coefficients_so_far * np.float32(1 - self.decay)
             # a schedule's: one rate multiplies them all
-            new *= np.float32(self.factor(state.done + 1))
-            kept = np.concatenate([kept, new])
+            new *= np.float32(self.factor(state.steps_done + 1))
+            coefficients_so_far = np.concatenate([coefficients_so_far, new])
         squares = self.squares_after(state, coefficients)
         return replace(
-            state, done=state.done + 1, coefficients=kept, squares=squares, window=window
+            state,
+            steps_done=state.steps_done + 1,
+            coefficients=coefficients_so_far,
+            squares=squares,
+            window=window,
         )
 
     def squares_after(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> Squares:
-        """Returns the average of the coefficients' squared sum, with these if `divide_by` needs
-        it.
-        """
+        """Return the average of the squared sums after a step with these coefficients."""
         if self.divide_by != "scalar" or not len(coefficients):
             return state.squares
         mean = total(coefficients)
         return state.squares.take([mean * mean], self.beta2)
 
-    def divided(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns the coefficients of the step after `state`, divided as `divide_by` says."""
+    def divide(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the coefficients of the step after `state`, divided as `divide_by` says."""
         if self.divide_by == "nothing" or not len(coefficients):
             return coefficients
         if self.divide_by == "scalar":
             (root,) = self.squares_after(state, coefficients).roots(self.beta2)
-            by = root + self.adam_eps
+            divisor = root + self.adam_eps
         else:
-            by = self.scale * len(coefficients) * deviation(coefficients)
+            divisor = self.scale * len(coefficients) * deviation(coefficients)
         doubles = coefficients.astype(np.float64)
-        return (doubles / by if by else np.zeros_like(doubles)).astype(np.float32)
+        return (doubles / divisor if divisor else np.zeros_like(doubles)).astype(np.float32)
 
     def terms(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> list[Term]:
-        """Returns the sum of the step after `state`, along the directions that its number names."""
+        """Return the sum of the step after `state`, along the directions that its number names."""
         return [
             Term(
                 self.directions(state.seed),
-                self.divided(state, coefficients),
-                state.done * self.per_step,
+                self.divide(state, coefficients),
+                state.steps_done * self.per_step,
             )
         ]
 
@@ -214,7 +220,7 @@ class Stepwise(ZerothOrder):
         coefficients: np.ndarray[Any, Any],
         terms: Sequence[Term] | None = None,
     ) -> Change:
-        """Returns the change w <- w - eta sum_i c_i z_i, by the optimiser, rounded as the settings
+        """Return the change w <- w - eta sum_i c_i z_i, by the optimiser, rounded as the settings
         say.
 
         The arguments are those of `count`.
@@ -222,12 +228,14 @@ class Stepwise(ZerothOrder):
         if not len(coefficients):
             return NOTHING
         if self.from_base:
-            kept = self.count(state, coefficients).coefficients
-            return Rebuild([Term(self.directions(state.seed), kept)], scale=-self.learning_rate)
+            coefficients_so_far = self.count(state, coefficients).coefficients
+            return Rebuild(
+                [Term(self.directions(state.seed), coefficients_so_far)], scale=-self.learning_rate
+            )
         terms = terms or self.terms(state, coefficients)
         rounding, rate = (
-            self.rounding(state.seed, state.done),
-            self.learning_rate * self.factor(state.done + 1),
+            self.rounding(state.seed, state.steps_done),
+            self.learning_rate * self.factor(state.steps_done + 1),
         )
         if self.optimizer == "sgd":
             return Add(terms, scale=-rate, rounding=rounding)

@@ -39,10 +39,10 @@ from pydantic import (
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Answers, Method
-from fedseed.methods.ferret import to_bytes
+from fedseed.methods.ferret import parse_bytes
 from fedseed.methods.payload import (
-    About,
     Array,
+    DecodeContext,
     Floats,
     Halves,
     Many,
@@ -53,7 +53,7 @@ from fedseed.methods.payload import (
     Small,
     State,
     Summand,
-    moved,
+    move_size,
 )
 from fedseed.methods.quantised import Bits, dequantise, quantise
 from fedseed.randomness import Domain, derive
@@ -128,26 +128,26 @@ class FactorEntries(Summand):
         """Return the entries, shape (entries,)."""
         raise NotImplementedError
 
-    def check(self, about: About) -> None:
-        if about.kind == "update":
-            planned = about.method.subspace_seed(about.state, about.round)
+    def check(self, context: DecodeContext) -> None:
+        if context.kind == "update":
+            planned = context.method.subspace_seed(context.state, context.round)
             if self.seed != planned:
                 raise MessageError(f"seed {self.seed}: the round's seed is {planned}")
 
-    def size(self, about: About) -> float:
-        state: Any = about.state
-        return moved(about.state.layout, state.squared_norm(self.values(state)))
+    def size(self, context: DecodeContext) -> float:
+        state: Any = context.state
+        return move_size(context.state.layout, state.squared_norm(self.values(state)))
 
-    def numbers(self, about: About) -> NDArray[Any]:
-        state: Any = about.state
+    def numbers(self, context: DecodeContext) -> NDArray[Any]:
+        state: Any = context.state
         return self.values(state)
 
-    def vector(self, about: About) -> NDArray[np.float64]:
-        return self.numbers(about).astype(np.float64)
+    def vector(self, context: DecodeContext) -> NDArray[np.float64]:
+        return self.numbers(context).astype(np.float64)
 
     @classmethod
-    def words(cls, about: About) -> int:
-        return int(about.lookup("entries"))
+    def words(cls, context: DecodeContext) -> int:
+        return int(context.lookup("entries"))
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,12 @@ class FloatEntries(FactorEntries):
     def values(self, state: SubspaceState) -> Floats:
         return self.entries
 
-    def with_numbers(self, numbers: NDArray[Any], about: About) -> "FloatEntries":
+    def with_numbers(self, numbers: NDArray[Any], context: DecodeContext) -> "FloatEntries":
         return replace(self, entries=numbers.astype(np.float32))
 
     @classmethod
-    def of(cls, vector: NDArray[Any], about: About) -> "FloatEntries":
-        seed = about.method.subspace_seed(about.state, about.round)
+    def from_vector(cls, vector: NDArray[Any], context: DecodeContext) -> "FloatEntries":
+        seed = context.method.subspace_seed(context.state, context.round)
         return cls(seed, vector.astype(np.float32))
 
 
@@ -180,8 +180,8 @@ class CodedEntries(FactorEntries):
     def values(self, state: SubspaceState) -> Floats:
         return dequantise(self.magnitudes, self.codes.numbers, state.group_sizes, self.codes.width)
 
-    def check(self, about: About) -> None:
-        super().check(about)
+    def check(self, context: DecodeContext) -> None:
+        super().check(context)
         if (self.magnitudes < 0).any():
             raise MessageError(f"magnitude {int(np.argmax(self.magnitudes < 0))} is negative")
         highest = 1 if self.codes.width == 1 else 2**self.codes.width - 2
@@ -191,8 +191,8 @@ class CodedEntries(FactorEntries):
                 f"at most {highest} is possible"
             )
 
-    def with_numbers(self, numbers: NDArray[Any], about: About) -> "CodedEntries":
-        state: Any = about.state
+    def with_numbers(self, numbers: NDArray[Any], context: DecodeContext) -> "CodedEntries":
+        state: Any = context.state
         return type(self).coded(
             self.seed, numbers.astype(np.float32), state, self.codes.width, self.seed
         )
@@ -227,12 +227,14 @@ class FloatStep(Payload):
 
     parts: Annotated[tuple[FloatEntries, ...], Many(FloatEntries)]
 
-    def check(self, about: About) -> None:
+    def check(self, context: DecodeContext) -> None:
         if len(self.parts) > 1:
             raise MessageError(f"{len(self.parts)} parts in a step: there is one mean")
 
-    def size(self, about: About) -> float:
-        return self.parts[0].size(about) if self.parts else 0.0
+    def size(self, context: DecodeContext) -> float:
+        if self.parts:
+            return self.parts[0].size(context)
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,7 @@ class Subspace(Method):
         "first-order training inside shared random subspaces, sent in bits (FedKRSO, INFOCOM 2026)"
     )
 
-    bytes: Annotated[PositiveInt | None, BeforeValidator(to_bytes)] = None
+    bytes: Annotated[PositiveInt | None, BeforeValidator(parse_bytes)] = None
     rank: Annotated[int, Field(ge=1, le=MAX_RANK)] | Literal["full"] = 16
     subspaces: Annotated[int, Field(ge=1, le=4096)] = 1
     interval: PositiveInt | None = None
@@ -306,7 +308,9 @@ class Subspace(Method):
         """Return the state before the first round, with the rank that fits."""
         rank = FULL_RANK if self.rank == "full" else self.rank
         state = SubspaceState(layout, seed, rank, self.subspaces, self.magnitudes == "row")
-        return state if self.bytes is None else self._within_budget(state, self.bytes)
+        if self.bytes is None:
+            return state
+        return self._within_budget(state, self.bytes)
 
     def trained_numbers(self, layout: Layout) -> int | None:
         return self.start(layout, 0).entries
@@ -324,27 +328,27 @@ class Subspace(Method):
             (matrices_of(t.shape).longer for t in state.layout.tensors if len(t.shape) > 1),
             default=1,
         )
-        least, most = 1, max(1, longest // self.subspaces)
-        if self.update_bytes(replace(state, rank=least)) > budget:
+        rank, largest = 1, max(1, longest // self.subspaces)
+        if self.update_bytes(replace(state, rank=rank)) > budget:
             raise ValueError(
                 f"bytes = {budget}: an update of rank 1 takes "
                 f"{self.update_bytes(replace(state, rank=1))} bytes here; allow for as many, or "
                 "let fewer parameters train (method.targets)"
             )
-        whole = self.update_bytes(replace(state, rank=most))
+        whole = self.update_bytes(replace(state, rank=largest))
         if whole < budget:
             raise ValueError(
                 f"bytes = {budget}: all weights that train take {whole} bytes in {self.up_bits} "
                 f"bit{'s' if self.up_bits > 1 else ''} an entry; allow for at most as many, or set "
                 "up_bits"
             )
-        while least < most:
-            middle = (least + most + 1) // 2
+        while rank < largest:
+            middle = (rank + largest + 1) // 2
             if self.update_bytes(replace(state, rank=middle)) <= budget:
-                least = middle
+                rank = middle
             else:
-                most = middle - 1
-        return replace(state, rank=least)
+                largest = middle - 1
+        return replace(state, rank=rank)
 
     def update_bytes(self, state: SubspaceState) -> int:
         """Return the size of an update in bytes."""
@@ -361,9 +365,9 @@ class Subspace(Method):
         """Train B at W + B P, and round it to its bits."""
         seed = self.subspace_seed(state, client.round)
         factors = client.train_factors(
-            self.training.at(client.round), state.subspace(seed), self.interval
+            self.training.for_round(client.round), state.subspace(seed), self.interval
         )
-        values = _joined(factors)
+        values = _join_entries(factors)
         if not np.isfinite(values).all():
             raise NonFiniteError("an entry is not finite: the local update overflowed")
         if self.up_bits == 32:
@@ -402,15 +406,21 @@ class Subspace(Method):
         return AddFactors(subspace, factors, self.global_rate, rounding)
 
     def advance(self, state: SubspaceState, step: FloatStep) -> SubspaceState:
-        return replace(state, steps_done=state.steps_done + 1) if step.parts else state
+        if step.parts:
+            return replace(state, steps_done=state.steps_done + 1)
+        return state
 
     @property
     def update_type(self) -> type[FactorEntries]:  # type: ignore[override]
-        return FloatEntries if self.up_bits == 32 else CodedEntries
+        if self.up_bits == 32:
+            return FloatEntries
+        return CodedEntries
 
     @property
     def step_type(self) -> type[FloatStep]:  # type: ignore[override]
-        return FloatStep if self.down_bits == 32 else CodedStep
+        if self.down_bits == 32:
+            return FloatStep
+        return CodedStep
 
     @property
     def needs_each(self) -> str | None:
@@ -431,6 +441,6 @@ class Subspace(Method):
         return self.training.small_steps != "nearest"
 
 
-def _joined(factors: Sequence[Floats]) -> Floats:
+def _join_entries(factors: Sequence[Floats]) -> Floats:
     """Return the entries of all tensors in one vector."""
     return np.concatenate([factor.reshape(-1) for factor in factors]).astype(np.float32)

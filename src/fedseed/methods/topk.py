@@ -31,10 +31,10 @@ from pydantic import Field
 from fedseed.aggregation.base import Parts
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.feedback import CHUNK, TOGETHER, Feedback, Scales, halved
+from fedseed.methods.feedback import CHUNK, TOGETHER, Feedback, Scales, round_to_brain
 from fedseed.methods.payload import (
-    About,
     Counts,
+    DecodeContext,
     Floats,
     Halves,
     Packed,
@@ -42,7 +42,7 @@ from fedseed.methods.payload import (
     Reader,
     Small,
     State,
-    moved,
+    move_size,
 )
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 
@@ -60,42 +60,44 @@ def indices(counts: NDArray[Any], places: Places) -> NDArray[np.int64]:
 
 
 def check_places(counts: NDArray[Any], places: Places, size: int) -> None:
-    """Raises MessageError unless places ascend in each chunk and lie in the vector."""
+    """Raise MessageError unless places ascend in each chunk and lie in the vector."""
     ascending = np.diff(places.astype(np.int32)) > 0
     ends = np.cumsum(counts, dtype=np.int64)[:-1]
     ascending[ends[(ends > 0) & (ends < len(places))] - 1] = True  # a new chunk begins
     if not ascending.all():
-        at = int(np.flatnonzero(~ascending)[0]) + 1
-        raise MessageError(f"entry {at} of {len(places)}: places in a chunk must ascend")
+        index = int(np.flatnonzero(~ascending)[0]) + 1
+        raise MessageError(f"entry {index} of {len(places)}: places in a chunk must ascend")
     rest = size - CHUNK * (len(counts) - 1)
     last = places[len(places) - int(counts[-1]) :]
     if len(last) and last[-1] >= rest:
         raise MessageError(f"place {last[-1]} in the last chunk, which has {rest} entries")
 
 
-def _kept(about: About) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = about.method.counts(about.state)
-    return found
+def _entry_counts(context: DecodeContext) -> NDArray[np.int64]:
+    counts: NDArray[np.int64] = context.method.counts(context.state)
+    return counts
 
 
 def _entries(reader: Reader) -> int:
-    return int(_kept(reader.about).sum())
+    return int(_entry_counts(reader.context).sum())
 
 
 @dataclass(frozen=True)
 class KeptEntries(Payload):
     """An update: the entries that are kept of a change."""
 
-    scales: Annotated[Floats, Scales(lambda reader: len(_kept(reader.about)))]  # of each chunk
+    scales: Annotated[
+        Floats, Scales(lambda reader: len(_entry_counts(reader.context)))
+    ]  # of each chunk
     places: Annotated[Small, Packed(_entries, width=PLACE_BITS)]  # of the entries, in their chunks
     # their levels, less 1; the highest bit is set where the value is negative
     codes: Annotated[Small, Packed(_entries, width="bits", kind="scalars")]
 
-    def check(self, about: About) -> None:
-        check_places(_kept(about), self.places.numbers, about.state.layout.size)
+    def check(self, context: DecodeContext) -> None:
+        check_places(_entry_counts(context), self.places.numbers, context.state.layout.size)
 
     def patch(self, counts: NDArray[np.int64]) -> Patch:
-        """Returns q, entry by entry; `counts`: entries of each chunk."""
+        """Return q, entry by entry; `counts`: entries of each chunk."""
         sign_bit = 1 << (self.codes.width - 1)
         levels = (self.codes.numbers & (sign_bit - 1)).astype(np.float32) + np.float32(1)
         signed = np.where(self.codes.numbers & sign_bit, -levels, levels)
@@ -104,13 +106,13 @@ class KeptEntries(Payload):
             values = signed * np.repeat(self.scales, counts)
         return Patch(0, values, indices(counts, self.places.numbers))
 
-    def size(self, about: About) -> float:
-        return _moved_by(self.patch(_kept(about)).values, about)
+    def size(self, context: DecodeContext) -> float:
+        return _moved_by(self.patch(_entry_counts(context)).values, context)
 
-    def numbers(self, about: About) -> NDArray[np.int8]:
+    def numbers(self, context: DecodeContext) -> NDArray[np.int8]:
         return np.where(self.codes.numbers & 1 << (self.codes.width - 1), -1, 1).astype(np.int8)
 
-    def with_numbers(self, numbers: NDArray[Any], about: About) -> "KeptEntries":
+    def with_numbers(self, numbers: NDArray[Any], context: DecodeContext) -> "KeptEntries":
         sign_bit = 1 << (self.codes.width - 1)
         codes = np.where(
             numbers < 0, self.codes.numbers | sign_bit, self.codes.numbers & (sign_bit - 1)
@@ -121,7 +123,7 @@ class KeptEntries(Payload):
 
 
 def _count_of(reader: Reader) -> int:
-    return int(reader.got["counts"].sum(dtype=np.int64))
+    return int(reader.fields_read["counts"].sum(dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -132,32 +134,33 @@ class Combined(Payload):
     """
 
     counts: Annotated[
-        NDArray[np.uint16], Counts("u2", lambda reader: len(_kept(reader.about)), optional=True)
+        NDArray[np.uint16],
+        Counts("u2", lambda reader: len(_entry_counts(reader.context)), optional=True),
     ]
     # of the entries, in their chunks, ascending in each
     places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]
     values: Annotated[Floats, Halves(_count_of)]  # of the entries
 
     @classmethod
-    def of(cls, where: NDArray[np.int64], values: Floats, chunks: int) -> "Combined":
+    def from_entries(
+        cls, indices_in_vector: NDArray[np.int64], values: Floats, chunks: int
+    ) -> "Combined":
         """Return values at ascending indices into a vector of `chunks` chunks."""
-        counts = np.bincount(where // CHUNK, minlength=chunks).astype(np.uint16)
-        return cls(counts, Small((where % CHUNK).astype(np.uint16), PLACE_BITS), values)
+        counts = np.bincount(indices_in_vector // CHUNK, minlength=chunks).astype(np.uint16)
+        return cls(counts, Small((indices_in_vector % CHUNK).astype(np.uint16), PLACE_BITS), values)
 
-    def check(self, about: About) -> None:
+    def check(self, context: DecodeContext) -> None:
         if len(self.counts):
-            check_places(self.counts, self.places.numbers, about.state.layout.size)
+            check_places(self.counts, self.places.numbers, context.state.layout.size)
 
-    def size(self, about: About) -> float:
-        return _moved_by(self.values, about)
+    def size(self, context: DecodeContext) -> float:
+        return _moved_by(self.values, context)
 
 
-def _moved_by(values: Floats, about: About) -> float:
-    return (
-        moved(about.state.layout, float(np.square(values, dtype=np.float64).sum()))
-        if len(values)
-        else 0.0
-    )
+def _moved_by(values: Floats, context: DecodeContext) -> float:
+    if len(values):
+        return move_size(context.state.layout, float(np.square(values, dtype=np.float64).sum()))
+    return 0.0
 
 
 class TopK(Feedback):
@@ -179,45 +182,47 @@ class TopK(Feedback):
     bits: Annotated[int, Field(ge=1, le=8)] = 2
 
     def counts(self, state: State) -> NDArray[np.int64]:
-        """Returns k of each chunk."""
+        """Return k of each chunk."""
         size = state.layout.size
         return np.maximum(1, np.rint(self.share * np.diff([*range(0, size, CHUNK), size]))).astype(
             np.int64
         )
 
-    def compressed(self, state: State, vector: Floats, round: int) -> KeptEntries:
+    def compress(self, state: State, vector: Floats, round: int) -> KeptEntries:
         scales, places, codes = [], [], []
-        for rows, kept in _chunks(vector, self.counts(state)):
-            where = np.sort(np.argpartition(np.abs(rows), -kept, axis=1)[:, -kept:], axis=1)
-            chosen = np.take_along_axis(rows, where, axis=1).astype(np.float64)
-            scale, levels = quantized(np.abs(chosen), 1 << (self.bits - 1))
+        for rows, count in _chunks(vector, self.counts(state)):
+            kept_places = np.sort(np.argpartition(np.abs(rows), -count, axis=1)[:, -count:], axis=1)
+            values = np.take_along_axis(rows, kept_places, axis=1).astype(np.float64)
+            scale, levels = quantized(np.abs(values), 1 << (self.bits - 1))
             scales.append(scale)
-            places.append(where.astype(np.uint16).ravel())
-            codes.append((levels - 1 | (chosen < 0) << self.bits - 1).astype(np.uint16).ravel())
-        which = Small(np.concatenate(places), PLACE_BITS)
+            places.append(kept_places.astype(np.uint16).ravel())
+            codes.append((levels - 1 | (values < 0) << self.bits - 1).astype(np.uint16).ravel())
+        packed_places = Small(np.concatenate(places), PLACE_BITS)
         return KeptEntries(
-            halved(np.concatenate(scales)), which, Small(np.concatenate(codes), self.bits)
+            round_to_brain(np.concatenate(scales)),
+            packed_places,
+            Small(np.concatenate(codes), self.bits),
         )
 
-    def sent(self, state: State, update: KeptEntries) -> list[Patch]:
+    def to_patches(self, state: State, update: KeptEntries) -> list[Patch]:
         return [update.patch(self.counts(state))]
 
     def aggregate(self, state: State, answers: Answers) -> Combined:
-        """Combines the clients' entries, some chunks at a time.
+        """Combine the clients' entries, some chunks at a time.
 
         An entry that a client has not sent is 0 there.
         """
         if not answers:
-            return Combined.of(np.zeros(0, np.int64), np.zeros(0, np.float32), 0)
+            return Combined.from_entries(np.zeros(0, np.int64), np.zeros(0, np.float32), 0)
         counts = self.counts(state)
-        sent = [update.patch(counts) for update in answers.updates]
-        totals = answers.combine_parts(Parts(lambda: _dense(sent, state.layout.size)))
-        where, values = [], []
+        patches = [update.patch(counts) for update in answers.updates]
+        totals = answers.combine_parts(Parts(lambda: _dense_chunks(patches, state.layout.size)))
+        positions, values = [], []
         for lo, total in zip(range(0, state.layout.size, TOGETHER * CHUNK), totals, strict=True):
-            found = np.flatnonzero(total)
-            where.append(found + lo)
-            values.append(total[found].astype(np.float32))
-        return Combined.of(np.concatenate(where), np.concatenate(values), len(counts))
+            nonzero = np.flatnonzero(total)
+            positions.append(nonzero + lo)
+            values.append(total[nonzero].astype(np.float32))
+        return Combined.from_entries(np.concatenate(positions), np.concatenate(values), len(counts))
 
     def change(self, state: State, step: Combined) -> Change:
         """w <- w - eta_g sum_i c_i q_i, on the entries that were sent."""
@@ -228,32 +233,32 @@ class TopK(Feedback):
         )
 
 
-def _dense(sent: Sequence[Patch], size: int) -> Iterator[list[NDArray[np.float64]]]:
-    """Yields some chunks of each client's vector at a time."""
+def _dense_chunks(patches: Sequence[Patch], size: int) -> Iterator[list[NDArray[np.float64]]]:
+    """Yield some chunks of each client's vector at a time."""
     for lo in range(0, size, TOGETHER * CHUNK):
         hi = min(lo + TOGETHER * CHUNK, size)
         dense = []
-        for entries in sent:
-            where, values = entries.within(lo, hi)
+        for entries in patches:
+            positions, values = entries.within(lo, hi)
             dense.append(np.zeros(hi - lo))
-            dense[-1][where] = values
+            dense[-1][positions] = values
         yield dense
 
 
 def quantized(
-    magnitudes: NDArray[np.float64], most: int
+    magnitudes: NDArray[np.float64], level_count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Returns Q of each row: its scale, and each entry's level from 1 to `most`."""
+    """Return Q of each row: its scale, and each entry's level from 1 to `level_count`."""
     least = np.finfo(np.float32).tiny
-    scale = np.maximum(magnitudes.max(axis=1) / most, least)
+    scale = np.maximum(magnitudes.max(axis=1) / level_count, least)
     for _ in range(_TURNS):
-        levels = np.clip(np.rint(magnitudes / scale[:, None]), 1, most)
+        levels = np.clip(np.rint(magnitudes / scale[:, None]), 1, level_count)
         scale = np.maximum((magnitudes * levels).sum(axis=1) / np.square(levels).sum(axis=1), least)
     return scale, levels.astype(np.int64)
 
 
 def _chunks(vector: Floats, counts: NDArray[np.int64]) -> Iterator[tuple[Floats, int]]:
-    """Yields chunks of one length as rows, and how many entries are kept of each."""
+    """Yield chunks of one length as rows, and how many entries are kept of each."""
     whole = len(vector) // CHUNK
     for lo in range(0, whole, TOGETHER):
         hi = min(whole, lo + TOGETHER)

@@ -14,10 +14,9 @@ z-score     (l - mean) / deviation, over the losses of the step; all 0 where the
 ranks       the place among them, from -1/2 to 1/2; equal losses share theirs, all alike are all 0
 
 They are taken together as a client measures them in a step: both sides of each direction. With one
-direction only the sign of the difference is left, as in FeedSign, times a constant. Of a
-population, whose directions have examples of
-their own, each pair is centred first: how hard a part of the batch is says nothing of its
-direction.
+direction only the sign of the difference is left, as in FeedSign, times a constant. In a
+population, whose directions have examples of their own, each pair is centred first: how hard a part
+of the batch is depends on no direction.
 
 A population looks along many directions in one pass over a batch, each on a part of the batch of
 its own:
@@ -51,31 +50,35 @@ from fedseed.training.protocol import Client
 from fedseed.training.settings import Autocast
 from fedseed.weights.change import Add, Change, Floats, Term
 
-MOST = 1 << 16  # directions of one step
+MAX_DIRECTIONS = 1 << 16  # directions of one step
 Normalisation = Literal["none", "z-score", "ranks"]
 BasisName = Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"]
 
 
-def normalised(
-    losses: Sequence[float] | NDArray[np.floating[Any]], how: Normalisation
+def normalise(
+    losses: Sequence[float] | NDArray[np.floating[Any]], normalisation: Normalisation
 ) -> NDArray[np.float64]:
-    """Returns the losses of one population (finite, shape (n,)) without their scale, in the same
+    """Return the losses of one population (finite, shape (n,)) without their scale, in the same
     order.
     """
-    given = np.asarray(losses, dtype=np.float64)
-    if how == "none" or not len(given):
-        return given
-    if how == "z-score":
-        centred = given - given.mean()
+    unscaled = np.asarray(losses, dtype=np.float64)
+    if normalisation == "none" or not len(unscaled):
+        return unscaled
+    if normalisation == "z-score":
+        centred = unscaled - unscaled.mean()
         deviation = centred.std()
         # what rounding leaves of losses that are all alike is no deviation
-        alike = deviation <= 1e-12 * float(np.abs(given).max())
-        return np.zeros_like(centred) if alike else centred / deviation
-    values, place, count = np.unique(given, return_inverse=True, return_counts=True)
+        alike = deviation <= 1e-12 * float(np.abs(unscaled).max())
+        if alike:
+            return np.zeros_like(centred)
+        return centred / deviation
+    values, place, count = np.unique(unscaled, return_inverse=True, return_counts=True)
     if len(values) == 1:
-        return np.zeros_like(given)
+        return np.zeros_like(unscaled)
     highest = np.cumsum(count) - 1  # rank of each value
-    return np.asarray((highest - (count - 1) / 2)[place] / (len(given) - 1) - 0.5, dtype=np.float64)
+    return np.asarray(
+        (highest - (count - 1) / 2)[place] / (len(unscaled) - 1) - 0.5, dtype=np.float64
+    )
 
 
 class Projection(NamedTuple):
@@ -107,11 +110,11 @@ class ZerothOrder(Method):
         clip_projection: a projection is cut to at most this in size, and the step goes on: the
             clipped directional derivative of QZO, which tunes the scales of a quantised base. None:
             it is not cut.
-        normalize: what becomes of the losses that a client measures in one step, before they are
+        normalize: how the losses that a client measures in one step are scaled before they are
             compared: "none", "z-score" or "ranks" (`fedseed.methods.zeroth`), so that clients'
             scales do not matter. It wants a learning rate of its own; with one direction a step
             only the sign of the difference is left.
-        small_steps: what becomes of changes far below a 16-bit weight's last place. "nearest": they
+        small_steps: how changes far below a 16-bit weight's last place are treated. "nearest": they
             vanish when rounded (harmless in float32); "stochastic": rounded up or down by the
             shared stream, right on average; "from-base": coefficients are summed up in float32 and
             the weights rebuilt from the base each step (one pass with "hadamard"; with other bases
@@ -145,7 +148,7 @@ class ZerothOrder(Method):
         return self.small_steps == "from-base"
 
     def directions(self, seed: int) -> Basis:
-        """Returns the basis of a seed."""
+        """Return the basis of a seed."""
         return Basis(self.basis, seed, self.basis_size, self.basis_rank)
 
     def factor(self, number: int) -> float:
@@ -153,25 +156,27 @@ class ZerothOrder(Method):
         return factor_of(self.schedule, number)
 
     def rounding(self, seed: int, step: int) -> tuple[int, int] | None:
-        """Return the rounding of a step with these numbers of the shared stream
-        (`fedseed.weights.change.Add`).
+        """Return the numbers of the shared stream that a step is rounded by
+        (`fedseed.weights.change.Add`); None: it is rounded to nearest.
         """
-        return (seed, step) if self.small_steps == "stochastic" else None
+        if self.small_steps == "stochastic":
+            return (seed, step)
+        return None
 
     def local_step(self, terms: Sequence[Term], number: int, seed: int, step: int) -> Change:
-        """Returns the change w <- w - eta (sum of the terms), at the rate of a round, rounded as
+        """Return the change w <- w - eta (sum of the terms), at the rate of a round, rounded as
         `rounding` says.
         """
         return Add(terms, -self.learning_rate * self.factor(number), self.rounding(seed, step))
 
     def two_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
-        """Returns the two-point estimate along direction k.
+        """Return the two-point estimate along direction k.
 
         Raises NonFiniteError: the losses are not usable.
         """
         return cast(Projection, client.estimates(self, basis, [k], items)[0])
 
-    def measured(
+    def measure_projections(
         self,
         client: Client,
         basis: Basis,
@@ -179,7 +184,7 @@ class ZerothOrder(Method):
         items: Sequence[Any],
         one_sided: bool,
     ) -> list[Projection]:
-        """Returns the estimates along some directions, as the client's losses have them.
+        """Return the estimates along some directions, as the client's losses have them.
 
         `Client.estimates` asks.
 
@@ -203,7 +208,7 @@ class ZerothOrder(Method):
         plus: list[list[float]] = []
         minus: list[list[float]] = []
         with client.autocast(self.autocast):
-            for group in (along[at : at + n] for at in range(0, len(along), n)):
+            for group in (along[start : start + n] for start in range(0, len(along), n)):
                 plus.append(client.population_losses(basis, group, self.scale, items))
                 if not one_sided:
                     minus.append(client.population_losses(basis, group, -self.scale, items))
@@ -212,12 +217,15 @@ class ZerothOrder(Method):
         if n == 1:
             return self.quotients([loss for (loss,) in plus], [loss for (loss,) in minus], width)
         pairs = zip(plus, minus * (len(plus) // len(minus)), strict=True)
-        return [one for both in pairs for one in self._usable(client, *both, width)]
+        projections: list[Projection] = []
+        for plus_losses, minus_losses in pairs:
+            projections += self._usable(client, plus_losses, minus_losses, width)
+        return projections
 
     def _usable(
         self, client: Client, plus: Sequence[float], minus: Sequence[float], width: float
     ) -> list[Projection]:
-        """Returns the quotients of a population.
+        """Return the quotients of a population.
 
         0 with a loss of NaN where two losses are no measurement.
         """
@@ -229,41 +237,43 @@ class ZerothOrder(Method):
             )
         for problem in filter(None, problems):
             client.skip(problem)
-        found = iter(
+        measured = iter(
             self.quotients([plus[i] for i in usable], [minus[i] for i in usable], width, apart=True)
         )
-        return [next(found) if problem is None else Projection(0.0, nan) for problem in problems]
+        return [next(measured) if problem is None else Projection(0.0, nan) for problem in problems]
 
     def quotients(
         self, plus: Sequence[float], minus: Sequence[float], width: float, apart: bool = False
     ) -> list[Projection]:
-        """Returns (plus - minus) / width, where `minus` has a loss for each of `plus`, or one for
+        """Return (plus - minus) / width, where `minus` has a loss for each of `plus`, or one for
         all.
 
-        `apart`: each pair is of other examples, so that only what lies between its two losses says
-        anything.
+        `apart`: each pair is of other examples, so that only the difference of its two losses
+        counts.
         """
-        there = list(minus) * (len(plus) // len(minus))
-        if problem := next(filter(None, map(self.problem, plus, there)), None):
+        minus_of_each = list(minus) * (len(plus) // len(minus))
+        problem = next(filter(None, map(self.problem, plus, minus_of_each)), None)
+        if problem:
             raise NonFiniteError(problem)
         compared = [*plus, *minus]
         if apart and self.normalize != "none":
-            gaps = np.array(plus) - np.array(there)
+            gaps = np.array(plus) - np.array(minus_of_each)
             compared = [*gaps, *-gaps]
-        scaled = normalised(compared, self.normalize)
+        scaled = normalise(compared, self.normalize)
         projections = (scaled[: len(plus)] - scaled[len(plus) :]) / width
         if self.clip_projection is not None:
             projections = np.clip(projections, -self.clip_projection, self.clip_projection)
         return [
-            Projection(float(np.float32(projection)), (here + other) / 2)
-            for projection, here, other in zip(projections.tolist(), plus, there, strict=True)
+            Projection(float(np.float32(projection)), (loss_above + loss_below) / 2)
+            for projection, loss_above, loss_below in zip(
+                projections.tolist(), plus, minus_of_each, strict=True
+            )
         ]
 
     def problem(self, plus: float, minus: float) -> str | None:
-        """Return the reason why two losses can't be used as a measurement, or why the loss guard
-        refuses them.
+        """Return the reason why two losses can't be used, or why the loss guard refuses them.
 
-        None if they are one.
+        None if they can.
         """
         difference = plus - minus
         if not np.isfinite(difference):
@@ -275,7 +285,7 @@ class ZerothOrder(Method):
     def local_steps(
         self, client: Client, basis: Basis, draws: Iterable[Sequence[int]], one_sided: bool = False
     ) -> Iterator[tuple[Sequence[int], list[Projection]]]:
-        """Yields the indices and estimates of local steps in turn, each at the weights as they are
+        """Yield the indices and estimates of local steps in turn, each at the weights as they are
         then.
 
         A step whose losses are not usable is counted and left out. Raises NonFiniteError at the end
@@ -285,19 +295,19 @@ class ZerothOrder(Method):
         usable, reason = False, ""
         for along, items in zip(draws, client.batches(self.batch), strict=False):
             try:
-                found = client.estimates(self, basis, along, items, one_sided)
+                projections = client.estimates(self, basis, along, items, one_sided)
             except NonFiniteError as error:
                 reason = str(error)
                 client.skip(reason)
                 continue
             usable = True
-            yield along, found
+            yield along, projections
         if not usable:
             raise NonFiniteError(f"no local step was usable: {reason}")
 
 
 class Population(ZerothOrder):
-    """What a method takes that can look along many directions with the passes of one.
+    """Settings of methods that can look along many directions with the passes of one.
 
     Args (besides those of `ZerothOrder`):
         population: n, directions of an estimate, each on a part of `batch` / n examples; two passes
@@ -305,7 +315,7 @@ class Population(ZerothOrder):
             passes of its own.
     """
 
-    population: Annotated[int, Field(ge=1, le=MOST)] = 1
+    population: Annotated[int, Field(ge=1, le=MAX_DIRECTIONS)] = 1
 
     @model_validator(mode="after")
     def _parts_are_equal(self) -> "Population":
@@ -317,6 +327,8 @@ class Population(ZerothOrder):
         return self
 
 
-def shares(found: Sequence[Projection]) -> Floats:
-    """Returns rho_j / n of each of n estimates, float32, shape (n,)."""
-    return np.array([one.rho / len(found) for one in found], dtype=np.float32)
+def shares(projections: Sequence[Projection]) -> Floats:
+    """Return rho_j / n of each of n estimates, float32, shape (n,)."""
+    return np.array(
+        [projection.rho / len(projections) for projection in projections], dtype=np.float32
+    )

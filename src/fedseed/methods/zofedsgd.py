@@ -22,7 +22,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.payload import About, Array, Floats, Nothing, Scalars, largest
+from fedseed.methods.payload import Array, DecodeContext, Floats, Nothing, Scalars, projection_size
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import Population
 from fedseed.training.protocol import Client
@@ -38,13 +38,13 @@ class OneByte(Array):
     large the largest.
     """
 
-    def write(self, value: Any) -> bytes:
+    def write_value(self, value: Any) -> bytes:
         magnitude = np.abs(value.astype(np.float64))
         code = np.round(np.log2(np.where(magnitude > 0, magnitude, 1.0)) * _OCTAVE + _OFFSET)
         code = np.where((magnitude > 0) & (code >= 1), np.minimum(code, 127), 0).astype(np.uint8)
         return np.where(value < 0, code | 0x80, code).astype(np.uint8).tobytes()
 
-    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
+    def decode_elements(self, values: NDArray[Any]) -> NDArray[Any]:
         return _VALUES[values]
 
 
@@ -55,40 +55,41 @@ _VALUES = np.array(_magnitudes + [-m for m in _magnitudes], dtype=np.float32)
 
 @dataclass(frozen=True)
 class Projections(Scalars):
-    """Scalars on directions: an update, or a step, in which the weights are multiplied in.
+    """Scalars on directions, n for each client: an update, or a step.
 
-    N for each client.
+    In a step they are multiplied by the clients' weights.
     """
 
     # the first of their directions, where each client takes its own; None: they follow from the
     # step's number
-    indices: Annotated[NDArray[np.uint32] | None, Array("u4", "m", when="own_seeds")] = field(
+    indices: Annotated[NDArray[np.uint32] | None, Array("u4", "m", condition="own_seeds")] = field(
         default=None, kw_only=True
     )
-    scalars: Annotated[Floats, Array("f4", "m", each="population")]
+    scalars: Annotated[Floats, Array("f4", "m", multiplier="population")]
 
-    def check(self, about: About) -> None:
-        """Refuses all but one population in an update, or in a step with a shared seed.
+    def check(self, context: DecodeContext) -> None:
+        """Check that an update, or a step with a shared seed, has the scalars of one population.
 
-        None: nobody answered.
+        A step may have none: nobody answered.
         """
-        n = about.lookup("population")
-        most = n if about.kind == "update" or self.indices is None else None
-        if (most is not None and len(self.scalars) > most) or (
-            about.kind == "update" and not len(self.scalars)
+        n = context.lookup("population")
+        max_count = n if context.kind == "update" or self.indices is None else None
+        if (max_count is not None and len(self.scalars) > max_count) or (
+            context.kind == "update" and not len(self.scalars)
         ):
             raise MessageError(
-                f"{len(self.scalars)} projections in {about.kind} of {about.method.name}, not {n}"
+                f"{len(self.scalars)} projections in {context.kind} of {context.method.name}, "
+                f"not {n}"
             )
         if self.indices is not None and (self.indices % n).any():
             raise MessageError(
                 f"an index of {self.indices[self.indices % n > 0][0]}: not a multiple of {n}"
             )
-        super().check(about)
+        super().check(context)
 
-    def size(self, about: About) -> float:
-        return largest(
-            self.scalars if about.kind == "update" else np.abs(self.scalars).sum(keepdims=True)
+    def size(self, context: DecodeContext) -> float:
+        return projection_size(
+            self.scalars if context.kind == "update" else np.abs(self.scalars).sum(keepdims=True)
         )
 
 
@@ -96,7 +97,7 @@ class Projections(Scalars):
 class ByteProjections(Projections):
     """The same with a byte a scalar."""
 
-    scalars: Annotated[Floats, OneByte("u1", "m", each="population")]
+    scalars: Annotated[Floats, OneByte("u1", "m", multiplier="population")]
 
 
 class ZOFedSGD(Population, Stepwise):
@@ -128,7 +129,7 @@ class ZOFedSGD(Population, Stepwise):
         return self
 
     @property
-    def mistaken(self) -> str | None:
+    def settings_problem(self) -> str | None:
         reach = {"none": 0.0, "z-score": self.population**0.5, "ranks": 0.5}[self.normalize]
         if self.scalars == "byte" and reach / self.scale > _VALUES.max():
             return (
@@ -137,15 +138,15 @@ class ZOFedSGD(Population, Stepwise):
                 f"and a byte {_VALUES.max():.0f}; take method.scale = "
                 f"{1.01 * reach / _VALUES.max():.2g} or more"
             )
-        return super().mistaken
+        return super().settings_problem
 
     @property
     def per_step(self) -> int:
         return self.population
 
     @property
-    def several(self) -> bool:
-        return self.own_seeds or super().several
+    def has_many_directions(self) -> bool:
+        return self.own_seeds or super().has_many_directions
 
     @property
     def own_seeds(self) -> bool:
@@ -154,48 +155,55 @@ class ZOFedSGD(Population, Stepwise):
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Projections:
         along, n = self.indices(client.round), self.population
-        # aligned: those of two clients are the same, or have none in common
+        # aligned, so that the directions of two clients are the same or have none in common
         if self.own_seeds:
             k = state.client_seed(client.round, client.number) % ((1 << 32) // n) * n
             along = range(k, k + n)
-        found = client.estimates(
+        projections = client.estimates(
             self, self.directions(state.seed), along, next(client.batches(self.batch))
         )
         indices = np.array([along.start], dtype=np.uint32) if self.own_seeds else None
         return self.update_type(
-            np.array([one.rho for one in found], dtype=np.float32), indices=indices
+            np.array([projection.rho for projection in projections], dtype=np.float32),
+            indices=indices,
         )
 
     def aggregate(self, state: StepState, answers: Answers) -> Projections:
-        """Returns each client's scalars, its weight multiplied in, or with shared seeds the mean,
-        in full floats.
+        """Return each client's scalars times its weight, or their mean with shared seeds.
+
+        They are float32.
         """
         n = self.population
         if self.own_seeds:
-            scalars = np.array(
-                [c * rho / n for _, c, u in answers for rho in u.scalars.tolist()], dtype=np.float32
-            )
+            scalars: list[float] = []
+            for _, weight, update in answers:
+                scalars += [weight * rho / n for rho in update.scalars.tolist()]
+            indices = [update.indices[0] for update in answers.updates]
             return Projections(
-                scalars, indices=np.array([u.indices[0] for u in answers.updates], dtype=np.uint32)
+                np.array(scalars, dtype=np.float32), indices=np.array(indices, dtype=np.uint32)
             )
         return Projections(
             (answers.combine([u.scalars for u in answers.updates]) / n).astype(np.float32)
         )
 
-    def summed(self, state: StepState, step: Projections) -> tuple[Floats, list[Term] | None]:
+    def coefficients_and_terms(
+        self, state: StepState, step: Projections
+    ) -> tuple[Floats, list[Term] | None]:
         if step.indices is None:
             return step.scalars, None
         basis = self.directions(state.seed)
         pairs = zip(
             step.indices,
-            self.divided(state, step.scalars).reshape(-1, self.population),
+            self.divide(state, step.scalars).reshape(-1, self.population),
             strict=True,
         )
         return step.scalars, [Term(basis, rho, int(k)) for k, rho in pairs]
 
     @property
     def update_type(self) -> type[Projections]:  # type: ignore[override]
-        return ByteProjections if self.scalars == "byte" else Projections
+        if self.scalars == "byte":
+            return ByteProjections
+        return Projections
 
     @property
     def shares_losses(self) -> bool:  # type: ignore[override]
@@ -203,8 +211,6 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def incomparable(self) -> str | None:  # type: ignore[override]
-        return (
-            'seeds = "own": each client measures along a direction of its own'
-            if self.own_seeds
-            else None
-        )
+        if self.own_seeds:
+            return 'seeds = "own": each client measures along a direction of its own'
+        return None

@@ -98,18 +98,18 @@ Adapter = LoRA | PTuning | PromptTuning
 AnyAdapter = Annotated[Adapter, Field(discriminator="kind")]
 
 
-def chosen(given: Adapter | None, wanted: Adapter | None, method: str) -> Adapter | None:
-    """Returns the adapter of a run: what the recipe asks for, or else what the method is defined
-    with.
+def choose_adapter(
+    requested: Adapter | None, required: Adapter | None, method: str
+) -> Adapter | None:
+    """Return the adapter of a run: the recipe's, or else the one that the method is defined with.
 
     Raises RecipeError if the method is defined with another kind.
     """
-    if given is None or wanted is None or given.kind == wanted.kind:
-        return given or wanted
+    if requested is None or required is None or requested.kind == required.kind:
+        return requested or required
     raise RecipeError(
-        f'model.adapter.kind = "{given.kind}": {method} tunes "{wanted.kind}"; leave model.adapter '
-        "out, or take "
-        'method.name = "fedavg", which tunes any adapter'
+        f'model.adapter.kind = "{requested.kind}": {method} tunes "{required.kind}"; leave '
+        'model.adapter out, or take method.name = "fedavg", which tunes any adapter'
     )
 
 
@@ -253,8 +253,8 @@ def _draw(model: Any, settings: Adapter, seed: int) -> None:
             elif "lora_embedding_B" in name:
                 p.copy_(_normal(seed, number, count).reshape(p.shape))
             elif not isinstance(layer, torch.nn.Embedding):
-                drawn = words(seed, Domain.ADAPTER, number, 0, -(-count // 4)).reshape(-1)[:count]
-                unit = (drawn + 0.5) * 2.0**-31 - 1.0  # in double precision, rounded once
+                draws = words(seed, Domain.ADAPTER, number, 0, -(-count // 4)).reshape(-1)[:count]
+                unit = (draws + 0.5) * 2.0**-31 - 1.0  # in double precision, rounded once
                 values = (unit * (1 / sqrt(layer.weight[0].numel()))).astype(np.float32)
                 p.copy_(torch.from_numpy(values).reshape(p.shape))
             elif isinstance(settings, PromptTuning) and settings.init == "vocabulary":
@@ -351,11 +351,11 @@ def settings_of(model: Any, folder: Path | str = "") -> LoRA:
             "a LoRA can"
         )
     targets = config.target_modules
-    named = [targets] if isinstance(targets, str) else sorted(targets or ())
+    module_names = [targets] if isinstance(targets, str) else sorted(targets or ())
     return LoRA(
         rank=int(config.r),
         alpha=max(1, round(config.lora_alpha)),
-        targets=named or None,
+        targets=module_names or None,
         dropout=float(config.lora_dropout or 0.0),
     )
 
@@ -392,10 +392,10 @@ def _untie_adapted(model: Any) -> None:
     names: dict[int, list[str]] = {}
     for name, parameter in whole.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    for same in names.values():
-        adapted = [name for name in same if ".base_layer." in name]
+    for names_of_matrix in names.values():
+        adapted = [name for name in names_of_matrix if ".base_layer." in name]
         # the last of several may keep the matrix, if nobody else has it
-        for name in adapted if len(adapted) < len(same) else adapted[:-1]:
+        for name in adapted if len(adapted) < len(names_of_matrix) else adapted[:-1]:
             place, _, last = name.rpartition(".")
             layer = whole.get_submodule(place)
             setattr(layer, last, torch.nn.Parameter(getattr(layer, last).detach().clone()))
@@ -420,17 +420,19 @@ def base_digest(model: Any, kind: DigestKind = "blake2b") -> str:
     """
     from fedseed.weights.digest import hash_tensors, untied
 
-    named = untied(
+    tensors = untied(
         (WRAPPED.sub(".", name), tensor)
         for name, tensor in model.get_base_model().state_dict(keep_vars=True).items()
         if ".lora_" not in name
     )
-    return hash_tensors(named, kind)
+    return hash_tensors(tensors, kind)
 
 
 def virtual_tokens(settings: Adapter | None) -> int:
     """Return the number of a model's positions that an adapter takes."""
-    return 0 if settings is None or isinstance(settings, LoRA) else settings.virtual_tokens
+    if settings is None or isinstance(settings, LoRA):
+        return 0
+    return settings.virtual_tokens
 
 
 def is_installed(model: "torch.nn.Module") -> bool:
@@ -450,4 +452,6 @@ def at_home(model: "torch.nn.Module", device: "torch.device") -> AbstractContext
 
     Peft names no device for them.
     """
-    return device if has_virtual_tokens(model) else nullcontext()
+    if has_virtual_tokens(model):
+        return device
+    return nullcontext()

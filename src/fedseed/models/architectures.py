@@ -25,7 +25,7 @@ Architecture = Literal["causal", "masked", "seq2seq", "classification", "image"]
 class Loader:
     """The classes and options that load models of one architecture."""
 
-    about: str  # what such a model is, for messages
+    description: str  # what such a model is, for messages
     auto: Any  # the transformers class that loads them
     # what transformers calls the table of such classes
     mapping: str
@@ -40,16 +40,15 @@ class Loader:
     @property
     def names(self) -> Mapping[str, Any]:
         """Return the classes of such models, by model type."""
-        found: Mapping[str, Any] = getattr(modeling_auto, f"MODEL_FOR_{self.mapping}_MAPPING_NAMES")
-        return found
+        names: Mapping[str, Any] = getattr(modeling_auto, f"MODEL_FOR_{self.mapping}_MAPPING_NAMES")
+        return names
 
     def classes(self) -> set[str]:
         """Return the names of all classes of such models."""
-        return {
-            name
-            for names in self.names.values()
-            for name in ((names,) if isinstance(names, str) else names)
-        }
+        classes: set[str] = set()
+        for names in self.names.values():
+            classes |= {names} if isinstance(names, str) else set(names)
+        return classes
 
     def processor(self, place: str, trust_remote_code: bool) -> Any:
         """Return a folder's or hub name's tokenizer or image processor.
@@ -156,13 +155,21 @@ def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Arch
     if classifies:
         text = LOADERS["classification"]
         of_texts = text.classes().intersection(classes) or model_type not in LOADERS["image"].names
-        return "classification" if model_type in text.names and of_texts else "image"
+        if model_type in text.names and of_texts:
+            return "classification"
+        return "image"
     if hears_besides(config):
         return "causal"
-    named = [kind for kind, loader in LOADERS.items() if loader.classes().intersection(classes)]
+    architectures = [
+        kind for kind, loader in LOADERS.items() if loader.classes().intersection(classes)
+    ]
     speaks = (
-        not named and config.get("is_encoder_decoder") and model_type in LOADERS["seq2seq"].names
+        not architectures
+        and config.get("is_encoder_decoder")
+        and model_type in LOADERS["seq2seq"].names
     )
-    if speaks or "seq2seq" in named:  # BART's class is one for masks, too
+    if speaks or "seq2seq" in architectures:  # BART's class is one for masks, too
         return "seq2seq"
-    return named[0] if named else "causal"
+    if architectures:
+        return architectures[0]
+    return "causal"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedseed.errors import RecipeError, closest
 from fedseed.models import PACKAGED
 from fedseed.models.foreign import check_regular
 from fedseed.processes import COMMAND
-from fedseed.text import first_line
+from fedseed.text import clean, first_line
 
 WEIGHT_FILES = (
     "*.safetensors",
@@ -52,7 +53,7 @@ class Checkpoint:
         return [str(name) for name in self.config.get("architectures") or ()]
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         """Return a description of the model for messages."""
         return ", ".join(self.classes) or f"of type {self.config.get('model_type')}"
 
@@ -74,42 +75,42 @@ def find_checkpoint(base: str) -> Checkpoint:
         return Checkpoint(base, place, _read_config(base, place))
     if Path(place, "config.json").is_file() and whole_weights(Path(place)):
         return Checkpoint(base, place, _read_config(base, place), Path(place))
-    under = _base_of_adapter(base, adapter)
-    return Checkpoint(base, under, _read_config(base, under), Path(place))
+    base_place = _base_of_adapter(base, adapter)
+    return Checkpoint(base, base_place, _read_config(base, base_place), Path(place))
 
 
 def _base_of_adapter(base: str, path: Path) -> str:
     """Return the place of the base that an adapter_config.json names."""
     try:
-        named = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        base_name = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise problem(base, f"{ADAPTER_CONFIG} can't be read ({first_line(error)})") from error
     remedy = (
         f'say where it is in {ADAPTER_CONFIG} ("base_model_name_or_path"), or merge the adapter '
         "into it (merge_and_unload of peft) and name the merged folder"
     )
-    if not named:
+    if not base_name:
         raise problem(base, f"it is an adapter that does not name its base: {remedy}")
-    beside = path.parent / str(named)
-    if not Path(str(named)).is_absolute() and beside.is_dir():
+    beside = path.parent / str(base_name)
+    if not Path(str(base_name)).is_absolute() and beside.is_dir():
         return str(beside)
     try:
-        return reach(str(named))
+        return reach(str(base_name))
     except RecipeError as error:
         raise problem(
-            base, f"it is an adapter of {named}, which is not found here ({error}): {remedy}"
+            base, f"it is an adapter of {base_name}, which is not found here ({error}): {remedy}"
         ) from error
 
 
 def whole_weights(folder: Path) -> list[Path]:
     """Return the files in a folder that hold a whole model's weights, without an adapter's."""
-    paths = [path for pattern in WEIGHT_FILES for path in folder.glob(pattern)]
+    paths = chain.from_iterable(folder.glob(pattern) for pattern in WEIGHT_FILES)
     return [path for path in paths if not path.name.startswith("adapter_model")]
 
 
-def problem(base: str, what: str) -> RecipeError:
+def problem(base: str, fault: str) -> RecipeError:
     """Return the error that says what is wrong with a base."""
-    return RecipeError(f'model.base = "{base}": {what}')
+    return RecipeError(f'model.base = "{base}": {fault}')
 
 
 def locate(base: str) -> str:
@@ -127,16 +128,17 @@ def locate(base: str) -> str:
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise _not_there(base)
     # asking the hub for it could take a minute
-    if "/" not in base and (meant := closest(base, PACKAGED, 0.8)):
+    suggestion = closest(base, PACKAGED, 0.8) if "/" not in base else None
+    if suggestion:
         raise problem(
-            base, f"did you mean {meant}? It is no folder, and models on the hub are OWNER/NAME"
+            base,
+            f"did you mean {suggestion}? It is no folder, and models on the hub are OWNER/NAME",
         )
     return base
 
 
 def reach(base: str) -> str:
-    """Return a place from which `transformers` can load a base without waiting for what will not
-    come.
+    """Return a place from which `transformers` can load a base without a vain wait for the hub.
 
     That is a folder; a name that the hub knows, as it is; without the hub, the folder in its cache.
     Raises RecipeError if there is no such folder, and the hub can't be reached or has no such
@@ -145,7 +147,9 @@ def reach(base: str) -> str:
     if COMMAND in os.environ:
         quiet()
     place = locate(base)
-    return place if Path(place).is_dir() else _ask(place)
+    if Path(place).is_dir():
+        return place
+    return _ask(place)
 
 
 @lru_cache
@@ -158,7 +162,7 @@ def _ask(place: str) -> str:
 
     if COMMAND in os.environ:
         print(
-            f"fedseed: {place} is no folder here: asking the hub for it, for at most "
+            f"fedseed: {clean(str(place))} is no folder here: asking the hub for it, for at most "
             f"{PATIENCE_SECONDS:g} seconds",
             file=sys.stderr,
             flush=True,
@@ -212,9 +216,9 @@ def _call_within(seconds: float, act: Callable[[], object]) -> None:
         raise error
 
 
-def _not_there(place: str, why: str = "") -> RecipeError:
-    known = 'give "small", "words", "digits", an existing folder or a hub name'
-    return problem(place, f"there is no such folder{why}; {known}")
+def _not_there(place: str, reason: str = "") -> RecipeError:
+    remedy = 'give "small", "words", "digits", an existing folder or a hub name'
+    return problem(place, f"there is no such folder{reason}; {remedy}")
 
 
 def has_weights(base: str) -> bool:
@@ -242,20 +246,19 @@ def _read_config(base: str, place: str) -> dict[str, Any]:
         raise not_loadable(base, place, error) from error
     for key, value in config.items():
         if "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
-            most = f"at most {MOST_LAYERS:,} layers are made; get the file anew"
-            raise problem(base, f"{key} = {value:,} in config.json: {most}")
+            limit = f"at most {MOST_LAYERS:,} layers are made; get the file anew"
+            raise problem(base, f"{key} = {value:,} in config.json: {limit}")
     return config
 
 
 def not_loadable(base: str, place: str, error: Exception) -> RecipeError:
     """Return the error that says that no model can be loaded from a place."""
-    there = "the folder holds no model that can be loaded"
-    what = (
-        there
-        if Path(place).is_dir()
-        else "neither a local folder with a model nor to be had from the hub"
-    )
-    return problem(base, f"{what} ({first_line(error)})")
+    folder_problem = "the folder holds no model that can be loaded"
+    if Path(place).is_dir():
+        place_problem = folder_problem
+    else:
+        place_problem = "neither a local folder with a model nor to be had from the hub"
+    return problem(base, f"{place_problem} ({first_line(error)})")
 
 
 def quiet() -> None:

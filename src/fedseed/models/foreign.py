@@ -8,12 +8,13 @@ elsewhere, and archives that inflate are not data.
 import json
 import zipfile
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fedseed.durable import is_irregular
 from fedseed.errors import RecipeError
-from fedseed.text import shown
+from fedseed.text import show_text
 
 # files of a model's own code
 CODE_FILES = ("modeling_*.py", "configuration_*.py", "tokenization_*.py")
@@ -27,32 +28,36 @@ def own_code(place: str, config: Mapping[str, Any]) -> str:
 
     "" if there is none.
     """
-    folder, found = Path(place), ["auto_map in config.json"] if config.get("auto_map") else []
+    folder, sources = Path(place), list[str]()
+    if config.get("auto_map"):
+        sources.append("auto_map in config.json")
     for path in (folder / name for name in _SETTINGS):
         try:
             settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         except (ValueError, RecursionError):
             continue  # loading it will say what is wrong
         if isinstance(settings, dict) and settings.get("auto_map"):
-            found.append(f"auto_map in {path.name}")
-    waiting: list[Any] = [config]  # and the tables in it
+            sources.append(f"auto_map in {path.name}")
+    # the tables in the configuration, too
+    waiting: list[Any] = [config]
     while waiting:
         table = waiting.pop()
-        for key, value in table.items() if isinstance(table, Mapping) else ():
-            texts = list(value.values()) if isinstance(value, Mapping) else [value]
-            if key.lstrip("_") in _IMPLEMENTATIONS and any(
-                isinstance(text, str) and "/" in text for text in texts
-            ):
-                found.append(f"{key} in config.json")
-        waiting += (
-            table.values()
-            if isinstance(table, Mapping)
-            else table
-            if isinstance(table, list)
-            else ()
-        )
-    found += [path.name for pattern in CODE_FILES for path in folder.glob(pattern)]
-    return shown(", ".join(sorted(set(found))))
+        if isinstance(table, Mapping):
+            sources += [f"{key} in config.json" for key in table if _names_code(key, table[key])]
+            waiting += table.values()
+        elif isinstance(table, list):
+            waiting += table
+    for pattern in CODE_FILES:
+        sources += [path.name for path in folder.glob(pattern)]
+    return show_text(", ".join(sorted(set(sources))))
+
+
+def _names_code(key: str, value: Any) -> bool:
+    """Return whether a setting names an implementation on the hub, which is code."""
+    if key.lstrip("_") not in _IMPLEMENTATIONS:
+        return False
+    texts = list(value.values()) if isinstance(value, Mapping) else [value]
+    return any(isinstance(text, str) and "/" in text for text in texts)
 
 
 def check_regular(base: str, folder: Path) -> None:
@@ -99,12 +104,12 @@ def check_files(base: str, place: str) -> None:
         for name in names:
             if not isinstance(name, str) or Path(name).name != name or name == ".." or "\\" in name:
                 raise RecipeError(
-                    f'model.base = "{base}": {path.name} names {shown(name)}: weights lie in the '
+                    f'model.base = "{base}": {path.name} names {show_text(name)}: weights '
+                    "lie in the "
                     "base's own folder"
                 )
-    for path in sorted(
-        file for ending in ("*.bin", "*.pt", "*.pth", "*.npz") for file in folder.glob(ending)
-    ):
+    archives = [folder.glob(ending) for ending in ("*.bin", "*.pt", "*.pth", "*.npz")]
+    for path in sorted(chain.from_iterable(archives)):
         try:
             with zipfile.ZipFile(path) as archive:
                 packed = any(

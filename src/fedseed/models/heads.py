@@ -83,8 +83,8 @@ class Head:
             has_head = set(with_head) & set(config.get("architectures") or ())
             if has_head and outputs is not None:
                 return "the base's head is kept: it predicts a number"
-            told = f"tells {listed(names, SHOWN)} apart" if has_head else "is missing"
-            return f"a new head is drawn, which predicts a number: the base's own {told}"
+            base_head = f"tells {listed(names, SHOWN)} apart" if has_head else "is missing"
+            return f"a new head is drawn, which predicts a number: the base's own {base_head}"
         if not set(with_head) & set(config.get("architectures") or ()):
             return f"a new head is drawn for {listed(classes, SHOWN)}: the base has none"
         if outputs is None:
@@ -94,25 +94,25 @@ class Head:
                 "would keep it)"
             )
         if has_placeholders(names) and not all(map(_is_number, classes)):
-            said = [f"{name} for {label}" for name, label in zip(names, classes, strict=True)]
-            return f"the base's classes have no names: it is taken that {listed(said, SHOWN)}"
+            pairs = [f"{name} for {label}" for name, label in zip(names, classes, strict=True)]
+            return f"the base's classes have no names: it is taken that {listed(pairs, SHOWN)}"
         if has_placeholders(names) or classes == names:
             return ""
-        said = [
+        pairs = [
             f"{names[output]} for {label}"
             for output, label in zip(outputs or (), classes, strict=False)
         ]
-        return f"the base's head is kept: {listed(said, SHOWN)}"
+        return f"the base's head is kept: {listed(pairs, SHOWN)}"
 
     def renew(
-        self, model: Any, base: str, known: bool, lacking: Collection[str], keeps: bool = False
+        self, model: Any, base: str, is_known: bool, lacking: Collection[str], keeps: bool = False
     ) -> list[str]:
         """Draw the head's weights if the base has none for these classes.
 
         Args:
             model: a classifier with the right number of outputs.
             base: its name, for messages.
-            known: whether the base's own head is for these classes.
+            is_known: whether the base's own head is for these classes.
             lacking: names of parameters that the base's files do not have in the right shape.
             keeps: draw only those of them, if there are some: a text classifier's head has layers
                 that pre-training made, and a pooler that it may not have made, in its backbone.
@@ -123,7 +123,7 @@ class Head:
         Raises:
             RecipeError: the model's parameters are not told apart into a backbone and a head.
         """
-        if known and not lacking:
+        if is_known and not lacking:
             return []
         head = head_parameters(model, base)
         if keeps:
@@ -140,22 +140,23 @@ class Head:
                 if keeps and lacking and name not in lacking:
                     continue
                 if parameter.ndim < 2:
-                    # of a norm layer; biases
-                    parameter.fill_(1.0 if keeps and name.endswith(".weight") else 0.0)
+                    is_norm = keeps and name.endswith(".weight")
+                    parameter.fill_(1.0 if is_norm else 0.0)
                 else:
-                    drawn = basis.direction(number, 0, parameter.numel()) * spread
-                    parameter.copy_(torch.from_numpy(drawn).reshape(parameter.shape))
-        return [name for name in head if name in lacking] if keeps and lacking else head
+                    values = basis.direction(number, 0, parameter.numel()) * spread
+                    parameter.copy_(torch.from_numpy(values).reshape(parameter.shape))
+        if keeps and lacking:
+            return [name for name in head if name in lacking]
+        return head
 
 
 def output_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of a base's outputs in their order, as its config.json has them."""
-    named = config.get("id2label")
-    if named is None:
+    names_by_number = config.get("id2label")
+    if names_by_number is None:
         return tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
-    return tuple(
-        str(name) for _, name in sorted((int(number), name) for number, name in named.items())
-    )
+    pairs = sorted((int(number), name) for number, name in names_by_number.items())
+    return tuple(str(name) for _, name in pairs)
 
 
 def has_placeholders(names: Sequence[str]) -> bool:
@@ -178,26 +179,39 @@ def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ..
     """
     # one class means a number, whatever name its output has
     if len(classes) == 1:
-        return (0,) if len(names) == 1 else None
-    found = _find(classes, names, str)
-    if None in found:
-        found = _find(classes, names, _plain)
-    if None in found and all(map(_is_number, classes)):
-        numbers = [int(label) for label in classes]
-        by_number = _unique(map(_only_number, names))  # LABEL_3 is 3
-        found = [by_number.get(number) for number in numbers]
-        if None in found and len(set(numbers)) == len(names):
-            ranks = {number: rank for rank, number in enumerate(sorted(numbers))}
-            is_numbering = sorted(numbers) == list(range(len(names)))
-            if is_numbering or has_placeholders(names):
-                found = [ranks[number] for number in numbers]
-    elif None in found and has_placeholders(names) and len(classes) == len(names):
-        found = list(range(len(names)))
-    outputs = tuple(output for output in found if output is not None)
+        if len(names) == 1:
+            return (0,)
+        return None
+    outputs_found = _find(classes, names, str)
+    if None in outputs_found:
+        outputs_found = _find(classes, names, _plain)
+    if None in outputs_found and all(map(_is_number, classes)):
+        outputs_found = _match_numbers([int(label) for label in classes], names)
+    elif None in outputs_found and has_placeholders(names) and len(classes) == len(names):
+        outputs_found = list(range(len(names)))
+    outputs = tuple(output for output in outputs_found if output is not None)
     if len(outputs) < len(classes) or len(set(outputs)) < len(classes):
         return None
     # most of a base's classes: another task may have two of them by chance
-    return outputs if len(outputs) > len(names) // 2 else None
+    if len(outputs) > len(names) // 2:
+        return outputs
+    return None
+
+
+def _match_numbers(numbers: Sequence[int], names: Sequence[str]) -> list[int | None]:
+    """Return the output for each class that is a number; None where there is none.
+
+    It is the one with that number in its name (LABEL_3 is 3), or else, if the classes number all
+    outputs, the one at its rank.
+    """
+    by_number = _unique(map(_only_number, names))
+    outputs = [by_number.get(number) for number in numbers]
+    if None not in outputs or len(set(numbers)) != len(names):
+        return outputs
+    ranks = {number: rank for rank, number in enumerate(sorted(numbers))}
+    if sorted(numbers) == list(range(len(names))) or has_placeholders(names):
+        return [ranks[number] for number in numbers]
+    return outputs
 
 
 def _find(
@@ -220,7 +234,9 @@ def _is_number(label: str) -> bool:
 def _only_number(name: str) -> int | None:
     """Return the only whole number in a name; None if there is none, or several."""
     numbers = re.findall(r"\d+", name)
-    return int(numbers[0]) if len(numbers) == 1 else None
+    if len(numbers) == 1:
+        return int(numbers[0])
+    return None
 
 
 def _unique(keys: Iterable[Any]) -> dict[Any, int]:
@@ -244,7 +260,7 @@ def head_parameters(model: Any, base: str) -> list[str]:
     if not hasattr(model, prefix or " ") or not names:
         raise RecipeError(
             f'model.base = "{base}": a {type(model).__name__} has no parameters outside of its '
-            "backbone that could be "
-            'a head; for model.trainable, give name patterns such as ["*.layers.3.*"]'
+            "backbone that could be a head; for model.trainable, give name patterns such as "
+            '["*.layers.3.*"]'
         )
     return names

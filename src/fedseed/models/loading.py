@@ -4,7 +4,6 @@ import json
 import pickle
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,6 +49,7 @@ from fedseed.models.quantization import (
     scale_parameters,
 )
 from fedseed.models.quantized_loading import loading_options
+from fedseed.models.targets import matches
 from fedseed.models.traits import settle, traits_of
 from fedseed.text import first_line, listed
 from fedseed.weights.codes import is_movable
@@ -100,33 +100,31 @@ def load_model(
         RecipeError: this machine has no such device; or the base is not found, not loadable, of
             another kind than the task needs, quantised, or with weights or a tokenizer missing.
     """
-    where = find_device(device)
+    torch_device = find_device(device)
     checkpoint = find_checkpoint(base)
     quantization = recorded_quantization(checkpoint.adapter, quantization)
     _check_code(checkpoint, trust_remote_code)
-    wanted = architecture or architecture_of(checkpoint.config, head is not None)
-    loader = LOADERS[wanted]
-    _check_kind(checkpoint, wanted, head is not None)
+    kind = architecture or architecture_of(checkpoint.config, head is not None)
+    loader = LOADERS[kind]
+    _check_kind(checkpoint, kind, head is not None)
     options: dict[str, Any] = {
         "dtype": getattr(torch, dtype),
         "trust_remote_code": trust_remote_code,
-        **_configured(checkpoint, wanted, head),
-        **loading_options(checkpoint, quantization, getattr(torch, dtype), where),
+        **_configured(checkpoint, kind, head),
+        **loading_options(checkpoint, quantization, getattr(torch, dtype), torch_device),
     }
-    if where is not None and where.type != "cpu":
-        options["device_map"] = {"": where}  # shard by shard, in their dtype
+    if torch_device is not None and torch_device.type != "cpu":
+        options["device_map"] = {"": torch_device}  # shard by shard, in their dtype
     if attention is not None:
         options["attn_implementation"] = attention
-    model, report = _read_weights(checkpoint, loader, options, where)
+    model, report = _read_weights(checkpoint, loader, options, torch_device)
     _complete(checkpoint, loader, model, report, head)
     processor = read_processor(checkpoint, loader, trust_remote_code)
     _fit(base, model, processor)
     prepare_loaded(model, quantization, base)
-    if wanted == "classification":
-        # a decoder with a head looks for a text's last token by what texts are filled up with
-        for pad in (processor.eos_token_id, processor.pad_token_id):
-            model.config.pad_token_id = model.config.pad_token_id if pad is None else pad
-    if where is None:
+    if kind == "classification":
+        _set_pad_token(model, processor)
+    if torch_device is None:
         model = spread(model, deal_out(model))
     traits = settle(model, base)
     if "is_decoder" in options:
@@ -134,12 +132,19 @@ def load_model(
             f"a {type(model).__name__} reads from left to right here (is_decoder = true), as a "
             "model that continues text must"
         )
-    if head is not None and (line := head.account(checkpoint.config, loader.classes())):
-        traits.notes.append(line)
+    if head is not None:
+        traits.notes += filter(None, [head.account(checkpoint.config, loader.classes())])
     if checkpoint.adapter is not None:
         model = adapters.load(model, checkpoint.adapter, trains=True)
     model.eval()
     return model, processor
+
+
+def _set_pad_token(model: Any, processor: Any) -> None:
+    """Set the padding token of a classifier, by which a decoder finds a text's last token."""
+    for pad in (processor.eos_token_id, processor.pad_token_id):
+        if pad is not None:
+            model.config.pad_token_id = pad
 
 
 def _check_code(checkpoint: Checkpoint, trusted: bool) -> None:
@@ -155,42 +160,48 @@ def _check_code(checkpoint: Checkpoint, trusted: bool) -> None:
         check_files(checkpoint.name, place)
 
 
-def _check_kind(checkpoint: Checkpoint, wanted: Architecture, has_head: bool) -> None:
+def _check_kind(checkpoint: Checkpoint, kind: Architecture, has_head: bool) -> None:
     """Raise RecipeError if a base is of another kind than the task needs."""
-    loader, config = LOADERS[wanted], checkpoint.config
+    loader, config = LOADERS[kind], checkpoint.config
     model_type = config.get("model_type")
-    if hears_besides(config) and wanted == "causal":
+    if hears_besides(config) and kind == "causal":
         return
-    if hears_besides(config) and wanted == "seq2seq":
-        said = f"the model is {checkpoint.about}, which continues text; the task needs"
-        raise problem(checkpoint.name, f"{said} {loader.about} (model.architecture)")
-    of_texts = wanted == "classification" and has_head  # any text model gets a head
-    others = {name for kind, other in LOADERS.items() if kind != wanted for name in other.classes()}
+    if hears_besides(config) and kind == "seq2seq":
+        fault = f"the model is {checkpoint.description}, which continues text; the task needs"
+        raise problem(checkpoint.name, f"{fault} {loader.description} (model.architecture)")
+    of_texts = kind == "classification" and has_head  # any text model gets a head
+    others: set[str] = set()
+    for other_kind, other_loader in LOADERS.items():
+        if other_kind != kind:
+            others |= other_loader.classes()
     mine = loader.classes().intersection(checkpoint.classes)
     is_other = not of_texts and others.intersection(checkpoint.classes) and not mine
     is_unknown = model_type and str(model_type) not in loader.names and not config.get("auto_map")
     if is_other or is_unknown:
-        said = f"the model is {checkpoint.about}; the task needs {loader.about}"
-        raise problem(checkpoint.name, said)
+        fault = f"the model is {checkpoint.description}; the task needs {loader.description}"
+        raise problem(checkpoint.name, fault)
 
 
-def _configured(checkpoint: Checkpoint, wanted: Architecture, head: Head | None) -> dict[str, Any]:
+def _configured(checkpoint: Checkpoint, kind: Architecture, head: Head | None) -> dict[str, Any]:
     """Return the settings that a base's configuration gets besides those in its file."""
     options = {} if head is None else head.options(checkpoint.config)
-    if wanted == "causal" and sees_ahead_unless_told(checkpoint.config):
+    if kind == "causal" and sees_ahead_unless_told(checkpoint.config):
         options["is_decoder"] = True
     return options
 
 
 def _read_weights(
-    checkpoint: Checkpoint, loader: Loader, options: dict[str, Any], where: torch.device | None
+    checkpoint: Checkpoint,
+    loader: Loader,
+    options: dict[str, Any],
+    torch_device: torch.device | None,
 ) -> tuple[Any, dict[str, Any]]:
     """Return a model with its files' weights, and transformers' report of what they lacked."""
     try:
         # transformers draws what the files do not have
         with (
             torch.random.fork_rng(devices=[]),
-            torch.device("cpu" if where is None else where),
+            torch.device("cpu" if torch_device is None else torch_device),
             _without_adapter(checkpoint) as place,
         ):
             model, report = loader.auto_for(checkpoint.config).from_pretrained(
@@ -220,18 +231,18 @@ def _without_adapter(checkpoint: Checkpoint) -> Iterator[str]:
     if not (place / ADAPTER_CONFIG).is_file():
         yield checkpoint.place
         return
-    with TemporaryDirectory(prefix="fedseed-base-") as made:
+    with TemporaryDirectory(prefix="fedseed-base-") as folder:
         for path in place.iterdir():
             if not path.name.startswith("adapter_"):
-                Path(made, path.name).symlink_to(path.resolve())
-        yield made
+                Path(folder, path.name).symlink_to(path.resolve())
+        yield folder
 
 
 def _unreadable(checkpoint: Checkpoint, attention: str | None, error: Exception) -> RecipeError:
     """Return the error that says why a base's weights can't be read."""
-    said = str(error).lower()
+    text = str(error).lower()
     if attention is not None and (
-        isinstance(error, ImportError) or "attn" in said or "attention" in said
+        isinstance(error, ImportError) or "attn" in text or "attention" in text
     ):
         return RecipeError(
             f'model.attention = "{attention}": not to be had for '
@@ -258,27 +269,24 @@ def _complete(
     """
     sizes = {key[0]: key[1:3] for key in report["mismatched_keys"]}
     lacking = {*report["missing_keys"], *sizes}
-    drawn: Collection[str] = ()
+    new_names: Collection[str] = ()
     if head is not None:
         is_known = head.is_known(checkpoint.config)
         keeps = loader is LOADERS["classification"]
-        drawn = head.renew(model, checkpoint.name, is_known, lacking, keeps)
-    missing = sorted(lacking.difference(drawn))
+        new_names = head.renew(model, checkpoint.name, is_known, lacking, keeps)
+    missing = sorted(lacking.difference(new_names))
     if not missing:
         return
     misfits = [name for name in missing if name in sizes]
     if misfits:
         name = misfits[0]
-        ours, theirs = (list(size) for size in sizes[name])
-        rest = f" (and {len(misfits) - 1:,} more)" if len(misfits) > 1 else ""
-        raise problem(
-            checkpoint.name,
-            f"its file has {name} of shape {ours}, config.json asks for {theirs}{rest}: one of the "
-            "two is another model's",
-        )
+        ours, config_shape = (list(size) for size in sizes[name])
+        shapes = f"{name} of shape {ours}, config.json asks for {config_shape}"
+        if len(misfits) > 1:
+            shapes += f" (and {len(misfits) - 1:,} more)"
+        raise problem(checkpoint.name, f"its file has {shapes}: one of the two is another model's")
     unexpected = [str(name) for name in report.get("unexpected_keys") or ()]
-    kinds = {"lora": "lora_", "base_layer": "base_layer"}
-    if any(mark in name for name in unexpected for mark in kinds.values()):
+    if any("lora_" in name or "base_layer" in name for name in unexpected):
         raise problem(
             checkpoint.name,
             "its file has a base and an adapter that were not merged (names with base_layer): "
@@ -286,8 +294,10 @@ def _complete(
         )
     of_all = f"all weights of {type(model).__name__} ({listed(missing, 3)} missing)"
     wrong_class = not loader.classes().intersection(checkpoint.classes)
-    hint = f"; the task needs {loader.about} (see model.architecture)" if wrong_class else ""
-    raise problem(checkpoint.name, f"its files do not have {of_all}{hint}")
+    fault = f"its files do not have {of_all}"
+    if wrong_class:
+        fault += f"; the task needs {loader.description} (see model.architecture)"
+    raise problem(checkpoint.name, fault)
 
 
 def read_processor(checkpoint: Checkpoint, loader: Loader, trusted: bool) -> Any:
@@ -309,8 +319,8 @@ def read_processor(checkpoint: Checkpoint, loader: Loader, trusted: bool) -> Any
 
 def _tokenizer_remedy(place: str, error: Exception) -> str:
     """Return advice for a tokenizer that can't be loaded."""
-    said = str(error).lower()
-    if "does not exist or is not currently imported" in said:
+    text = str(error).lower()
+    if "does not exist or is not currently imported" in text:
         saver = _saver_version(place)
         newer = f"transformers {saver}" if saver else "a newer transformers"
         return (
@@ -319,10 +329,10 @@ def _tokenizer_remedy(place: str, error: Exception) -> str:
         )
     # where sentencepiece is missing, transformers takes its tokenizer.model for tiktoken's, and
     # asks for tiktoken
-    asked = any(name in said for name in ("sentencepiece", "tiktoken"))
+    names_library = any(name in text for name in ("sentencepiece", "tiktoken"))
     # of the hub nobody knows here
     is_there = Path(place, "tokenizer.model").is_file() or not Path(place).is_dir()
-    if asked and is_there and find_spec("sentencepiece") is None:
+    if names_library and is_there and find_spec("sentencepiece") is None:
         installing = to_install("sentencepiece")
         return f"a tokenizer.model, such as LLaMA's, needs sentencepiece: {installing}"
     return "save it into the same folder (save_pretrained)"
@@ -354,22 +364,22 @@ def outline(
     """
     checkpoint = find_checkpoint(base)
     quantization = recorded_quantization(checkpoint.adapter, quantization)
-    wanted = architecture or architecture_of(checkpoint.config, head is not None)
-    options = _configured(checkpoint, wanted, head)
-    attended = {} if attention is None else {"attn_implementation": attention}
+    kind = architecture or architecture_of(checkpoint.config, head is not None)
+    options = _configured(checkpoint, kind, head)
+    attention_options = {} if attention is None else {"attn_implementation": attention}
     try:
         config = AutoConfig.from_pretrained(
             checkpoint.place, trust_remote_code=trust_remote_code, **options
         )
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             model = (
-                LOADERS[wanted]
+                LOADERS[kind]
                 .auto_for(checkpoint.config)
                 .from_config(
                     config,
                     dtype=getattr(torch, dtype),
                     trust_remote_code=trust_remote_code,
-                    **attended,
+                    **attention_options,
                 )
             )
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -392,7 +402,9 @@ def embedding_rows(model: Any) -> int | None:
         embeddings = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):  # CANINE makes embeddings by hashing
         return None
-    return embeddings.num_embeddings if isinstance(embeddings, torch.nn.Embedding) else None
+    if isinstance(embeddings, torch.nn.Embedding):
+        return embeddings.num_embeddings
+    return None
 
 
 def _fit(base: str, model: Any, processor: Any) -> None:
@@ -404,8 +416,8 @@ def _fit(base: str, model: Any, processor: Any) -> None:
     rows = None if tokens is None else embedding_rows(model)
     if rows is None:
         return
-    used = (processor.bos_token_id, processor.eos_token_id, processor.mask_token_id, tokens - 1)
-    highest = max(number for number in used if number is not None)
+    numbers = (processor.bos_token_id, processor.eos_token_id, processor.mask_token_id, tokens - 1)
+    highest = max(number for number in numbers if number is not None)
     if highest >= rows:
         of_model = f"the model has embeddings for {rows:,}: one of them is another model's"
         raise problem(base, f"its tokenizer has {highest + 1:,} tokens, {of_model}")
@@ -415,10 +427,13 @@ def _fit(base: str, model: Any, processor: Any) -> None:
         processor.pad_token = processor.eos_token
 
 
-def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:
-    """Lets only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
+def choose_trainable(
+    model: torch.nn.Module, patterns: Sequence[str] | None, key: str = "model.trainable"
+) -> None:
+    """Let only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
 
-    What an adapter has fixed does not train either way.
+    Parameters that an adapter has fixed do not train in any case. `key` is the recipe's key that
+    has the patterns.
 
     Raises RecipeError if nothing matches, or something that is quantised.
     """
@@ -426,29 +441,26 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
         check_tunable(model)
         return
     fixed: frozenset[str] = getattr(model, "fixed_parameters", frozenset())
-    matched = {
-        name
-        for name, _ in model.named_parameters()
-        if name not in fixed and any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    tunable = [name for name, _ in model.named_parameters() if name not in fixed]
+    matched = {name for name in tunable if matches(name, patterns)}
     if not matched:
-        raise RecipeError(f"model.trainable = {list(patterns)}: no parameter has a name like this")
+        raise RecipeError(f"{key} = {list(patterns)}: no parameter has a name like this")
     resting = {id(parameter) for parameter in traits_of(model).at_rest}
-    chosen = {
+    trained_names = {
         name
         for name, parameter in model.named_parameters()
         if name in matched and id(parameter) not in resting
     }
     for name, parameter in model.named_parameters():
-        if name in chosen and not is_movable(parameter):
+        if name in trained_names and not is_movable(parameter):
             raise RecipeError(
                 f"model.trainable = {list(patterns)}: {name} is quantised, and can't be tuned; "
                 'name other parameters, such as "*norm*", or with model.quantization = "int4" or '
                 '"int8" "*.scales"'
             )
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in chosen)
-    if not chosen:
+        parameter.requires_grad_(name in trained_names)
+    if not trained_names:
         raise RecipeError(
             f"model.trainable = {list(patterns)}: {listed(sorted(matched), 3)} can't be tuned: "
             "the architecture freezes it, or no text reaches it"
@@ -476,7 +488,7 @@ def trainable_names(
 
 
 def checkpoint_activations(model: torch.nn.Module, base: str = "") -> None:
-    """Lets a model of transformers checkpoint each of its layers while it trains.
+    """Let a model of transformers checkpoint each of its layers while it trains.
 
     Chen, Xu, Zhang, Guestrin: "Training Deep Nets with Sublinear Memory Cost", 2016. Of each layer
     only its input is kept; when the backward pass comes to the layer, its forward pass is done once

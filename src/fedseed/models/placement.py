@@ -21,15 +21,17 @@ def find_device(name: str) -> torch.device | None:
     """
     if name == "map":
         return None
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if there else torch.device("cpu")
+        if gpu_count:
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
     if name == "cpu":
         return torch.device("cpu")
     kind, _, number = name.partition(":")
     if kind != "cuda" or (number and not number.isdecimal()):
         raise RecipeError(f'device "{name}": choose auto, cpu, cuda, cuda:N or map')
-    if not there:
+    if not gpu_count:
         reason = "torch finds no GPU here"
         if torch.version.cuda is None:
             reason = (
@@ -37,10 +39,9 @@ def find_device(name: str) -> torch.device | None:
                 "to install one"
             )
         raise RecipeError(f'device "{name}": {reason}')
-    if number and int(number) >= there:
-        raise RecipeError(
-            f'device "{name}": this machine has {there} GPU{"s"[: there > 1]}, numbered from 0'
-        )
+    if number and int(number) >= gpu_count:
+        gpus = f"{gpu_count} GPUs" if gpu_count > 1 else "1 GPU"
+        raise RecipeError(f'device "{name}": this machine has {gpus}, numbered from 0')
     return torch.device("cuda", int(number) if number else torch.cuda.current_device())
 
 
@@ -55,14 +56,14 @@ def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
 
     whole = list(getattr(model, "_no_split_modules", None) or ())
     room = get_balanced_memory(model, no_split_module_classes=whole)
-    found = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
-    if "disk" in found.values():
+    places = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
+    if "disk" in places.values():
         raise RecipeError(
             'device "map": the model does not fit into the memory of this machine and its GPUs'
         )
     return {
         name: torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
-        for name, place in found.items()
+        for name, place in places.items()
     }
 
 

@@ -81,9 +81,9 @@ def settings_problem(
     """
     if trainable == "scales":
         if quantization not in BITS:
-            given = "is not set" if quantization is None else f'is "{quantization}"'
+            setting = "is not set" if quantization is None else f'is "{quantization}"'
             return (
-                f'model.trainable = "scales": model.quantization {given}; set it to "int4" or '
+                f'model.trainable = "scales": model.quantization {setting}; set it to "int4" or '
                 '"int8", whose scales can train'
             )
         if has_adapter:
@@ -194,7 +194,8 @@ def check_tunable(model: "torch.nn.Module") -> None:
     Raises:
         RecipeError: nobody chose what trains; names what would work.
     """
-    if count := count_stray(model):
+    count = count_stray(model)
+    if count:
         raise RecipeError(
             f"the base is quantised: of its parameters only {count:,} that are not could train. "
             'Tune an adapter (model.adapter = {kind = "lora"}, or method.name = "fedit"); or take '

@@ -11,6 +11,7 @@ takes divisions and roundings of single numbers, which have the same bits everyw
 
 from collections import Counter
 from collections.abc import Collection
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -198,11 +199,8 @@ def quantize_layers(model: torch.nn.Module, bits: int, spared: Collection[str]) 
         spared: layers that have one of these as a part of their names stay as they are.
     """
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
-    users = Counter(
-        id(parameter)
-        for module in model.modules()
-        for parameter in module.parameters(recurse=False)
-    )
+    parameters = chain.from_iterable(module.parameters(recurse=False) for module in model.modules())
+    users = Counter(map(id, parameters))
     quantized: dict[int, QuantizedLayer] = {}  # a layer that stands at two places stays one
     for name, module in list(model.named_modules(remove_duplicate=False)):
         kind = KINDS.get(type(module))

@@ -38,7 +38,7 @@ def loading_options(
     checkpoint: Checkpoint,
     quantization: Quantization | None,
     dtype: torch.dtype,
-    where: torch.device | None,
+    device: torch.device | None,
 ) -> dict[str, Any]:
     """Return the options for `from_pretrained` that concern a base's quantisation.
 
@@ -47,7 +47,7 @@ def loading_options(
         quantization: how it is to be quantised; "int4" and "int8" need no options. None: as its
             files are.
         dtype: what the layers compute in.
-        where: where the model is to lie; None: on all devices.
+        device: where the model is to lie; None: on all devices.
 
     Raises:
         RecipeError: its weights are quantised in a way that can't be tuned, or already; or a
@@ -61,7 +61,7 @@ def loading_options(
                 f'"{checkpoint.name}" are quantised already ({method}); leave model.quantization '
                 "out"
             )
-        return _options_for_files(checkpoint, method, where)
+        return _options_for_files(checkpoint, method, device)
     if quantization is None or quantization in BITS:
         return {}
     library = LIBRARIES[quantization]
@@ -72,7 +72,7 @@ def loading_options(
         )
     return {
         "quantization_config": _library_config(quantization, dtype),
-        "device_map": {"": where or "cpu"},
+        "device_map": {"": device or "cpu"},
     }
 
 
@@ -88,42 +88,43 @@ def _is_known(method: str) -> bool:
 
 
 def _options_for_files(
-    checkpoint: Checkpoint, method: str, where: torch.device | None
+    checkpoint: Checkpoint, method: str, device: torch.device | None
 ) -> dict[str, Any]:
     """Return the options for `from_pretrained` where the files' weights are quantised."""
     if method in TO_FLOATS:
         try:
-            made = getattr(transformers, TO_FLOATS[method])(dequantize=True)
+            conversion = getattr(transformers, TO_FLOATS[method])(dequantize=True)
         except (AttributeError, TypeError) as error:
             raise problem(
                 checkpoint.name,
                 f"its weights are {method}, of which transformers {transformers.__version__} makes "
                 "no ordinary weights on every machine: take a newer one",
             ) from error
-        return {"quantization_config": made}
+        return {"quantization_config": conversion}
     settings = checkpoint.config["quantization_config"]
     bits = settings.get("bits") or (4 if settings.get("load_in_4bit") else None)
     width = f", {bits} bit" if bits else ""
-    said = f"its weights are quantised ({method}{width})"
+    fault = f"its weights are quantised ({method}{width})"
     if method not in LOADED_AS_THEY_ARE:
         raise problem(
             checkpoint.name,
-            f"{said}, and steps would move the others alone: tune the original weights it was made "
-            'of, with model.quantization = "int4" if memory is short, and quantise what comes out',
+            f"{fault}, and steps would move the others alone: tune the original weights it was "
+            'made of, with model.quantization = "int4" if memory is short, and quantise what '
+            "comes out",
         )
     if find_spec(method) is None:
         raise problem(
             checkpoint.name,
-            f"{said}, which needs {method}: {to_install('quantized')}; or tune the original "
+            f"{fault}, which needs {method}: {to_install('quantized')}; or tune the original "
             "weights it was made of",
         )
-    if where is None:
+    if device is None:
         raise problem(
-            checkpoint.name, f'{said}: model.device = "map" can\'t deal them out; name one device'
+            checkpoint.name, f'{fault}: model.device = "map" can\'t deal them out; name one device'
         )
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of every cast
     # else bitsandbytes takes a GPU wherever there is one
-    return {"device_map": {"": where}}
+    return {"device_map": {"": device}}
 
 
 def _library_config(quantization: Quantization, dtype: torch.dtype) -> Any:

@@ -34,19 +34,22 @@ def chosen_targets(method: Any, model: torch.nn.Module) -> list[str] | None:
     return list(targets)
 
 
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a parameter's name matches one of some patterns such as "*.layers.3.*"."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def freeze_others(model: torch.nn.Module, patterns: Sequence[str]) -> None:
     """Let only the parameters train whose name matches a pattern, among those that train now.
 
     Raises ValueError if no parameter matches.
     """
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    chosen = {
-        name for name, _ in trainable if any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
-    if not chosen:
+    matching = {name for name, _ in trainable if matches(name, patterns)}
+    if not matching:
         raise ValueError(f"method.targets = {list(patterns)}: no parameter has a name like this")
     for name, parameter in trainable:
-        parameter.requires_grad_(name in chosen)
+        parameter.requires_grad_(name in matching)
 
 
 def linear_parameters(model: torch.nn.Module) -> list[str]:
@@ -58,7 +61,7 @@ def linear_parameters(model: torch.nn.Module) -> list[str]:
     """
     matrices = {name: p for name, p in model.named_parameters() if p.requires_grad and p.dim() > 1}
     left_out = _embedding_ids(model)
-    chosen = []
+    names = []
     for module_name, module in model.named_modules():
         if not _IN_A_BLOCK.search(f".{module_name}."):
             continue
@@ -68,8 +71,8 @@ def linear_parameters(model: torch.nn.Module) -> list[str]:
                 continue
             is_linear = _is_linear_weight(module, name, parameter)
             if is_linear or _is_stack_of_experts(module, parameter):
-                chosen.append(full_name)
-    return chosen or list(matrices)
+                names.append(full_name)
+    return names or list(matrices)
 
 
 def _is_linear_weight(module: torch.nn.Module, name: str, parameter: torch.Tensor) -> bool:
@@ -88,12 +91,10 @@ def _is_stack_of_experts(module: torch.nn.Module, parameter: torch.Tensor) -> bo
 
 def _embedding_ids(model: torch.nn.Module) -> set[int]:
     """Return the ids of the parameters of embeddings and of a language model's output layer."""
-    ids = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, torch.nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-    }
+    ids: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            ids |= {id(parameter) for parameter in module.parameters(recurse=False)}
     get_output_layer = getattr(model, "get_output_embeddings", None)
     output_layer = get_output_layer() if get_output_layer is not None else None
     if output_layer is not None:

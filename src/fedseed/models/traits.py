@@ -10,7 +10,7 @@
 `load_model` begins a model's traits; `examine` completes them by forward passes of a few tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -56,15 +56,15 @@ class Traits:
     equal_lengths: bool = False
     # prompts that are continued together must be of one length
     equal_prompts: bool = False
-    settled: bool = False
+    is_settled: bool = False
     examined: bool = False
 
 
 def traits_of(model: Any) -> Traits:
     """Return the known traits of a model, with or without an adapter; a new model has none."""
-    found = getattr(model, TRAITS, None)
-    if isinstance(found, Traits):
-        return found
+    traits_found = getattr(model, TRAITS, None)
+    if isinstance(traits_found, Traits):
+        return traits_found
     whole = model.get_base_model() if hasattr(model, "get_base_model") else model
     traits = Traits(str(getattr(model, "name_or_path", "") or ""))
     setattr(whole, TRAITS, traits)
@@ -74,11 +74,12 @@ def traits_of(model: Any) -> Traits:
 def settle(model: Any, base: str) -> Traits:
     """Return a new model's traits, with its settings and frozen parameters decided."""
     traits = traits_of(model)
-    if traits.settled:
+    if traits.is_settled:
         return traits
-    traits.settled, traits.base = True, base
+    traits.is_settled, traits.base = True, base
     whole = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if changed := sorted(set(_switch_off(whole.config))):
+    changed = sorted(set(_switch_off(whole.config)))
+    if changed:
         traits.notes.append(
             f"config.json has {listed(changed, SHOWN)}: switched off, here and in an export"
         )
@@ -91,13 +92,13 @@ def settle(model: Any, base: str) -> Traits:
         if name in frozen or name in unsaved or name in rewritten:
             by_name[name].requires_grad_(False)
             traits.at_rest.append(by_name[name])
-    for names, why in (
+    for names, reason in (
         (sorted(unsaved & by_name.keys()), "are never saved with the model"),
         (sorted(rewritten & by_name.keys()), "are changed whenever the model is loaded"),
         (sorted(frozen & by_name.keys()), "are frozen by the architecture"),
     ):
         if names:
-            traits.notes.append(f"not tuned, for they {why}: {listed(names, SHOWN)}")
+            traits.notes.append(f"not tuned, for they {reason}: {listed(names, SHOWN)}")
     return traits
 
 
@@ -115,10 +116,10 @@ def _configs(config: Any) -> Iterator[Any]:
 def _switch_off(config: Any) -> Iterator[str]:
     """Set what must not be inherited, and yield each change as "key = value"."""
     for part in _configs(config):
-        for name, wanted in SETTINGS.items():
+        for name, required in SETTINGS.items():
             value = getattr(part, name, None)
-            if isinstance(value, bool) and value != wanted:
-                setattr(part, name, wanted)
+            if isinstance(value, bool) and value != required:
+                setattr(part, name, required)
                 yield f"{name} = {str(value).lower()}"
 
 
@@ -175,11 +176,11 @@ def _rewritten_by_loading(made: Any) -> set[str]:
     }
 
 
-class _WrittenStorages(TorchDispatchMode):
+class _WrittenStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the storages that torch functions write to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -193,11 +194,13 @@ class _WrittenStorages(TorchDispatchMode):
 def _never_saved(model: Any) -> set[str]:
     """Return the names of the parameters that `save_pretrained` leaves out of the file."""
     patterns = getattr(model, "_keys_to_ignore_on_save", None) or ()
-    return {
-        name
-        for name, _ in model.named_parameters()
-        if any(search(pattern, name) for pattern in patterns)
-    }
+    names = [name for name, _ in model.named_parameters()]
+    return {name for name in names if _is_matched(name, patterns)}
+
+
+def _is_matched(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a regular expression occurs in a name."""
+    return any(search(pattern, name) for pattern in patterns)
 
 
 class _Reached(TorchFunctionMode):
@@ -234,9 +237,9 @@ def unreached(model: torch.nn.Module, run: Callable[[], Any]) -> list[str]:
     """
     with torch.no_grad(), _Reached() as reached:
         run()
-    named = list(model.named_parameters())
-    met = {name for name, parameter in named if id(parameter) in reached.tensors}
-    idle = [name for name, _ in named if name not in met]
+    parameters = list(model.named_parameters())
+    met = {name for name, parameter in parameters if id(parameter) in reached.tensors}
+    idle = [name for name, _ in parameters if name not in met]
     return [name for name in idle if not _is_one_of_several(model, name, met)]
 
 
@@ -253,8 +256,8 @@ def _is_one_of_several(model: torch.nn.Module, name: str, met: set[str]) -> bool
         if not isinstance(members, torch.nn.ModuleList) or _any_under(met, whole):
             continue
         kind = type(members[int(parts[depth])])
-        for number, other in enumerate(members):
-            if type(other) is kind and _any_under(met, f"{place}.{number}"):
+        for number, member in enumerate(members):
+            if type(member) is kind and _any_under(met, f"{place}.{number}"):
                 return True
     return False
 
@@ -381,19 +384,19 @@ class _Probe:
         if self.writes:
             inputs["use_cache"] = False  # type: ignore[assignment]
         with torch.no_grad():
-            found = self.model(**inputs).logits.float().cpu()
-        if found.ndim < 3:  # a classifier's
-            return list(found)
-        return [logits[: len(row)] for logits, row in zip(found, rows, strict=True)]
+            logits_of_rows = self.model(**inputs).logits.float().cpu()
+        if logits_of_rows.ndim < 3:  # a classifier's
+            return list(logits_of_rows)
+        return [logits[: len(row)] for logits, row in zip(logits_of_rows, rows, strict=True)]
 
-    def differ(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+    def differ(self, first: torch.Tensor, second: torch.Tensor) -> bool:
         """Return whether logits differ by more than rounding explains."""
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
-        scale = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 1.0
+        scale = float(first[first.isfinite()].abs().max()) if first.isfinite().any() else 1.0
         tolerance = COARSE if self.splits_outliers else TOLERANCE.get(dtype, COARSE)
-        most = tolerance * max(1.0, scale)
-        apart = (one - other).nan_to_num(0.0, 0.0, 0.0).abs().max()
-        return bool(apart > most)
+        limit = tolerance * max(1.0, scale)
+        apart = (first - second).nan_to_num(0.0, 0.0, 0.0).abs().max()
+        return bool(apart > limit)
 
     def refuse_chance(self, base: str) -> None:
         """Raise RecipeError if two equal passes give two results."""
@@ -432,4 +435,7 @@ class _Probe:
 
         alone = first_scores(self.model, [self.shorter], self.pad, self.encodes)
         beside = first_scores(self.model, [self.shorter, self.longer], self.pad, self.encodes)
-        return any(self.differ(one[0], both[0]) for one, both in zip(alone, beside, strict=True))
+        return any(
+            self.differ(one[0], beside_rows[0])
+            for one, beside_rows in zip(alone, beside, strict=True)
+        )

@@ -51,29 +51,29 @@ def for_scoring(model: Any) -> "GenerationConfig":
     # this import loads transformers, which is not needed to import this module
     from transformers import GenerationConfig
 
-    given = model.generation_config
-    kept = TOKENS + (OF_DECODERS if model.config.is_encoder_decoder else ())
-    values = {name: getattr(given, name, None) for name in kept}
+    settings = model.generation_config
+    names = TOKENS + (OF_DECODERS if model.config.is_encoder_decoder else ())
+    values = {name: getattr(settings, name, None) for name in names}
     return GenerationConfig(**{name: value for name, value in values.items() if value is not None})
 
 
 def for_people(model: Any) -> "GenerationConfig":
     """Return a model's own generation settings, for one text."""
-    own = copy.deepcopy(model.generation_config)
+    settings = copy.deepcopy(model.generation_config)
     for name, value in ONE_TEXT.items():
-        setattr(own, name, value)
-    return own
+        setattr(settings, name, value)
+    return settings
 
 
 @contextmanager
 def generating(model: Any, settings: "GenerationConfig") -> Iterator[None]:
     """Let a model generate by these settings, and by its own again afterwards."""
-    own = model.generation_config
+    own_settings = model.generation_config
     model.generation_config = settings
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = own_settings
 
 
 def first_scores(
@@ -104,7 +104,7 @@ def first_scores(
     settings.pad_token_id = pad
     device = next(model.parameters()).device
     with torch.no_grad(), generating(whole, settings):
-        found = model.generate(
+        output = model.generate(
             input_ids=torch.tensor(rows, device=device),
             attention_mask=torch.tensor(masks, device=device),
             max_new_tokens=count,
@@ -112,4 +112,4 @@ def first_scores(
             return_dict_in_generate=True,
             output_logits=True,
         )
-    return [logits.float().cpu() for logits in found.logits]
+    return [logits.float().cpu() for logits in output.logits]

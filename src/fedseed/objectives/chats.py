@@ -1,11 +1,11 @@
-"""Makes tokens of chats by a tokenizer's chat template, and finds the exact tokens of each answer.
+"""Make tokens of chats by a tokenizer's chat template, and find the exact tokens of each answer.
 
-What is learnt is what the model will have to write itself: from where the template asks for an
-answer up to the token that ends it. To find that, the chat is written up to each answer, asking for
-it: this must be the beginning of the text with the answer, which is checked, and that of the whole
-chat. Where a template writes earlier answers in another way once the chat has gone on (it takes
-reasoning out, say), a chat becomes several examples, each as the model sees it when it gives one
-answer. Where a template marks its answers itself ({% generation %}), these are taken.
+Training learns the text that the model will have to write itself: from where the template asks
+for an answer up to the token that ends it. To find that, the chat is written up to each answer,
+asking for it. This must be the beginning of the text with the answer, which is checked, and of the
+whole chat. Where a template writes earlier answers in another way once the chat has gone on (it
+takes reasoning out, say), a chat becomes several examples, each as the model sees it when it gives
+one answer. Where a template marks its answers itself ({% generation %}), these are taken.
 """
 
 import re
@@ -51,7 +51,7 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, tokenizer: Any, given: str = "", arguments: Mapping[str, Any] | None = None
+        self, tokenizer: Any, template: str = "", arguments: Mapping[str, Any] | None = None
     ) -> None:
         if not tokenizer.is_fast:
             raise ValueError(
@@ -62,20 +62,20 @@ class ChatTemplate:
             )
         self.tokenizer = tokenizer
         self._text_tokens = TextTokens(tokenizer)
-        self._given = given
+        self._template_text = template
         self._arguments = dict(arguments or {})
 
     def write(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False
     ) -> str:
-        """Returns a chat as the template writes it.
+        """Return a chat as the template writes it.
 
         `asking`: with what asks the assistant for an answer after it.
         """
-        return self._rendered(messages, tools, add_generation_prompt=asking)[0]
+        return self._render(messages, tools, add_generation_prompt=asking)[0]
 
-    def _accepted(self, messages: Sequence[Message]) -> tuple[list[Message], bool]:
-        """Returns a chat, its system message in the first user's if the template writes none, and
+    def _merge_system(self, messages: Sequence[Message]) -> tuple[list[Message], bool]:
+        """Return a chat, its system message in the first user's if the template writes none, and
         whether it is so.
         """
         chat = list(messages)
@@ -101,33 +101,35 @@ class ChatTemplate:
             return False
 
     def _template(self, tools: Sequence[Message]) -> str:
-        text = self.tokenizer.get_chat_template(self._given or None, list(tools) or None)
+        text = self.tokenizer.get_chat_template(self._template_text or None, list(tools) or None)
         # the compiler itself would compute 'a' * 4000000000
         if "*" in text:
             _check_products(text)
-        return f"{TODAY}{text}" if "strftime_now" in text else str(text)
+        if "strftime_now" in text:
+            return f"{TODAY}{text}"
+        return str(text)
 
-    def _rendered(
-        self, messages: Sequence[Message], tools: Sequence[Message], **how: bool
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Message], **options: bool
     ) -> tuple[str, Sequence[Span]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            texts, found = render_jinja_template(
+            texts, spans = render_jinja_template(
                 conversations=[[dict(message) for message in messages]],
                 tools=[dict(tool) for tool in tools] or None,
                 chat_template=self._template(tools),
-                **how,
+                **options,
                 **{**self.tokenizer.special_tokens_map, **self._arguments},
             )
         except TemplateError as error:
             raise ValueError(f"the chat template refuses it: {error}") from error
         except (TypeError, KeyError) as error:  # it counts on something that the chat does not have
             raise ValueError(f"the chat template fails: {error}") from error
-        return texts[0], found[0] if found else ()
+        return texts[0], spans[0] if spans else ()
 
     def _write(
-        self, messages: Sequence[Message], tools: Sequence[Message], wanted: Sequence[int]
+        self, messages: Sequence[Message], tools: Sequence[Message], answer_numbers: Sequence[int]
     ) -> list[Written]:
         """Return a chat with the places of its answers.
 
@@ -136,31 +138,32 @@ class ChatTemplate:
         Args:
             messages: the chat.
             tools: functions that the assistant may call.
-            wanted: the numbers of the answers that are learnt.
+            answer_numbers: the numbers of the answers that are learnt.
         """
         if GENERATION.search(self._template(tools)):
-            text, marked = self._rendered(messages, tools, return_assistant_tokens_mask=True)
+            text, marked = self._render(messages, tools, return_assistant_tokens_mask=True)
             if not marked:
                 raise ValueError("the chat template marks no answer ({% generation %}) in it")
-            if (places := _marked_places(marked, messages, wanted)) is not None:
+            places = _marked_places(marked, messages, answer_numbers)
+            if places is not None:
                 return [(text, places)]
         whole = self.write(messages, tools)
-        written: list[Written] = []
-        for i in filter(None, wanted):
-            asked = self.write(messages[:i], tools, asking=True)
+        texts: list[Written] = []
+        for i in filter(None, answer_numbers):
+            question = self.write(messages[:i], tools, asking=True)
             text = whole if i == len(messages) - 1 else self.write(messages[: i + 1], tools)
-            written.append((text, [(len(asked), len(text))]))
-            if not text.startswith(asked):
+            texts.append((text, [(len(question), len(text))]))
+            if not text.startswith(question):
                 raise ValueError(
                     f"the chat template asks for message {i + 1} with text that it does not write "
-                    f"before it ({asked[-40:]!r}); give another template with task.chat_template"
+                    f"before it ({question[-40:]!r}); give another template with task.chat_template"
                 )
-        if all(whole.startswith(text) for text, _ in written):
-            return [(whole, [place for _, places in written for place in places])]
-        return written
+        if all(whole.startswith(text) for text, _ in texts):
+            return [(whole, [places[0] for _, places in texts])]
+        return texts
 
     def prepare(self, chat: Chat) -> list[Tokens]:
-        """Returns a chat's tokens, of whatever length.
+        """Return a chat's tokens, of whatever length.
 
         Several examples where the template rewrites earlier answers.
 
@@ -168,26 +171,26 @@ class ChatTemplate:
             ValueError: the template refuses the chat; names the chat and the template's reason.
         """
         try:
-            messages, merged = self._accepted(chat.messages)
+            messages, merged = self._merge_system(chat.messages)
             shift = len(chat.messages) - len(messages)  # of a system message that is merged
-            wanted = [number - shift for number in chat.learnt_answers]
+            answer_numbers = [number - shift for number in chat.learnt_answers]
             if chat.style.loss_on == "last":
-                wanted = wanted[-1:]
+                answer_numbers = answer_numbers[-1:]
             elif messages[0]["role"] == "assistant" and not chat.unlearnt:
-                wanted = [0, *wanted]  # for a template that marks it
-            written = self._write(messages, chat.tools, wanted)
-            named = (str(tool.get("function", tool).get("name", "")) for tool in chat.tools)
-            unseen = any(name not in written[0][0] for name in named)
+                answer_numbers = [0, *answer_numbers]  # for a template that marks it
+            texts = self._write(messages, chat.tools, answer_numbers)
+            names = (str(tool.get("function", tool).get("name", "")) for tool in chat.tools)
+            unseen = any(name not in texts[0][0] for name in names)
             remarked = {
                 "system": merged,
-                "apart": len(written) > 1,
+                "apart": len(texts) > 1,
                 "tools": unseen,
                 "arguments": not self._uses_arguments(chat.tools),
             }
             remarks = (*chat.remarks, *(remark for remark, true in remarked.items() if true))
-            return [self._tokens(text, answers, remarks) for text, answers in written]
+            return [self._tokens(text, answers, remarks) for text, answers in texts]
         except ValueError as error:
-            raise ValueError(f"{chat.where or repr(chat.prompt[:60])}: {error}") from error
+            raise ValueError(f"{chat.place or repr(chat.prompt[:60])}: {error}") from error
 
     def _uses_arguments(self, tools: Sequence[Message]) -> bool:
         """Return whether the template names all arguments that it is given besides the chat."""
@@ -204,55 +207,55 @@ class ChatTemplate:
             spans[-1] = begin, end + 1
         return Tokens(tuple(ids), begin, tuple(spans), remarks=remarks)
 
-    def _encode(self, text: str, asked: Sequence[int]) -> tuple[list[int], list[Span]]:
-        """Returns tokens, none of which reaches across an answer's begin, and the characters that
+    def _encode(self, text: str, begins: Sequence[int]) -> tuple[list[int], list[Span]]:
+        """Return tokens, none of which reaches across an answer's begin, and the characters that
         each stands for.
         """
         # as in generation, an answer begins with a token of its own
         ids, places = self._encode_whole(text)
-        cuts = [cut for cut in asked if any(begin < cut < end for begin, end in places)]
+        cuts = [cut for cut in begins if _is_inside(cut, places)]
         if not cuts:
             return ids, places
         ids, places = [], []
         for begin, end in pairwise([0, *cuts, len(text)]):
-            more, there = self._encode_after(text[:begin], text[begin:end])
-            ids += more
-            places += [(begin + a, begin + b) for a, b in there]
+            new_ids, new_places = self._encode_after(text[:begin], text[begin:end])
+            ids += new_ids
+            places += [(begin + a, begin + b) for a, b in new_places]
         return ids, places
 
-    def _encode_after(self, before: str, text: str) -> tuple[list[int], list[Span]]:
+    def _encode_after(self, prefix: str, text: str) -> tuple[list[int], list[Span]]:
         """Return the tokens and places of a text that goes on after another one."""
-        if before and self._text_tokens.adds_blank:
-            for guard in (before[-1], *GUARDS):
-                known = self._text_tokens.ids(guard)
+        if prefix and self._text_tokens.adds_blank:
+            for guard in (prefix[-1], *GUARDS):
+                guard_ids = self._text_tokens.ids(guard)
                 ids, places = self._encode_whole(guard + text)
-                if ids[: len(known)] == known:
+                if ids[: len(guard_ids)] == guard_ids:
                     length = len(guard)
                     # the first token may claim a part of the guard, as its blank stands for it
                     rest = [
                         (max(0, begin - length), end - length)
-                        for begin, end in places[len(known) :]
+                        for begin, end in places[len(guard_ids) :]
                     ]
-                    return ids[len(known) :], rest
+                    return ids[len(guard_ids) :], rest
         return self._encode_whole(text)
 
     def _encode_whole(self, text: str) -> tuple[list[int], list[Span]]:
-        """Returns a text's tokens and places.
+        """Return a text's tokens and places.
 
         A token whose blanks the tokenizer left out begins with them.
         """
-        made = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        places, before = [], 0
-        for begin, end in made["offset_mapping"]:
-            places.append((begin if begin < end else before, end))
-            before = end
-        return list(made["input_ids"]), places
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        places, last_end = [], 0
+        for begin, end in encoding["offset_mapping"]:
+            places.append((begin if begin < end else last_end, end))
+            last_end = end
+        return list(encoding["input_ids"]), places
 
     def _answer(self, ids: Sequence[int], places: Sequence[Span], begin: int, end: int) -> Span:
-        """Returns the span of tokens that begin within an answer's characters, without blanks after
+        """Return the span of tokens that begin within an answer's characters, without blanks after
         its last token.
         """
-        inside = [i for i, (at, _) in enumerate(places) if begin <= at < end]
+        inside = [i for i, (start, _) in enumerate(places) if begin <= start < end]
         if not inside:
             raise ValueError("the chat template writes nothing where it asks for an answer")
         first, last = inside[0], inside[-1]
@@ -266,7 +269,7 @@ class ChatTemplate:
 
     @cached_property
     def _enders(self) -> frozenset[int]:
-        """Returns the tokens that may end an answer: special ones, and those that were added to the
+        """Return the tokens that may end an answer: special ones, and those that were added to the
         vocabulary.
         """
         added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items()}
@@ -276,7 +279,7 @@ class ChatTemplate:
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """Returns the token that ends an answer.
+        """Return the token that ends an answer.
 
         None: none does, or the template refuses a question with an answer.
         """
@@ -286,23 +289,38 @@ class ChatTemplate:
         except ValueError:
             return None
         end = tokens.ids[tokens.learnt[-1][1] - 1]
-        return end if end in self._enders else None
+        if end in self._enders:
+            return end
+        return None
+
+
+def _is_inside(position: int, places: Sequence[Span]) -> bool:
+    """Return whether a position lies inside one of the places, not at its ends."""
+    return any(begin < position < end for begin, end in places)
 
 
 def _marked_places(
-    marked: Sequence[Span], messages: Sequence[Message], wanted: Sequence[int]
+    marked: Sequence[Span], messages: Sequence[Message], answer_numbers: Sequence[int]
 ) -> Sequence[Span] | None:
     """Return the places of the wanted answers among those that a template marks.
 
     None: they can't be told apart, since the template marks more or fewer than there are.
     """
-    said = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    if len(marked) == len(said):
-        return [place for number, place in zip(said, marked, strict=True) if number in wanted]
-    answers = [number for number in said if number]
-    if list(wanted) == answers:
+    assistant_numbers = [
+        number for number, message in enumerate(messages) if message["role"] == "assistant"
+    ]
+    if len(marked) == len(assistant_numbers):
+        return [
+            place
+            for number, place in zip(assistant_numbers, marked, strict=True)
+            if number in answer_numbers
+        ]
+    answers = [number for number in assistant_numbers if number]
+    if list(answer_numbers) == answers:
         return marked
-    return marked[-1:] if list(wanted) == answers[-1:] else None
+    if list(answer_numbers) == answers[-1:]:
+        return marked[-1:]
+    return None
 
 
 def _past_empty_thinking(text: str, begin: int, end: int) -> int:
@@ -311,15 +329,17 @@ def _past_empty_thinking(text: str, begin: int, end: int) -> int:
     Some templates write such a block where the data has no reasoning. To learn it would teach the
     model not to think.
     """
-    found = EMPTY_THINKING.match(text, begin, end)
-    return begin if found is None or found.end() >= end else found.end()
+    match = EMPTY_THINKING.match(text, begin, end)
+    if match is None or match.end() >= end:
+        return begin
+    return match.end()
 
 
 def _check_products(template: str) -> None:
-    """Raises ValueError if a template multiplies by much, which takes the memory of the machine."""
+    """Raise ValueError if a template multiplies by much, which takes the memory of the machine."""
     plain = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", template)  # a tag of transformers
     try:
-        found = list(
+        products = list(
             Environment(extensions=["jinja2.ext.loopcontrols"])
             .parse(plain)
             .find_all((nodes.Mul, nodes.Pow))
@@ -327,17 +347,16 @@ def _check_products(template: str) -> None:
     except TemplateError:
         # rendering the template will report the error
         return
-    for product in found:
+    for product in products:
         numbers = [
             one.value for one in product.find_all(nodes.Const) if isinstance(one.value, int | float)
         ]
         if isinstance(product, nodes.Pow) or max(numbers, default=0) > MOST_TIMES:
-            what = (
-                "raises to a power"
-                if isinstance(product, nodes.Pow)
-                else f"multiplies by {max(numbers):,}"
-            )
+            if isinstance(product, nodes.Pow):
+                problem = "raises to a power"
+            else:
+                problem = f"multiplies by {max(numbers):,}"
             raise ValueError(
-                f"the chat template {what}, which no chat needs; give another with "
+                f"the chat template {problem}, which no chat needs; give another with "
                 "task.chat_template"
             )

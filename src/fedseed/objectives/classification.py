@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Scoring, TextObjective
-from fedseed.objectives.tokens import placed
+from fedseed.objectives.tokens import to_device
 from fedseed.tasks.data import MASK, Choice, Cloze, Picture, Score
 
 # bytes of pixel values that are kept; beyond, a picture is processed each time it is used
@@ -54,14 +55,12 @@ class OfTexts(TextObjective):
 
     @property
     def needed(self) -> tuple[str, str]:  # type: ignore[override]
-        """Returns a token that can pad, which is all that is needed: nothing is put at the end of a
+        """Return a token that can pad, which is all that is needed: nothing is put at the end of a
         text.
         """
-        return (
-            ("pad_token", "token to pad with")
-            if self.tokenizer.eos_token_id is None
-            else TextObjective.needed
-        )
+        if self.tokenizer.eos_token_id is None:
+            return ("pad_token", "token to pad with")
+        return TextObjective.needed
 
     def probe_ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text)["input_ids"])
@@ -72,8 +71,8 @@ class OfTexts(TextObjective):
         """
         if not pair:
             return tuple(self.text_tokens.whole(text)), ()
-        made = self.tokenizer(text, pair)
-        return tuple(made["input_ids"]), tuple(made.get("token_type_ids") or ())
+        encoding = self.tokenizer(text, pair)
+        return tuple(encoding["input_ids"]), tuple(encoding.get("token_type_ids") or ())
 
     def head_outputs(self, model: Any, items: Sequence[HeadText]) -> torch.Tensor:
         """Return the head's outputs for texts: float32, shape (items, outputs), differentiable."""
@@ -101,15 +100,19 @@ class TextClasses(Scoring, OfTexts):
             ids, segments = self.tokens_of(
                 example.text.replace(MASK, self.tokenizer.mask_token or "")
             )
-        made = ClassifiedText(ids, example.gold, segments=segments)
-        return [made] if len(ids) <= self.max_length else []
+        item = ClassifiedText(ids, example.gold, segments=segments)
+        if len(ids) <= self.max_length:
+            return [item]
+        return []
 
     def scores(
         self, model: Any, items: Sequence[ClassifiedText], at_once: int | None = None
     ) -> torch.Tensor:
-        """Returns the classes' logits."""
+        """Return the classes' logits."""
         logits = self.head_outputs(model, items)
-        return logits if self.outputs is None else logits[:, list(self.outputs)]
+        if self.outputs is None:
+            return logits
+        return logits[:, list(self.outputs)]
 
 
 class TextScores(OfTexts):
@@ -121,8 +124,10 @@ class TextScores(OfTexts):
 
     def items(self, example: Score) -> list[ScoredText]:
         ids, segments = self.tokens_of(example.text, example.pair)
-        made = ScoredText(ids, example.value, segments=segments)
-        return [made] if len(ids) <= self.max_length else []
+        item = ScoredText(ids, example.value, segments=segments)
+        if len(ids) <= self.max_length:
+            return [item]
+        return []
 
     def predictions(self, model: Any, items: Sequence[ScoredText]) -> torch.Tensor:
         """Return the predicted numbers: float32, shape (items,), differentiable."""
@@ -130,7 +135,7 @@ class TextScores(OfTexts):
 
     def losses_of(self, predictions: torch.Tensor, items: Sequence[ScoredText]) -> torch.Tensor:
         """Return each item's squared error from its prediction, shape (items,)."""
-        values = placed([item.value for item in items], predictions.device)
+        values = to_device([item.value for item in items], predictions.device)
         return (predictions - values) ** 2
 
     def losses(self, model: Any, items: Sequence[ScoredText]) -> torch.Tensor:
@@ -152,12 +157,12 @@ class Images(Scoring):
     def __init__(self, processor: Any) -> None:
         self.processor = processor
         self._room = KEPT
-        self._made: dict[Picture, torch.Tensor] = {}  # a picture is a key by its identity
+        self._cache: dict[Picture, torch.Tensor] = {}  # a picture is a key by its identity
         mean = getattr(processor, "image_mean", None)
         self._channels = len(mean) if isinstance(mean, list | tuple) else None
 
     def items(self, example: Picture) -> list[Picture]:
-        """Raises RecipeError if the picture's channels are not those of the processor."""
+        """Raise RecipeError if the picture's channels are not those of the processor."""
         channels = example.pixels.shape[2]
         if self._channels is not None and channels not in (1, self._channels):
             raise RecipeError(
@@ -168,34 +173,42 @@ class Images(Scoring):
 
     def pixel_values(self, items: Sequence[Picture]) -> torch.Tensor:
         """Return the model's input: float32, shape (items, channels, height, width)."""
-        new = [item for item in dict.fromkeys(items) if item not in self._made]
+        new = [item for item in dict.fromkeys(items) if item not in self._cache]
         pixels = [item.pixels for item in new]
         if self._channels is not None:
-            pixels = [
-                np.repeat(p, self._channels, axis=2) if p.shape[2] < self._channels else p
-                for p in pixels
-            ]
-        made: dict[Picture, torch.Tensor] = {}
+            pixels = [self._with_channels(values, self._channels) for values in pixels]
+        new_values: dict[Picture, torch.Tensor] = {}
         if new:
             with torch.device("cpu"):
                 batch = self.processor(
                     images=pixels, return_tensors="pt", input_data_format="channels_last"
                 )
-            made = dict(zip(new, batch["pixel_values"].float(), strict=True))
-        values = torch.stack([made[item] if item in made else self._made[item] for item in items])
-        for item, tensor in made.items():
+            new_values = dict(zip(new, batch["pixel_values"].float(), strict=True))
+        values = torch.stack(
+            [new_values[item] if item in new_values else self._cache[item] for item in items]
+        )
+        for item, tensor in new_values.items():
             size = tensor.numel() * tensor.element_size()
             if self._room >= size:
                 self._room -= size
-                self._made[item] = tensor.clone()  # not a view of the whole batch
+                self._cache[item] = tensor.clone()  # not a view of the whole batch
         return values
+
+    @staticmethod
+    def _with_channels(pixels: NDArray[Any], channels: int) -> NDArray[Any]:
+        """Return a picture, a grey one repeated for each channel."""
+        if pixels.shape[2] < channels:
+            return np.repeat(pixels, channels, axis=2)
+        return pixels
 
     def scores(
         self, model: Any, items: Sequence[Picture], at_once: int | None = None
     ) -> torch.Tensor:
-        """Returns the classes' logits."""
+        """Return the classes' logits."""
         first = next(model.parameters())
-        values = placed(self.pixel_values(items), first.device).to(first.dtype)
+        values = to_device(self.pixel_values(items), first.device).to(first.dtype)
         logits: torch.Tensor = model(pixel_values=values).logits
         logits = logits.float()
-        return logits if self.outputs is None else logits[:, list(self.outputs)]
+        if self.outputs is None:
+            return logits
+        return logits[:, list(self.outputs)]

@@ -12,7 +12,7 @@ from fedseed.objectives.generation import responses_to
 from fedseed.objectives.losses import Objective, Scoring, TextObjective
 from fedseed.objectives.preferences import Pair, Preferences
 from fedseed.objectives.prepared import Prepared, prepare
-from fedseed.objectives.rewarded import Rewarded
+from fedseed.objectives.rewarded import Rewarded, language_of
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks import metrics as scoring
 
@@ -21,9 +21,9 @@ from fedseed.tasks import metrics as scoring
 def mean_loss(
     model: torch.nn.Module, objective: Objective, items: Sequence[Any], batch: int = 32
 ) -> float:
-    """Returns the mean loss over all terms (response tokens) of all items."""
+    """Return the mean loss over all terms (response tokens) of all items."""
     model.eval()
-    parts = (items[at : at + batch] for at in range(0, len(items), batch))
+    parts = (items[start : start + batch] for start in range(0, len(items), batch))
     return sum(float(objective.losses(model, part).sum()) for part in parts) / sum(
         map(objective.weight, items)
     )
@@ -36,7 +36,7 @@ def measure(
     scores: Sequence[str],
     settings: EvaluationSettings,
 ) -> dict[str, float]:
-    """Returns the metrics of a model by name.
+    """Return the metrics of a model by name.
 
     With rewards, those of its language and the mean reward.
 
@@ -55,17 +55,17 @@ def measure(
         return preference_metrics(model, objective, prepared.items)
     if isinstance(objective, Rewarded):
         # a chat may have several answers
-        told = prepare(objective.language, prepared.name, prepared.examples)
-        found = measure(model, objective.language, told, scores, settings)
-        return {**found, "reward": -mean_loss(model, objective, prepared.items)}
+        language_items = prepare(objective.language, prepared.name, prepared.examples)
+        metrics = measure(model, objective.language, language_items, scores, settings)
+        return {**metrics, "reward": -mean_loss(model, objective, prepared.items)}
     loss = mean_loss(model, objective, prepared.items)
     metrics = {"loss": loss, "perplexity": exp(min(loss, 700.0))}
-    wanted = dict.fromkeys((*scores, *settings.metrics)) if settings.rouge else ()
-    if wanted:
-        last = [items[-1] for items in prepared.made]
+    names = dict.fromkeys((*scores, *settings.metrics)) if settings.rouge else ()
+    if names:
+        last = [items[-1] for items in prepared.items_of_each]
         responses = responses_to(model, objective, prepared.examples, last, settings.max_new_tokens)
         answers = [objective.references_of(example) for example in prepared.examples]
-        metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in wanted})
+        metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in names})
     return metrics
 
 
@@ -73,29 +73,30 @@ def measure(
 def choice_metrics(
     model: torch.nn.Module, objective: Scoring, items: Sequence[Any]
 ) -> dict[str, float]:
-    """Returns loss, and accuracy in percent: how often a right option has the highest score (the
-    first of equal ones).
+    """Return the loss and the accuracy in percent, for arguments as in `measure`.
 
-    Where the options are classes, also the mean of their F1 ("macro_f1"). Arguments are those of
-    `measure`.
+    An answer is right if a right option has the highest score (the first of equal ones). Where the
+    options are classes, the mean of their F1 ("macro_f1") is there, too.
     """
     model.eval()
-    loss, found = 0.0, []
-    for at in range(0, len(items), objective.batch):
-        part = list(items[at : at + objective.batch])
+    loss, predictions = 0.0, []
+    for start in range(0, len(items), objective.batch):
+        part = list(items[start : start + objective.batch])
         scores = objective.scores(model, part, objective.batch)
         loss += float(objective.losses_of(scores, part).sum())
-        found += [row.index(max(row)) for row in scores.tolist()]
+        predictions += [row.index(max(row)) for row in scores.tolist()]
     gold = [item.gold for item in items]
     right = sum(
-        said in (getattr(item, "right", ()) or (item.gold,))
-        for said, item in zip(found, items, strict=True)
+        prediction in (getattr(item, "right", ()) or (item.gold,))
+        for prediction, item in zip(predictions, items, strict=True)
     )
     metrics = {
         "loss": loss / sum(map(objective.weight, items)),
         "accuracy": 100.0 * right / len(items),
     }
-    return metrics | ({"macro_f1": scoring.macro_f1(found, gold)} if objective.are_classes else {})
+    if objective.are_classes:
+        metrics["macro_f1"] = scoring.macro_f1(predictions, gold)
+    return metrics
 
 
 @torch.no_grad()
@@ -115,9 +116,9 @@ def preference_metrics(
     margins: list[float] = []
     loss = 0.0
     for begin in range(0, len(items), objective.batch):
-        found = objective.margins(model, items[begin : begin + objective.batch])
-        margins += found.tolist()
-        loss -= float(logsigmoid(found).sum())
+        part_margins = objective.margins(model, items[begin : begin + objective.batch])
+        margins += part_margins.tolist()
+        loss -= float(logsigmoid(part_margins).sum())
     return {
         "loss": loss / len(items),
         "reward_accuracy": 100.0 * sum(margin > 0 for margin in margins) / len(items),
@@ -142,9 +143,9 @@ def regression_metrics(
     predicted: list[float] = []
     for begin in range(0, len(items), objective.batch):
         part = items[begin : begin + objective.batch]
-        found = objective.predictions(model, part)
-        loss += float(objective.losses_of(found, part).sum())
-        predicted += found.tolist()
+        predictions = objective.predictions(model, part)
+        loss += float(objective.losses_of(predictions, part).sum())
+        predicted += predictions.tolist()
     metrics = {"loss": loss / len(items)}
     values = [item.value for item in items]
     if len(set(values)) > 1:
@@ -164,7 +165,7 @@ def score_notes(
         scores: how the task scores generated answers.
         settings: say what else is measured.
     """
-    language = objective.language if isinstance(objective, Rewarded) else objective
+    language = language_of(objective)
     is_scored = settings.rouge and "rouge_l" in (*scores, *settings.metrics)
     generates = isinstance(language, TextObjective) and not isinstance(language, Scoring)
     if not is_scored or not generates:
@@ -173,7 +174,7 @@ def score_notes(
     share = scoring.share_of_accents(answers)
     if not share:
         return []
-    about = f"{share:.1%} of the words in the answers of {prepared.name} have letters beyond a-z"
+    fact = f"{share:.1%} of the words in the answers of {prepared.name} have letters beyond a-z"
     if scoring.keeps_accents(answers):
-        return [f"Rouge-L counts words with their accents: {about}"]
-    return [f"Rouge-L counts a-z and 0-9 alone, as rouge-score does: {about}"]
+        return [f"Rouge-L counts words with their accents: {fact}"]
+    return [f"Rouge-L counts a-z and 0-9 alone, as rouge-score does: {fact}"]

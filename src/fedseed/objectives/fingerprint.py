@@ -49,9 +49,9 @@ def tokens_digest(tokenizer: Any) -> str:
     # by the files: what a version lists as special, and in which order, makes no token
     added = sorted(map(str, getattr(tokenizer, "added_tokens_decoder", {}).values()))
     texts = [*TEXTS, *(f"a{token} b" for token in added)]
-    made = [[list(tokenizer(text)["input_ids"]), tokens.ids(text)] for text in texts]
-    made += [[tokens.from_start(tokens.ids(a)), tokens.after(a, b)] for a, b in PAIRS]
-    return _digest([*made, [tokenizer.eos_token_id, tokenizer.pad_token_id]])
+    token_ids = [[list(tokenizer(text)["input_ids"]), tokens.ids(text)] for text in texts]
+    token_ids += [[tokens.from_start(tokens.ids(a)), tokens.ids_after(a, b)] for a, b in PAIRS]
+    return _digest([*token_ids, [tokenizer.eos_token_id, tokenizer.pad_token_id]])
 
 
 def template_digest(tokenizer: Any) -> str:
@@ -68,25 +68,25 @@ def template_digest(tokenizer: Any) -> str:
         template = ChatTemplate(tokenizer)
     except ValueError:
         return ""
-    written: list[str | None] = []
+    texts: list[str | None] = []
     for messages, tools in CHATS:
         for asking in (False, True):
             try:
-                written.append(template.write(messages, tools, asking))
+                texts.append(template.write(messages, tools, asking))
             except ValueError:
-                written.append(None)
-    return _digest(written)
+                texts.append(None)
+    return _digest(texts)
 
 
 def versions_here() -> dict[str, str]:
     """Return the versions of the libraries that make tokens."""
-    found = {}
+    versions = {}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:  # run from its sources
             continue
-    return found
+    return versions
 
 
 def _digest(value: Any) -> str:

@@ -17,7 +17,7 @@ from fedseed.models import adapters, writing
 from fedseed.models.traits import traits_of
 from fedseed.objectives.losses import TextObjective
 from fedseed.objectives.template_variables import template_variables
-from fedseed.objectives.tokens import TextTokens, longest_input, padded
+from fedseed.objectives.tokens import TextTokens, longest_input, pad_rows
 from fedseed.tasks.data import Example
 from fedseed.weights.row_losses import EnterRows
 
@@ -29,16 +29,16 @@ GREEDY_TEMPERATURE = 1e-5
 
 
 @torch.no_grad()
-def continued(
+def continue_prompts(
     model: Any,
     prompts: Sequence[Sequence[int]],
     pad: int | None,
     room: int,
     encodes: bool,
     scored: bool = True,
-    **how: Any,
+    **options: Any,
 ) -> list[list[int]]:
-    """Returns the tokens that a model makes of each of some prompts, which go through it together.
+    """Return the tokens that a model makes of each of some prompts, which go through it together.
 
     Args:
         model: a causal (or encoder-decoder) language model, with an adapter or without.
@@ -49,11 +49,11 @@ def continued(
         encodes: whether an encoder reads the prompts.
         scored: whether the answers are compared, and so depend on nothing but their prompts;
             otherwise the model's own generation settings count.
-        how: what else `generate` of transformers is given.
+        options: what else `generate` of transformers is given.
     """
-    ids, mask = padded(prompts, pad or 0, left=not encodes)
+    ids, mask = pad_rows(prompts, pad or 0, left=not encodes)
     device = next(model.parameters()).device
-    whole = model.get_base_model() if adapters.is_installed(model) else model
+    whole = _without_adapter(model)
     settings = writing.for_scoring(whole) if scored else writing.for_people(whole)
     with (
         adapters.at_home(model, device),
@@ -66,9 +66,16 @@ def continued(
             max_new_tokens=room,
             num_beams=1,
             pad_token_id=pad,
-            **{"do_sample": False, **how},
+            **{"do_sample": False, **options},
         )
     return list(output[:, 0 if encodes else ids.shape[1] :].tolist())
+
+
+def _without_adapter(model: Any) -> Any:
+    """Return the model under an adapter, or the model if it has none."""
+    if adapters.is_installed(model):
+        return model.get_base_model()
+    return model
 
 
 @torch.no_grad()
@@ -82,7 +89,7 @@ def generate(
     ends: Sequence[int] = (),
     around: EnterRows | None = None,
 ) -> list[str]:
-    """Returns greedy responses, in the order of the prompts, which are batched by length.
+    """Return greedy responses, in the order of the prompts, which are batched by length.
 
     A prompt that leaves fewer positions than `max_new_tokens` gets as many tokens as the model has
     room for. With an adapter's virtual tokens only prompts of one length share a batch: padding
@@ -105,40 +112,78 @@ def generate(
         objective.prompt_ids(prompt) if isinstance(prompt, str) else list(prompt)
         for prompt in prompts
     ]
-    limit, encodes = longest_input(model), objective.encodes
-    # of the positions: an encoder-decoder's start token
-    taken = [1 if encodes else len(ids) for ids in encoded]
-    room = [
-        max_new_tokens if limit is None else min(max_new_tokens, limit - count) for count in taken
-    ]
-    stops = [tokenizer.eos_token_id, *ends]
-    # generation may end early if the stop is one token; the text is cut in any case
-    if stop:
-        last = objective.ids_of(stop)[-1]
-        stops += [last] if tokenizer.decode([last]) == stop else []
-    # an encoder-decoder's configuration says it
-    how: dict[str, Any] = {} if encodes else {"eos_token_id": stops}
+    encodes = objective.encodes
+    room = _room_for_answers(model, encoded, encodes, max_new_tokens)
+    options: dict[str, Any] = {}
+    # an encoder-decoder has its end token in its configuration
+    if not encodes:
+        options["eos_token_id"] = [tokenizer.eos_token_id, *ends, *_stop_token(objective, stop)]
     texts = [""] * len(prompts)
+    for rows in _generation_batches(model, [len(ids) for ids in encoded], room, batch):
+        with around(rows) if around else nullcontext():
+            answers = continue_prompts(
+                model, [encoded[i] for i in rows], objective.pad, room[rows[0]], encodes, **options
+            )
+        for i, tokens in zip(rows, answers, strict=True):
+            end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+            text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
+            if stop:
+                text = text.split(stop)[0]
+            texts[i] = text
+    return texts
+
+
+def _room_for_answers(
+    model: Any, prompts: Sequence[Sequence[int]], encodes: bool, max_new_tokens: int
+) -> list[int]:
+    """Return the number of tokens that a model may write after each prompt."""
+    limit = longest_input(model)
+    if limit is None:
+        return [max_new_tokens] * len(prompts)
+    # an encoder-decoder's answer has the start token alone before it
+    positions = [1 if encodes else len(ids) for ids in prompts]
+    return [min(max_new_tokens, limit - count) for count in positions]
+
+
+def _stop_token(objective: TextObjective, stop: str) -> list[int]:
+    """Return the token of a stop text if it is one token, so that generation may end early.
+
+    The text is cut in any case.
+    """
+    if not stop:
+        return []
+    last = objective.ids_of(stop)[-1]
+    if objective.tokenizer.decode([last]) != stop:
+        return []
+    return [last]
+
+
+def _generation_batches(
+    model: Any, lengths: Sequence[int], room: Sequence[int], batch: int
+) -> list[list[int]]:
+    """Return the numbers of the prompts in each batch; a prompt without room is in none.
+
+    Args:
+        model: the model.
+        lengths: the number of tokens of each prompt.
+        room: the number of tokens that may be written after each.
+        batch: the largest number of prompts in a batch.
+    """
     traits = traits_of(model)
     # padding would count for such a model
-    apart = adapters.has_virtual_tokens(model) or traits.equal_lengths or traits.equal_prompts
-    most = max(room, default=0)
-    order = sorted(
-        (i for i in range(len(encoded)) if 0 < room[i] == most), key=lambda i: (len(encoded[i]), i)
+    needs_equal_lengths = (
+        adapters.has_virtual_tokens(model) or traits.equal_lengths or traits.equal_prompts
     )
-    parts = [list(group) for _, group in groupby(order, lambda i: len(encoded[i]) if apart else 0)]
-    batches = [part[at : at + batch] for part in parts for at in range(0, len(part), batch)]
-    # alone where there is less room than wanted, for that depends on a prompt's length
-    for rows in [*batches, *([i] for i in range(len(encoded)) if 0 < room[i] < most)]:
-        with around(rows) if around else nullcontext():
-            found = continued(
-                model, [encoded[i] for i in rows], objective.pad, room[rows[0]], encodes, **how
-            )
-        for i, tokens in zip(rows, found, strict=True):
-            said = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
-            text = tokenizer.decode(tokens[:said], skip_special_tokens=True)
-            texts[i] = text.split(stop)[0] if stop else text
-    return texts
+    full_room = max(room, default=0)
+    with_full_room = [i for i in range(len(lengths)) if 0 < room[i] == full_room]
+    with_full_room.sort(key=lambda i: (lengths[i], i))
+    batches: list[list[int]] = []
+    for _, group in groupby(with_full_room, lambda i: lengths[i] if needs_equal_lengths else 0):
+        rows = list(group)
+        batches += [rows[start : start + batch] for start in range(0, len(rows), batch)]
+    # alone where there is less room, for that depends on a prompt's length
+    batches += [[i] for i in range(len(lengths)) if 0 < room[i] < full_room]
+    return batches
 
 
 def responses_to(
@@ -149,7 +194,7 @@ def responses_to(
     max_new_tokens: int,
     around: EnterRows | None = None,
 ) -> list[str]:
-    """Returns greedy responses to examples, each ended as the example's are.
+    """Return greedy responses to examples, each ended as the example's are.
 
     Args:
         model: a causal language model, or an encoder-decoder.
@@ -162,17 +207,16 @@ def responses_to(
     texts = [""] * len(examples)
     ended = [("" if objective.encodes else e.stop, objective.ends_of(e)) for e in examples]
     for stop, ends in sorted(set(ended)):
-        rows = [i for i, how in enumerate(ended) if how == (stop, ends)]
+        rows = [i for i, ending in enumerate(ended) if ending == (stop, ends)]
         prompts = [items[i].ids[: items[i].response_start] for i in rows]
-        own = (
-            partial(lambda rows, numbers: around([rows[n] for n in numbers]), rows)
-            if around
-            else None
+        if around:
+            enter_rows = partial(lambda rows, numbers: around([rows[n] for n in numbers]), rows)
+        else:
+            enter_rows = None
+        answers = generate(
+            model, objective, prompts, max_new_tokens, stop=stop, ends=ends, around=enter_rows
         )
-        found = generate(
-            model, objective, prompts, max_new_tokens, stop=stop, ends=ends, around=own
-        )
-        for i, text in zip(rows, found, strict=True):
+        for i, text in zip(rows, answers, strict=True):
             texts[i] = text
     return texts
 
@@ -181,10 +225,10 @@ class Written(NamedTuple):
     """A text that a model has written."""
 
     text: str  # without special tokens, up to what stops it
-    asked: int  # tokens that the model was given
+    prompt_tokens: int  # tokens that the model was given
     new: int  # tokens that it has written
     # it came to its end; otherwise there was no more room
-    ended: bool
+    is_complete: bool
 
 
 class Writer:
@@ -213,7 +257,7 @@ class Writer:
         seed: int = 0,
         stops: Sequence[str] = (),
     ) -> None:
-        whole = model.get_base_model() if adapters.is_installed(model) else model
+        whole = _without_adapter(model)
         if not getattr(whole, "can_generate", lambda: False)():
             raise RecipeError(
                 f"a {type(whole).__name__} writes no text: take a causal language model"
@@ -225,15 +269,22 @@ class Writer:
         self.stops = stops
         self._encodes = bool(getattr(whole.config, "is_encoder_decoder", False))
         ends = getattr(whole.generation_config, "eos_token_id", None)
-        self._ends = sorted(
-            {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-        )
-        self._how: dict[str, Any] = {"eos_token_id": self._ends or None}
+        if not isinstance(ends, list):
+            ends = [ends]
+        self._ends = sorted({tokenizer.eos_token_id, *ends} - {None})
+        self._options: dict[str, Any] = {
+            "eos_token_id": self._ends or None,
+            "logits_processor": [_refuse_nan],
+        }
         if temperature >= GREEDY_TEMPERATURE:
-            self._how |= {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
-            self._how["logits_processor"] = [_refuse_nan]
+            self._options |= {
+                "do_sample": True,
+                "temperature": temperature,
+                "top_p": top_p,
+                "top_k": 0,
+            }
 
-    def after(self, prompt: str) -> Written:
+    def continue_prompt(self, prompt: str) -> Written:
         """Return the continuation of a prompt, which the model reads unchanged, as in training."""
         return self.write(self.prompt_ids(prompt))
 
@@ -255,8 +306,8 @@ class Writer:
         """
         tokens = TextTokens(self.tokenizer)
         if self._encodes:
-            return self._checked(tokens.whole(prompt))
-        return self._checked(tokens.from_start(tokens.ids(prompt)))
+            return self._check_prompt(tokens.whole(prompt))
+        return self._check_prompt(tokens.from_start(tokens.ids(prompt)))
 
     def chat_ids(
         self,
@@ -285,7 +336,7 @@ class Writer:
             self._check_options(options, tools)
         text = self._render(turns, tools, options or {})
         self._check_functions(turns, tools, options or {})
-        return self._checked(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._check_prompt(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _render(
         self, turns: Turns, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
@@ -325,7 +376,9 @@ class Writer:
             probe = f"function_probe_{len(names)}_"
             names[probe] = kind, str(function["name"])
             changed = {**function, "name": probe}
-            return {**one, "function": changed} if "function" in one else changed
+            if "function" in one:
+                return {**one, "function": changed}
+            return changed
 
         probed_tools = [renamed("tools", tool) for tool in tools]
         probed_turns = []
@@ -342,24 +395,26 @@ class Writer:
     def _check_options(
         self, options: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Raise RecipeError for an option that the chat template does not read, or that is not the
-        asker's to set.
+        """Check that the chat template reads each option, and that users may set it.
+
+        Raises:
+            RecipeError: an option is unknown or reserved.
         """
         template = self.tokenizer.get_chat_template(None, list(tools) or None)
-        ours = {
+        reserved = {
             "messages",
             *inspect.signature(self.tokenizer.apply_chat_template).parameters,
             *self.tokenizer.special_tokens_map,
         }
-        known = sorted(template_variables(template) - ours)
+        known_options = sorted(template_variables(template) - reserved)
         for name in options:
-            if name not in known:
+            if name not in known_options:
                 raise RecipeError(
                     f"the chat template has no option {name[:60]!r}: it reads "
-                    f"{', '.join(known) or 'none'}"
+                    f"{', '.join(known_options) or 'none'}"
                 )
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
+    def _check_prompt(self, ids: Sequence[int]) -> list[int]:
         """Return a prompt's tokens. Raises an error if there are none, or too many."""
         if not ids:
             raise RecipeError("the prompt is empty")
@@ -368,8 +423,10 @@ class Writer:
 
     def _room(self, ids: Sequence[int]) -> int:
         """Return the number of tokens that may be written after a prompt."""
+        room = self.max_tokens
         limit = None if self._encodes else longest_input(self.model)
-        room = self.max_tokens if limit is None else min(self.max_tokens, limit - len(ids))
+        if limit is not None:
+            room = min(room, limit - len(ids))
         if room < 1:
             raise FedseedError(
                 f"the prompt has {len(ids):,} tokens, the model has {limit:,} positions: shorten it"
@@ -397,7 +454,8 @@ class Writer:
         """
         room = self._room(ids)
         device, pad = next(self.model.parameters()).device, self.tokenizer.pad_token_id
-        pad = self._ends[0] if pad is None and self._ends else pad
+        if pad is None and self._ends:
+            pad = self._ends[0]
         decode = partial(self._decode, markers=self._marker_ids(markers))
         follower = _TextFollower(
             decode,
@@ -409,7 +467,7 @@ class Writer:
         )
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self.seed)
-            (new,) = continued(
+            (new,) = continue_prompts(
                 self.model,
                 [ids],
                 pad,
@@ -417,7 +475,7 @@ class Writer:
                 self._encodes,
                 scored=False,
                 tokenizer=self.tokenizer,  # for the stop strings that a base may have
-                **self._how,
+                **self._options,
                 stopping_criteria=[follower],
             )
         text = decode(new)
@@ -446,18 +504,18 @@ class Writer:
             for number, token in self.tokenizer.added_tokens_decoder.items()
             if token.special and number not in markers
         }
-        kept = [one for one in ids if one not in dropped]
-        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+        kept_ids = [token for token in ids if token not in dropped]
+        return str(self.tokenizer.decode(kept_ids, skip_special_tokens=False))
 
 
 class _TextFollower:
-    """Follow what `generate` of transformers writes: a stopping criterion that also tells the text.
+    """Follow what `generate` of transformers writes: a stopping criterion that hands out the text.
 
     Args:
         decode: makes text of tokens.
         stops: texts that end the answer.
         on_text: is given the text piece by piece; None: nobody listens.
-        is_cancelled: says whether to write on.
+        is_cancelled: returns True to end the text.
         start: the number of the first new token.
         cleans_up: whether decoding takes blanks out of earlier text ("do n't").
     """
@@ -485,7 +543,8 @@ class _TextFollower:
             text = self._decode(ids[0, self._start :].tolist())
             stop = _first_stop(text, self._stops)
             is_over = stop is not None
-            self.finish(text[: self._settled(text) if stop is None else stop])
+            end = self._settled_length(text) if stop is None else stop
+            self.finish(text[:end])
         return torch.tensor([is_over], device=ids.device)
 
     def finish(self, text: str) -> None:
@@ -494,20 +553,18 @@ class _TextFollower:
             self._on_text(text[self._sent :])
             self._sent = len(text)
 
-    def _settled(self, text: str) -> int:
+    def _settled_length(self, text: str) -> int:
         """Return the number of characters of a text that no later token can change or cut off."""
         # the beginning of a character whose other bytes are still to come
         end = len(text.rstrip("\ufffd"))
         if self._cleans_up:
             end = max(0, text.rfind(" ", 0, end))
-        begun = (
-            length
-            for stop in self._stops
-            for length in range(1, min(len(stop), end + 1))
-            if text.endswith(stop[:length], 0, end)
-        )
-        end -= max(begun, default=0)
-        return end
+        longest = 0
+        for stop in self._stops:
+            for length in range(1, min(len(stop), end + 1)):
+                if text.endswith(stop[:length], 0, end):
+                    longest = max(longest, length)
+        return end - longest
 
 
 def _first_stop(text: str, stops: Sequence[str]) -> int | None:

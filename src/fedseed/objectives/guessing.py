@@ -24,7 +24,9 @@ def guess_loss(objective: Objective, model: Any, item: Any) -> float | None:
         count = _count_words(model)
     else:
         count = None
-    return log(count) if count else None
+    if count:
+        return log(count)
+    return None
 
 
 def _count_options(objective: Scoring, model: Any, item: Any) -> int | None:

@@ -7,6 +7,7 @@ A task hands over examples of one kind; everything else follows from that. A new
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from fedseed.models.architectures import Architecture
@@ -16,7 +17,7 @@ from fedseed.objectives.losses import CausalLM, Choices, Objective, TextObjectiv
 from fedseed.objectives.masked import MaskedLM, NextWords
 from fedseed.objectives.preferences import Preferences
 from fedseed.objectives.prepared import Prepared
-from fedseed.objectives.rewarded import Rewarded
+from fedseed.objectives.rewarded import Rewarded, language_of
 from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks.data import (
@@ -45,15 +46,15 @@ class ExampleKind:
     bases: tuple[Architecture, ...] = ()
 
 
-def _texts(made: type[TextObjective]) -> Callable[..., Objective]:
-    return lambda tokenizer, settings, prefix="": made(
+def _texts(objective_type: type[TextObjective]) -> Callable[..., Objective]:
+    return lambda tokenizer, settings, prefix="": objective_type(
         tokenizer, settings.max_length, settings.truncate, prefix
     )
 
 
-def _pairs(made: type[TextObjective]) -> Callable[..., Objective]:
+def _pairs(language_type: type[TextObjective]) -> Callable[..., Objective]:
     return lambda tokenizer, settings, prefix="", beta=BETA: Preferences(
-        made(tokenizer, settings.max_length, settings.truncate, prefix), beta
+        language_type(tokenizer, settings.max_length, settings.truncate, prefix), beta
     )
 
 
@@ -80,35 +81,40 @@ def short_answers(
     room: int | None,
     settings: EvaluationSettings,
 ) -> list[str]:
-    """Returns a line about the prompts after which a model of `room` positions has room for too few
-    new tokens.
+    """Return a line about the prompts that leave a model too few positions for an answer.
+
+    Args:
+        objective: makes the items.
+        sets: the evaluation sets, by prefix of the metric's name.
+        room: the model's positions; None: not known.
+        settings: of the evaluation; say how long answers are.
     """
-    language = objective.language if isinstance(objective, Rewarded) else objective
+    language = language_of(objective)
     if not isinstance(language, CausalLM) or room is None or not settings.rouge:
         return []
-    last = (items[-1] for one in sets.values() for items in one.made)
-    short = sum(item.response_start + settings.max_new_tokens > room for item in last)
-    wanted = f"evaluation.max_new_tokens = {settings.max_new_tokens:,}"
-    return (
-        [f"{short:,} answers get fewer than {wanted} (the model has {room:,} positions)"]
-        if short
-        else []
-    )
+    short = 0
+    for prepared in sets.values():
+        for items in prepared.items_of_each:
+            short += items[-1].response_start + settings.max_new_tokens > room
+    limit = f"evaluation.max_new_tokens = {settings.max_new_tokens:,}"
+    if short:
+        return [f"{short:,} answers get fewer than {limit} (the model has {room:,} positions)"]
+    return []
 
 
 def kind_of(
     data: TaskData,
     base: Architecture | None = None,
-    wanted: Architecture | None = None,
+    requested: Architecture | None = None,
     prefix: str = "",
 ) -> tuple[ExampleKind, tuple[str, ...]]:
-    """Returns the kind of a task's examples, and the classes that a model needs outputs for (none:
+    """Return the kind of a task's examples, and the classes that a model needs outputs for (none:
     no classifier).
 
     Args:
         data: the task's.
         base: the architecture that the base names; None: not known.
-        wanted: the architecture to use in place of the one that the base names.
+        requested: the architecture to use in place of the one that the base names.
         prefix: a text before every prompt, of encoder-decoders.
 
     Raises:
@@ -116,7 +122,7 @@ def kind_of(
             is wanted learns from such examples; or they have no classes in common, or the models
             are no encoder-decoders.
     """
-    examples = [example for client in data.clients for example in client.examples]
+    examples = list(chain.from_iterable(client.examples for client in data.clients))
     fitting = [kind for kind in KINDS if examples and isinstance(examples[0], kind.example)]
     if not fitting:
         raise ValueError(
@@ -124,10 +130,10 @@ def kind_of(
             if examples
             else "the clients have no example"
         )
-    exact = [kind for kind in fitting if kind.architecture == (wanted or base)]
-    if wanted is not None and not exact:
-        known = ", ".join(f'"{kind.architecture}"' for kind in fitting)
-        raise ValueError(f'model.architecture = "{wanted}": its examples are for {known}')
+    exact = [kind for kind in fitting if kind.architecture == (requested or base)]
+    if requested is not None and not exact:
+        known_kinds = ", ".join(f'"{kind.architecture}"' for kind in fitting)
+        raise ValueError(f'model.architecture = "{requested}": its examples are for {known_kinds}')
     kind = (exact or [kind for kind in fitting if base in kind.bases] or fitting)[0]
     if prefix and kind.architecture != "seq2seq":
         raise ValueError(
@@ -141,7 +147,7 @@ def kind_of(
 
 
 def classes_of(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:
-    """Returns the classes that a task's examples are of, in the order of their numbers; of scores
+    """Return the classes that a task's examples are of, in the order of their numbers; of scores
     the one output's name.
 
     Raises:
@@ -151,12 +157,11 @@ def classes_of(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:
         return data.classes
     if kind.example is Score:
         return (SCORE,)
+    examples = chain.from_iterable(client.examples for client in data.clients)
     options = [
-        example.options if isinstance(example, Choice) else example.words
-        for client in data.clients
-        for example in client.examples
+        example.options if isinstance(example, Choice) else example.words for example in examples
     ]
-    if any(other != options[0] for other in options):
+    if any(listed_options != options[0] for listed_options in options):
         raise ValueError(
             "each example has options of its own, which are no classes: it needs a language model"
         )
@@ -164,7 +169,7 @@ def classes_of(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:
 
 
 def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
-    """Returns the kind with rewards in place of losses.
+    """Return the kind with rewards in place of losses.
 
     Raises:
         ValueError: nothing is generated from its examples.
@@ -175,5 +180,8 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
             f"reward: no answers are generated from a {kind.example.__name__}; leave the table out"
         )
     judge = Judge(settings.load(), settings.name or str(settings.function), settings.seconds)
-    most = settings.max_new_tokens
-    return replace(kind, objective=lambda *given: Rewarded(kind.objective(*given), judge, most))
+    max_new_tokens = settings.max_new_tokens
+    return replace(
+        kind,
+        objective=lambda *arguments: Rewarded(kind.objective(*arguments), judge, max_new_tokens),
+    )

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -20,9 +21,9 @@ from fedseed.objectives.tokens import (
     TextTokens,
     Tokens,
     Truncate,
-    fitted,
-    padded,
-    placed,
+    fit_to_limit,
+    pad_rows,
+    to_device,
 )
 from fedseed.tasks.chats import plain_form
 from fedseed.tasks.data import Chat, ChatStyle, Choice, Example
@@ -40,16 +41,17 @@ class Objective(ABC):
     def items(self, example: Any) -> list[Any]:
         """Return the items made from an example: mostly one, or none if it is unusable.
 
-        Raises ValueError if no tokens say it.
+        Raises:
+            ValueError: the tokenizer has no tokens for it.
         """
 
-    def each(self, examples: Sequence[Any]) -> list[list[Any]]:
+    def items_of_each(self, examples: Sequence[Any]) -> list[list[Any]]:
         """Return the items made from each example; an unusable example gets no items."""
         return [self.items(example) for example in examples]
 
     def prepare(self, examples: Sequence[Any]) -> list[Any]:
-        """Turns examples into items; those that can't be used are left out."""
-        return [item for items in self.each(examples) for item in items]
+        """Turn examples into items; those that can't be used are left out."""
+        return list(chain.from_iterable(self.items_of_each(examples)))
 
     def weight(self, item: Any) -> int:
         """Return the number of terms that the item's loss sums (response tokens, or 1)."""
@@ -57,7 +59,7 @@ class Objective(ABC):
 
     @abstractmethod
     def losses(self, model: Any, items: Sequence[Any]) -> torch.Tensor:
-        """Returns each item's loss, summed over its terms: float32, shape (items,),
+        """Return each item's loss, summed over its terms: float32, shape (items,),
         differentiable.
         """
 
@@ -69,7 +71,8 @@ class TextObjective(Objective):
         tokenizer: a `transformers` tokenizer.
         max_length: tokens that an item may have; examples with more are dropped, unless the
             objective cuts them.
-        truncate: how they are cut (`fedseed.objectives.tokens.fitted`), by objectives that do.
+        truncate: how they are cut (`fedseed.objectives.tokens.fit_to_limit`), where the objective
+            cuts them.
         prefix: stands before every prompt, such as T5's "summarize: "; for encoder-decoders.
 
     Raises:
@@ -95,15 +98,15 @@ class TextObjective(Objective):
             raise ValueError(f"its tokenizer has no {self.needed[1]} ({self.needed[0]})")
         self.pad = needed if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         # what is made once: a chat template, words' tokens
-        self._made: dict[Any, Any] = {}
+        self._cache: dict[Any, Any] = {}
 
     @property
     def start(self) -> tuple[int, ...]:
-        """Returns the tokens at the beginning of every text."""
+        """Return the tokens at the beginning of every text."""
         return self.text_tokens.start
 
     def ids_of(self, text: str) -> list[int]:
-        """Returns a text's tokens, without special ones."""
+        """Return a text's tokens, without special ones."""
         return self.text_tokens.ids(text)
 
     def prompt_ids(self, prompt: str) -> list[int]:
@@ -116,19 +119,21 @@ class TextObjective(Objective):
         A special token that ends them is no part of the answer.
         """
         references = example.answers or (example.response,)
-        return tuple(
-            text.rstrip().removesuffix(ender)
-            if (ender := self.text_tokens.ender_of(text))
-            else text
-            for text in references
-        )
+        return tuple(map(self._without_ender, references))
+
+    def _without_ender(self, text: str) -> str:
+        """Return a text without the special token that ends it."""
+        ender = self.text_tokens.ender_of(text)
+        if ender:
+            return text.rstrip().removesuffix(ender)
+        return text
 
     def probe_ids(self, text: str) -> list[int]:
-        """Returns a text's tokens as the model is given them, to ask it about itself."""
+        """Return a text's tokens as the model is given them, to ask it about itself."""
         return self.prompt_ids(text)
 
     def ends_of(self, example: Example) -> tuple[int, ...]:
-        """Returns the tokens that end a response to an example, besides the end-of-sequence
+        """Return the tokens that end a response to an example, besides the end-of-sequence
         token.
         """
         return ()
@@ -140,7 +145,7 @@ class TextObjective(Objective):
         segments: Sequence[Sequence[int]] | None = None,
         **options: Any,
     ) -> torch.Tensor:
-        """Returns a model's logits of rows of tokens, filled up on the right.
+        """Return a model's logits of rows of tokens, filled up on the right.
 
         Args:
             model: the model.
@@ -156,20 +161,23 @@ class TextObjective(Objective):
         device = next(model.parameters()).device
 
         def logits_together(numbers: Sequence[int]) -> torch.Tensor:
-            ids, mask = padded([rows[number] for number in numbers], self.pad)
+            ids, mask = pad_rows([rows[number] for number in numbers], self.pad)
             with adapters.at_home(model, device):
-                inputs = {"input_ids": placed(ids, device), "attention_mask": placed(mask, device)}
+                inputs = {
+                    "input_ids": to_device(ids, device),
+                    "attention_mask": to_device(mask, device),
+                }
                 if segments is not None:
-                    types, _ = padded([segments[number] for number in numbers], 0)
-                    inputs["token_type_ids"] = placed(types, device)
-                found: torch.Tensor = model(**inputs, **options).logits
-            if found.ndim < 3:
-                return found
+                    types, _ = pad_rows([segments[number] for number in numbers], 0)
+                    inputs["token_type_ids"] = to_device(types, device)
+                logits: torch.Tensor = model(**inputs, **options).logits
+            if logits.ndim < 3:
+                return logits
             width = ids.shape[1]
             if adapters.has_virtual_tokens(model):
-                return found[:, -width:]  # they stand before a row
+                return logits[:, -width:]  # they stand before a row
             # Perceiver has logits for all of its positions, the row's first
-            return found[:, :width]
+            return logits[:, :width]
 
         numbers = range(len(rows))
         return by_length(model, numbers, logits_together, lambda number: len(rows[number]))
@@ -198,10 +206,12 @@ def by_length(
     if len(set(lengths)) < 2 or not traits_of(model).equal_lengths:
         return compute(rows)
     parts, places = [], []
-    for one in sorted(set(lengths)):
-        chosen = [place for place, other in enumerate(lengths) if other == one]
-        parts.append(compute([rows[place] for place in chosen]))
-        places += chosen
+    for row_length in sorted(set(lengths)):
+        row_numbers = [
+            place for place, each_length in enumerate(lengths) if each_length == row_length
+        ]
+        parts.append(compute([rows[place] for place in row_numbers]))
+        places += row_numbers
     if parts[0].ndim > 2:
         longest = max(part.shape[1] for part in parts)
         parts = [pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
@@ -225,7 +235,7 @@ class Scoring(Objective):
 
     @abstractmethod
     def scores(self, model: Any, items: Sequence[Any], at_once: int | None = None) -> torch.Tensor:
-        """Returns the scores of every item's options.
+        """Return the scores of every item's options.
 
         Args:
             model: what scores them.
@@ -238,8 +248,8 @@ class Scoring(Objective):
         """
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
-        """Returns each item's loss from its scores, summed over its terms, shape (items,)."""
-        gold = placed([item.gold for item in items], scores.device)
+        """Return each item's loss from its scores, summed over its terms, shape (items,)."""
+        gold = to_device([item.gold for item in items], scores.device)
         return cross_entropy(scores, gold, reduction="none")
 
     def losses(self, model: Any, items: Sequence[Any]) -> torch.Tensor:
@@ -248,7 +258,7 @@ class Scoring(Objective):
 
 
 def losses_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Returns the sum of -log p over each row's labels, added in their order: the same bits each
+    """Return the sum of -log p over each row's labels, added in their order: the same bits each
     time, on a GPU too.
 
     (`index_add` adds there by atomic operations, in an order that differs from run to run.)
@@ -258,18 +268,22 @@ def losses_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         labels: shape (rows, columns); where it is IGNORE there is no loss, and no softmax. On the
             CPU, so that nobody waits for a GPU to find out where that is.
     """
-    kept, device = labels != IGNORE, logits.device
-    where = placed(kept.reshape(-1).nonzero()[:, 0], device)
-    predicted = logits.reshape(-1, logits.shape[-1])[where]
-    each = cross_entropy(predicted.float(), placed(labels[kept], device), reduction="none")
-    return torch.segment_reduce(each, "sum", lengths=placed(kept.sum(1), device), unsafe=True)
+    has_label, device = labels != IGNORE, logits.device
+    positions = to_device(has_label.reshape(-1).nonzero()[:, 0], device)
+    predicted = logits.reshape(-1, logits.shape[-1])[positions]
+    token_losses = cross_entropy(
+        predicted.float(), to_device(labels[has_label], device), reduction="none"
+    )
+    return torch.segment_reduce(
+        token_losses, "sum", lengths=to_device(has_label.sum(1), device), unsafe=True
+    )
 
 
 class CausalLM(TextObjective):
     """Next-token loss on the response only (and on the end-of-sequence token after it).
 
     The sequence is what the tokenizer puts before any text (BOS or nothing,
-    `fedseed.objectives.tokens.beginning`), prompt, response, EOS (or the example's own `stop`):
+    `fedseed.objectives.tokens.start_tokens`), prompt, response, EOS (or the example's own `stop`):
     each special token once, also where a template has written it already. No token reaches across
     the boundary of prompt and response, and the response begins with the tokens that it has after
     the prompt in plain transformers (`fedseed.objectives.tokens.TextTokens`). Without a prompt all
@@ -278,35 +292,37 @@ class CausalLM(TextObjective):
     `truncate` says. `TextObjective` has the arguments and errors.
     """
 
-    def each(self, examples: Sequence[Example]) -> list[list[Tokens]]:
+    def items_of_each(self, examples: Sequence[Example]) -> list[list[Tokens]]:
         """Tokenises. A chat may become an item for each answer, a long text several.
 
         Raises:
             RecipeError: a chat template refuses a chat, or the tokenizer can't be used with one.
         """
-        made, refused = [], []
+        items, refused = [], []
         for example in examples:
             try:
-                made.append(self.items(example))
+                items.append(self.items(example))
             except ValueError as error:
                 refused.append(str(error))
         if refused:
-            rest = f" (and {len(refused) - 1:,} more chats)" if len(refused) > 1 else ""
-            raise RecipeError(refused[0] + rest)
-        return made
+            problem = refused[0]
+            if len(refused) > 1:
+                problem += f" (and {len(refused) - 1:,} more chats)"
+            raise RecipeError(problem)
+        return items
 
     def items(self, example: Example) -> list[Tokens]:
         whole = self._encoded(example)
         ids = whole[0].ids
-        begins = max(  # a chat begins as its template wants it
-            len(self.start) if ids[: len(self.start)] == self.start else 0,
-            int(ids[:1] == (self.tokenizer.bos_token_id,)),
-        )
-        cut = (fitted(tokens, self.max_length, self.truncate, begins) for tokens in whole)
-        return [one for pieces in cut for one in pieces if one.terms]
+        # a chat begins as its template wants it
+        begins = int(ids[:1] == (self.tokenizer.bos_token_id,))
+        if ids[: len(self.start)] == self.start:
+            begins = max(begins, len(self.start))
+        cut = (fit_to_limit(tokens, self.max_length, self.truncate, begins) for tokens in whole)
+        return [tokens for tokens in chain.from_iterable(cut) if tokens.terms]
 
     def _encoded(self, example: Example) -> list[Tokens]:
-        """Returns an example's tokens, however many.
+        """Return an example's tokens, however many.
 
         Of a chat in its plain form, those of each answer with loss.
         """
@@ -321,10 +337,10 @@ class CausalLM(TextObjective):
         if example.style.template_arguments:
             remarks += ("arguments",)
         last = len(example.messages) - 1
-        wanted = example.learnt_answers if example.style.loss_on == "all" else [last]
+        answer_numbers = example.learnt_answers if example.style.loss_on == "all" else [last]
         return [
             self._pair(*plain_form(example.messages, example.tools, i), remarks=remarks)
-            for i in wanted
+            for i in answer_numbers
         ]
 
     def _pair(
@@ -333,13 +349,13 @@ class CausalLM(TextObjective):
         ender = "" if stop else self.text_tokens.ender_of(response)
         if ender:
             response = response.rstrip()
-        before = self.ids_of(prompt)
-        after = self.text_tokens.after(prompt, response + stop)
+        prompt_ids = self.ids_of(prompt)
+        response_ids = self.text_tokens.ids_after(prompt, response + stop)
         if not stop and not ender:
-            after = [*after, self.tokenizer.eos_token_id]
-        ids = self.text_tokens.from_start([*before, *after])
-        was_begun = bool(self.start) and len(ids) == len(before) + len(after)
-        begin = len(ids) - len(after)
+            response_ids = [*response_ids, self.tokenizer.eos_token_id]
+        ids = self.text_tokens.from_start([*prompt_ids, *response_ids])
+        was_begun = bool(self.start) and len(ids) == len(prompt_ids) + len(response_ids)
+        begin = len(ids) - len(response_ids)
         if ender or was_begun:
             remarks += ("rendered",)
         # nothing says what a first token should be
@@ -358,13 +374,13 @@ class CausalLM(TextObjective):
             )
         arguments = style.template_arguments
         key = style.template, json.dumps(arguments, sort_keys=True, default=str)
-        if key not in self._made:
+        if key not in self._cache:
             try:
-                self._made[key] = ChatTemplate(self.tokenizer, style.template, arguments)
+                self._cache[key] = ChatTemplate(self.tokenizer, style.template, arguments)
             except ValueError as error:
                 raise RecipeError(f"model.base: {error}") from error
-        found: ChatTemplate = self._made[key]
-        return found
+        template: ChatTemplate = self._cache[key]
+        return template
 
     def ends_of(self, example: Example) -> tuple[int, ...]:
         template = self._template_of(example.style) if isinstance(example, Chat) else None
@@ -372,14 +388,16 @@ class CausalLM(TextObjective):
             end = template.end_of_turn
         else:
             end = self.text_tokens.enders.get(self.text_tokens.ender_of(example.response))
-        return () if end is None or end == self.tokenizer.eos_token_id else (end,)
+        if end is None or end == self.tokenizer.eos_token_id:
+            return ()
+        return (end,)
 
     def weight(self, item: Tokens) -> int:
         return item.terms
 
     def losses(self, model: Any, items: Sequence[Tokens]) -> torch.Tensor:
         logits = self.logits_of(model, [item.ids for item in items], use_cache=False)
-        labels, _ = padded([item.labels for item in items], IGNORE)
+        labels, _ = pad_rows([item.labels for item in items], IGNORE)
         return losses_of_rows(logits[:, :-1], labels[:, 1:])
 
 
@@ -407,50 +425,52 @@ class Choices(Scoring, TextObjective):
 
     @cached_property
     def language(self) -> TextObjective:
-        """Returns the objective that says how likely sequences are."""
+        """Return the objective that says how likely sequences are."""
         return CausalLM(self.tokenizer, self.max_length)
 
     def items(self, example: Choice) -> list[Options]:
         prompt, options = (
             self.prompt_ids(example.prompt),
-            [self.text_tokens.after(example.prompt, option) for option in example.options],
+            [self.text_tokens.ids_after(example.prompt, option) for option in example.options],
         )
         if not all(options):
             raise ValueError(f"option {example.options[options.index([])]!r} has no token")
-        over = max(0, len(prompt) + max(map(len, options)) - self.max_length)
-        kept = len(self.start)
-        if over and (self.truncate != "left" or len(prompt) - over <= kept):
+        excess = max(0, len(prompt) + max(map(len, options)) - self.max_length)
+        fixed = len(self.start)
+        if excess and (self.truncate != "left" or len(prompt) - excess <= fixed):
             return []
-        prompt = prompt[:kept] + prompt[kept + over :]  # the same for all options
-        sequences = tuple(Tokens((*prompt, *ids), len(prompt), cut=over) for ids in options)
+        prompt = prompt[:fixed] + prompt[fixed + excess :]  # the same for all options
+        sequences = tuple(Tokens((*prompt, *ids), len(prompt), cut=excess) for ids in options)
         return [Options(sequences, example.gold, example.right, example.teacher_forcing)]
 
     def weight(self, item: Options) -> int:
-        return item.sequences[item.gold].terms if item.teacher_forcing else 1
+        if item.teacher_forcing:
+            return item.sequences[item.gold].terms
+        return 1
 
     def scores(
         self, model: Any, items: Sequence[Options], at_once: int | None = None
     ) -> torch.Tensor:
-        """Returns the mean token log-probability of every option."""
-        sequences = [sequence for item in items for sequence in item.sequences]
+        """Return the mean token log-probability of every option."""
+        sequences = list(chain.from_iterable(item.sequences for item in items))
         size = at_once or len(sequences)
         parts = [
-            self.language.losses(model, sequences[at : at + size])
-            for at in range(0, len(sequences), size)
+            self.language.losses(model, sequences[start : start + size])
+            for start in range(0, len(sequences), size)
         ]
         summed = torch.cat(parts)
-        lengths = placed([sequence.terms for sequence in sequences], summed.device)
-        each = torch.split(-summed / lengths, [len(item.sequences) for item in items])
-        return pad_sequence(list(each), batch_first=True, padding_value=-torch.inf)
+        lengths = to_device([sequence.terms for sequence in sequences], summed.device)
+        scores = torch.split(-summed / lengths, [len(item.sequences) for item in items])
+        return pad_sequence(list(scores), batch_first=True, padding_value=-torch.inf)
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Options]) -> torch.Tensor:
-        chosen = super().losses_of(scores, items)
+        losses = super().losses_of(scores, items)
         if not any(item.teacher_forcing for item in items):
-            return chosen
-        forced = placed([item.teacher_forcing for item in items], scores.device)
-        weights = placed([self.weight(item) for item in items], scores.device)
-        gold = placed([item.gold for item in items], scores.device)
-        return torch.where(forced, -scores.gather(1, gold[:, None])[:, 0] * weights, chosen)
+            return losses
+        forced = to_device([item.teacher_forcing for item in items], scores.device)
+        weights = to_device([self.weight(item) for item in items], scores.device)
+        gold = to_device([item.gold for item in items], scores.device)
+        return torch.where(forced, -scores.gather(1, gold[:, None])[:, 0] * weights, losses)
 
     def losses(self, model: Any, items: Sequence[Options]) -> torch.Tensor:
         if all(item.teacher_forcing for item in items):  # the other options are not needed
@@ -477,12 +497,14 @@ class Supervised(Objective):
     def losses(
         self, model: torch.nn.Module, items: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> torch.Tensor:
-        """Returns the pairs' losses.
+        """Return the pairs' losses.
 
         Raises RecipeError if the loss function does not return one for each.
         """
         device = next(model.parameters()).device
-        inputs, targets = (placed(torch.stack(side), device) for side in zip(*items, strict=True))
+        inputs, targets = (
+            to_device(torch.stack(side), device) for side in zip(*items, strict=True)
+        )
         losses = self.loss(model(inputs), targets)
         # a mean would be taken for a sum, and train with a rate of its own
         if losses.shape != (len(items),):

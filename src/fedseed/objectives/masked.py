@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedseed.objectives.losses import Scoring, TextObjective
-from fedseed.objectives.tokens import GUARDS, padded, placed
+from fedseed.objectives.tokens import GUARDS, pad_rows, to_device
 from fedseed.tasks.data import MASK
 
 
@@ -43,13 +43,13 @@ class MaskedLM(Scoring, TextObjective):
     options: ClassVar[Mapping[str, Any]] = {}  # of a forward pass
 
     def _word_ids(self, words: tuple[str, ...]) -> tuple[int, ...]:
-        """Returns the words' tokens.
+        """Return the words' tokens.
 
         Raises ValueError if a word is not one token, or two are the same token.
         """
-        if words in self._made:
-            found: tuple[int, ...] = self._made[words]
-            return found
+        if words in self._cache:
+            known_ids: tuple[int, ...] = self._cache[words]
+            return known_ids
         ids: list[int] = []
         for word in words:
             tokens = self._word_tokens(word)
@@ -63,7 +63,7 @@ class MaskedLM(Scoring, TextObjective):
             raise ValueError(
                 f"the label words {words} are not different tokens of the model's tokenizer"
             )
-        self._made[words] = tuple(ids)
+        self._cache[words] = tuple(ids)
         return tuple(ids)
 
     def _word_tokens(self, word: str) -> list[int]:
@@ -77,22 +77,20 @@ class MaskedLM(Scoring, TextObjective):
             raise ValueError(
                 f"the text must have one {self.tokenizer.mask_token}: {example.text[:60]!r}"
             )
-        return (
-            [Blank(tuple(ids), ids.index(mask), words, example.gold)]
-            if len(ids) <= self.max_length
-            else []
-        )
+        if len(ids) <= self.max_length:
+            return [Blank(tuple(ids), ids.index(mask), words, example.gold)]
+        return []
 
     def scores(
         self, model: Any, items: Sequence[Blank], at_once: int | None = None
     ) -> torch.Tensor:
-        """Returns the logits of each item's words at its blank."""
+        """Return the logits of each item's words at its blank."""
         logits = self.logits_of(model, [item.ids for item in items], **self.options)
         rows = torch.arange(len(items), device=logits.device)[:, None]
-        blanks = placed([item.mask for item in items], logits.device)[:, None]
-        words = placed(padded([item.words for item in items], -1)[0], logits.device)
-        found: torch.Tensor = logits[rows, blanks, words].float()
-        return found.masked_fill(words < 0, -torch.inf)
+        blanks = to_device([item.mask for item in items], logits.device)[:, None]
+        words = to_device(pad_rows([item.words for item in items], -1)[0], logits.device)
+        word_logits: torch.Tensor = logits[rows, blanks, words].float()
+        return word_logits.masked_fill(words < 0, -torch.inf)
 
 
 class NextWords(MaskedLM):
@@ -108,12 +106,10 @@ class NextWords(MaskedLM):
     options: ClassVar[Mapping[str, Any]] = {"use_cache": False}
 
     def _word_tokens(self, word: str) -> list[int]:
-        return self.text_tokens.after(GUARDS[0], word)
+        return self.text_tokens.ids_after(GUARDS[0], word)
 
     def items(self, example: Any) -> list[Blank]:
         words, ids = self._word_ids(example.options), self.prompt_ids(example.prompt)
-        return (
-            [Prompted(tuple(ids), len(ids) - 1, words, example.gold)]
-            if len(ids) < self.max_length
-            else []
-        )
+        if len(ids) < self.max_length:
+            return [Prompted(tuple(ids), len(ids) - 1, words, example.gold)]
+        return []

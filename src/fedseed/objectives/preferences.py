@@ -1,4 +1,4 @@
-"""Direct preference optimisation: the model is to prefer what a person preferred.
+"""Direct preference optimisation: the model learns to prefer the answers that a person preferred.
 
 Rafailov, Sharma, Mitchell, Ermon, Manning, Finn: "Direct Preference Optimization: Your Language
 Model is Secretly a Reward Model", NeurIPS 2023, equation 7:
@@ -6,13 +6,14 @@ Model is Secretly a Reward Model", NeurIPS 2023, equation 7:
     loss = -log sigmoid(beta ((log p(c) - log p_base(c)) - (log p(r) - log p_base(r))))
 
 c is the chosen answer and r the rejected one, each after their prompt. beta (log p - log p_base) is
-an answer's implicit reward. What the base says of a pair is one number, which is computed before
-anything trains (`Preferences.with_reference`): there is no second model.
+an answer's implicit reward. The base's part in a pair's loss is one number, which is computed
+before anything trains (`Preferences.with_reference`): there is no second model.
 """
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn.functional import logsigmoid
 
 from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Objective, TextObjective
-from fedseed.objectives.tokens import Tokens, placed
+from fedseed.objectives.tokens import Tokens, to_device
 from fedseed.tasks.data import BETA, Chat, Preference
 
 
@@ -33,7 +34,7 @@ class Pair:
 
     # those of the chosen answer, then those of the rejected one
     sequences: tuple[Tokens, ...]
-    chosen: int  # how many are the chosen answer's
+    chosen_count: int  # how many are the chosen answer's
     # log p_base(c) - log p_base(r); None: not computed yet
     reference: float | None = None
 
@@ -45,7 +46,7 @@ class Pair:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Return the other changes made to the pair (`fedseed.objectives.prepared.REMARKS`)."""
-        return tuple(remark for sequence in self.sequences for remark in sequence.remarks)
+        return tuple(chain.from_iterable(sequence.remarks for sequence in self.sequences))
 
 
 class Preferences(Objective):
@@ -67,52 +68,56 @@ class Preferences(Objective):
         # without a limit: says how many sequences an answer should have
         self._whole = type(language)(language.tokenizer, sys.maxsize, prefix=language.prefix)
 
-    def each(self, examples: Sequence[Preference]) -> list[list[Pair]]:
+    def items_of_each(self, examples: Sequence[Preference]) -> list[list[Pair]]:
         """Tokenise pairs.
 
         Raises:
             RecipeError: a chat template refuses a chat.
         """
-        chosen = self._sides([example.chosen for example in examples])
-        rejected = self._sides([example.rejected for example in examples])
-        return [
-            [Pair((*better, *worse), len(better))] if better and worse else []
-            for better, worse in zip(chosen, rejected, strict=True)
-        ]
+        chosen_answers = self._sides([example.chosen for example in examples])
+        rejected_answers = self._sides([example.rejected for example in examples])
+        pairs: list[list[Pair]] = []
+        for better, worse in zip(chosen_answers, rejected_answers, strict=True):
+            is_usable = better and worse
+            pairs.append([Pair((*better, *worse), len(better))] if is_usable else [])
+        return pairs
 
     def items(self, example: Preference) -> list[Pair]:
-        return self.each([example])[0]
+        return self.items_of_each([example])[0]
 
     def _sides(self, answers: Sequence[Any]) -> list[list[Tokens]]:
         """Return the sequences of some answers; none of one that does not fit as a whole."""
-        made = self.language.each(answers)
+        sequences = self.language.items_of_each(answers)
         for number, answer in enumerate(answers):
-            if isinstance(answer, Chat) and len(self._whole.items(answer)) != len(made[number]):
-                made[number] = []
-        return made
+            if isinstance(answer, Chat) and len(self._whole.items(answer)) != len(
+                sequences[number]
+            ):
+                sequences[number] = []
+        return sequences
 
     def differences(self, model: Any, items: Sequence[Pair]) -> torch.Tensor:
         """Return log p(c) - log p(r) of each pair, float32, shape (items,), differentiable."""
-        sequences = [sequence for item in items for sequence in item.sequences]
+        sequences = list(chain.from_iterable(item.sequences for item in items))
         losses = self.language.losses(model, sequences)
-        signs = [
-            -1.0 if place < item.chosen else 1.0
-            for item in items
-            for place in range(len(item.sequences))
-        ]
+        signs: list[float] = []
+        for item in items:
+            rejected_count = len(item.sequences) - item.chosen_count
+            signs += [-1.0] * item.chosen_count + [1.0] * rejected_count
         parts = torch.split(
-            losses * placed(signs, losses.device), [len(item.sequences) for item in items]
+            losses * to_device(signs, losses.device), [len(item.sequences) for item in items]
         )
         return torch.stack([part.sum() for part in parts])
 
     @torch.no_grad()
     def with_reference(self, model: Any, items: Sequence[Pair]) -> list[Pair]:
-        """Return the pairs with what a model, the base, says of them."""
+        """Return the pairs with the base's log-probabilities; `model` is the base."""
         model.eval()
-        found: list[float] = []
+        references: list[float] = []
         for begin in range(0, len(items), self.batch):
-            found += self.differences(model, items[begin : begin + self.batch]).tolist()
-        return [replace(item, reference=value) for item, value in zip(items, found, strict=True)]
+            references += self.differences(model, items[begin : begin + self.batch]).tolist()
+        return [
+            replace(item, reference=value) for item, value in zip(items, references, strict=True)
+        ]
 
     def margins(self, model: Any, items: Sequence[Pair]) -> torch.Tensor:
         """Return by how much the chosen answer's implicit reward is above the rejected one's.
@@ -130,7 +135,7 @@ class Preferences(Objective):
                 "with the base before training"
             )
         differences = self.differences(model, items)
-        return self.beta * (differences - placed(references, differences.device))
+        return self.beta * (differences - to_device(references, differences.device))
 
     def losses(self, model: Any, items: Sequence[Pair]) -> torch.Tensor:
         """Return DPO's loss of each pair, shape (items,)."""

@@ -1,9 +1,8 @@
-"""Examples made ready, once a run, what a person is told about them, and how they are cut into
-micro-batches.
-"""
+"""Prepare examples once a run, describe them to the user, and cut them into micro-batches."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 from fedseed.errors import RecipeError
@@ -36,50 +35,52 @@ class Prepared:
 
     name: str  # whose they are
     examples: list[Any]  # those that can be used
-    made: list[list[Any]]  # what each of them became, one item mostly
+    items_of_each: list[list[Any]]  # what each of them became, one item mostly
     dropped: int  # how many can't be used
 
     @property
     def items(self) -> list[Any]:
-        """Returns the items of all examples, in their order."""
-        return [item for items in self.made for item in items]
+        """Return the items of all examples, in their order."""
+        return list(chain.from_iterable(self.items_of_each))
 
     @property
     def cut(self) -> int:
         """Return the number of examples that were cut."""
-        return sum(any(getattr(item, "cut", 0) for item in items) for items in self.made)
+        return sum(map(_has_cut, self.items_of_each))
+
+
+def _has_cut(items: Sequence[Any]) -> bool:
+    return any(getattr(item, "cut", 0) for item in items)
 
 
 def prepare(objective: Objective, name: str, examples: Sequence[Any]) -> Prepared:
-    """Makes examples ready.
-
-    The objective decides which can be used, and `name` says whose they are.
+    """Prepare examples. The objective decides which can be used; `name`: of the set or the client.
 
     Raises:
         RecipeError: an example has a token that the model has no embedding for.
     """
-    made = objective.each(examples)
+    items_of_each = objective.items_of_each(examples)
     if objective.rows is not None:
-        for example, items in zip(examples, made, strict=True):
+        for example, items in zip(examples, items_of_each, strict=True):
             for item in items:
                 _check_rows(objective, item, name, example)
-    usable = [example for example, items in zip(examples, made, strict=True) if items]
-    return Prepared(name, usable, [items for items in made if items], made.count([]))
+    usable = [example for example, items in zip(examples, items_of_each, strict=True) if items]
+    return Prepared(
+        name, usable, [items for items in items_of_each if items], items_of_each.count([])
+    )
 
 
 def _check_rows(objective: Any, item: Any, name: str, example: Any) -> None:
-    """Raises RecipeError if a token of an item is beyond the model's embedding."""
-    tokens = [
-        token
-        for one in getattr(item, "sequences", (item,))
-        for token in (*getattr(one, "ids", ()), *getattr(one, "words", ()))
-    ]
+    """Raise RecipeError if a token of an item is beyond the model's embedding."""
+    tokens: list[int] = []
+    for sequence in getattr(item, "sequences", (item,)):
+        tokens += (*getattr(sequence, "ids", ()), *getattr(sequence, "words", ()))
     highest = max(tokens, default=-1)
     if highest < objective.rows:
         return
     text = objective.tokenizer.convert_ids_to_tokens(highest)
-    where = getattr(example, "where", "")
-    place = f"{name} ({where})" if where else name
+    source = getattr(example, "where", "")
+    place = f"{name} ({source})" if source else name
     raise RecipeError(
         f"model.base: an example of {place} has the token {text!r} (number {highest:,}), the model "
         f"embeddings for {objective.rows:,} tokens: tokens were added to its tokenizer alone. Load "
@@ -89,7 +90,7 @@ def _check_rows(objective: Any, item: Any, name: str, example: Any) -> None:
 
 
 def with_reference(objective: Any, model: Any, prepared: Prepared) -> Prepared:
-    """Return examples with what their loss needs of the base, where it needs anything.
+    """Return examples with the base's values that their loss needs, if it needs any.
 
     Args:
         objective: makes losses of them.
@@ -99,65 +100,70 @@ def with_reference(objective: Any, model: Any, prepared: Prepared) -> Prepared:
     if not hasattr(objective, "with_reference"):
         return prepared
     items = iter(objective.with_reference(model, prepared.items))
-    return replace(prepared, made=[[next(items) for _ in own] for own in prepared.made])
+    items_of_each = [list(islice(items, len(old))) for old in prepared.items_of_each]
+    return replace(prepared, items_of_each=items_of_each)
 
 
 def prepare_sets(
     objective: Objective, sets: Mapping[str, Sequence[Any]], limit: str
 ) -> tuple[dict[str, Prepared], list[str]]:
-    """Makes evaluation sets ready, by prefix of the metric's name.
+    """Prepare evaluation sets, by prefix of the metric's name.
 
-    Returns lines about what was left out or cut, too.
+    Returns:
+        The prepared sets, and lines about examples that were left out or cut.
 
     Raises:
-        ValueError: nothing is left of a set.
+        ValueError: no example of a set is usable.
     """
-    found: dict[str, Prepared] = {}
+    prepared: dict[str, Prepared] = {}
     for prefix, examples in sets.items():
         name = f'the evaluation set "{prefix.rstrip("_")}"' if prefix else "the evaluation set"
-        found[prefix] = prepare(objective, name, examples)
-        if not found[prefix].examples:
+        prepared[prefix] = prepare(objective, name, examples)
+        if not prepared[prefix].examples:
             raise ValueError(
                 f"none of the {len(examples):,} examples of {name} is usable (over {limit})"
             )
-    return found, [line for one in found.values() for line in left_out(one, limit)]
+    lines: list[str] = []
+    for one in prepared.values():
+        lines += describe_left_out(one, limit)
+    return prepared, lines
 
 
-def left_out(prepared: Prepared, limit: str) -> list[str]:
-    """Returns lines about held-out examples that were left out or cut, as `limit` says."""
+def describe_left_out(prepared: Prepared, limit: str) -> list[str]:
+    """Return lines about held-out examples that were left out or cut, as `limit` says."""
     of_all = f"of {len(prepared.examples) + prepared.dropped:,} examples of {prepared.name}"
-    told = ((prepared.dropped, "left out"), (prepared.cut, "cut"))
-    return [f"{n:,} {of_all} {what} (over {limit})" for n, what in told if n]
+    counts = ((prepared.dropped, "left out"), (prepared.cut, "cut"))
+    return [f"{n:,} {of_all} {change} (over {limit})" for n, change in counts if n]
 
 
-def idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
-    """Returns a line about the clients without a usable example, if there are some."""
-    names = [client.name for client in prepared if not client.made]
+def describe_idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
+    """Return a line about the clients without a usable example, if there are some."""
+    names = [client.name for client in prepared if not client.items_of_each]
     if not names:
         return ()
-    verb = (
-        "has no usable example and sends" if len(names) == 1 else "have no usable example and send"
-    )
+    if len(names) == 1:
+        verb = "has no usable example and sends"
+    else:
+        verb = "have no usable example and send"
     return (f"{len(names):,} of {len(prepared):,} clients {verb} nothing: {listed(names, SHOWN)}",)
 
 
-def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
-    """Returns lines about what was left out of clients' examples or cut (over `limit`), or written
-    in another way.
-    """
+def describe_changes(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
+    """Return lines about clients' examples that were left out or cut (over `limit`), or changed."""
     lines = []
-    for what, counts in (
+    for change, counts in (
         ("left out", [one.dropped for one in prepared]),
         ("cut", [one.cut for one in prepared]),
     ):
-        found = [f"{one.name} {n:,}" for one, n in zip(prepared, counts, strict=True) if n]
-        whose = f"; whose: {listed(found, SHOWN)}" if len(prepared) > 1 else ""
-        if found:
-            lines.append(f"{sum(counts):,} of the clients' examples {what} (over {limit}){whose}")
+        parts = [f"{one.name} {n:,}" for one, n in zip(prepared, counts, strict=True) if n]
+        owners = f"; whose: {listed(parts, SHOWN)}" if len(prepared) > 1 else ""
+        if parts:
+            lines.append(
+                f"{sum(counts):,} of the clients' examples {change} (over {limit}){owners}"
+            )
     for remark, text in REMARKS.items():
-        times = sum(
-            remark in getattr(item, "remarks", ()) for one in prepared for item in one.items
-        )
+        items = chain.from_iterable(one.items for one in prepared)
+        times = sum(remark in getattr(item, "remarks", ()) for item in items)
         if times:
             lines.append(f"{times:,} of the clients' examples {text}")
     return tuple(lines)
@@ -171,13 +177,15 @@ def sequences_of(item: Any) -> Sequence[Any]:
         return item.sequences
     if not isinstance(item, Options):
         return (item,)
-    return (item.sequences[item.gold],) if item.teacher_forcing else item.sequences
+    if item.teacher_forcing:
+        return (item.sequences[item.gold],)
+    return item.sequences
 
 
 def micro_batches(
     items: Sequence[Any], batch: int, tokens: int | None = None
 ) -> Iterator[Sequence[Any]]:
-    """Cuts the examples of a step, in their order, into what goes through the model at a time.
+    """Yield the micro-batches of a step's examples, in their order.
 
     Args:
         items: prepared examples.
@@ -189,12 +197,12 @@ def micro_batches(
         RecipeError: the examples have no tokens.
     """
     if tokens is None:
-        for at in range(0, len(items), batch):
-            yield items[at : at + batch]
+        for position in range(0, len(items), batch):
+            yield items[position : position + batch]
         return
     # the batch's rows, and its longest row in an encoder and in a decoder
     begin, size = 0, (0, 0, 0)
-    for at, item in enumerate(items):
+    for position, item in enumerate(items):
         sides = [_sides(one) for one in sequences_of(item)]
         alone = len(sides), max(first for first, _ in sides), max(second for _, second in sides)
         if not sum(alone[1:]):
@@ -203,9 +211,9 @@ def micro_batches(
                 "out and set method.training.batch"
             )
         size = size[0] + alone[0], max(size[1], alone[1]), max(size[2], alone[2])
-        if size[0] * (size[1] + size[2]) > tokens and at > begin:
-            yield items[begin:at]
-            begin, size = at, alone
+        if size[0] * (size[1] + size[2]) > tokens and position > begin:
+            yield items[begin:position]
+            begin, size = position, alone
     yield items[begin:]
 
 

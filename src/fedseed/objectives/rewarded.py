@@ -20,7 +20,7 @@ from fedseed.weights.row_losses import EnterRows
 
 
 @dataclass(frozen=True)
-class Asked(Tokens):
+class RewardedTokens(Tokens):
     """An example whose answer is rewarded, as its language objective has it.
 
     The reward function gets the example.
@@ -50,19 +50,19 @@ class Rewarded(Objective):
         self.judge = reward if isinstance(reward, Judge) else Judge(reward)
         self.max_new_tokens = max_new_tokens
 
-    def items(self, example: Example) -> list[Asked]:
+    def items(self, example: Example) -> list[RewardedTokens]:
         """Tokenises.
 
         An example is asked once, also a chat that has several answers to be learnt: for the last
         one.
         """
         return [
-            Asked(**vars(tokens), example=example)
+            RewardedTokens(**vars(tokens), example=example)
             for tokens in self.language.prepare([example])[-1:]
         ]
 
     def answers(
-        self, model: Any, items: Sequence[Asked], around: EnterRows | None = None
+        self, model: Any, items: Sequence[RewardedTokens], around: EnterRows | None = None
     ) -> list[str]:
         """Return the model's greedy answers; `around` as in `responses_to`."""
         examples = [item.example for item in items]
@@ -70,21 +70,30 @@ class Rewarded(Objective):
 
     @torch.no_grad()
     def losses(
-        self, model: Any, items: Sequence[Asked], around: EnterRows | None = None
+        self, model: Any, items: Sequence[RewardedTokens], around: EnterRows | None = None
     ) -> torch.Tensor:
-        """Returns minus each answer's reward (of a `Judge`, which says what is raised): float32, no
+        """Return minus each answer's reward (of a `Judge`, which says what is raised): float32, no
         gradient.
         """
         rewards = self.judge([item.example for item in items], self.answers(model, items, around))
         return -torch.tensor(rewards, dtype=torch.float32, device=next(model.parameters()).device)
 
     def together(
-        self, model: Any, items: Sequence[Asked], around: EnterRows
+        self, model: Any, items: Sequence[RewardedTokens], around: EnterRows
     ) -> torch.Tensor | None:
-        """Returns the losses of items each of which is answered at weights of its own
+        """Return the losses of items each of which is answered at weights of its own
         (`row_losses`); None: they can't.
 
         All answers are written in one go, a token of each at a time. They are those of one after
         the other, unless two tokens are equally likely to float rounding.
         """
-        return None if self.language.encodes else self.losses(model, items, around)
+        if self.language.encodes:
+            return None
+        return self.losses(model, items, around)
+
+
+def language_of(objective: Any) -> Any:
+    """Return the objective that tokenises and writes texts: of rewards, the one under them."""
+    if isinstance(objective, Rewarded):
+        return objective.language
+    return objective

@@ -16,7 +16,7 @@ from fedseed.objectives.losses import (
     by_length,
     losses_of_rows,
 )
-from fedseed.objectives.tokens import IGNORE, Tokens, padded, placed
+from fedseed.objectives.tokens import IGNORE, Tokens, pad_rows, to_device
 from fedseed.tasks.data import Choice, Example
 
 
@@ -35,11 +35,11 @@ class Seq2SeqLM(TextObjective):
     encodes = True
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Returns the tokens of a prompt, with the prefix before it."""
+        """Return the tokens of a prompt, with the prefix before it."""
         return self.text_tokens.whole(self.prefix + prompt)
 
     def pair(self, prompt: str, response: str) -> Tokens:
-        """Returns a prompt and a response as tokens, each with its special tokens."""
+        """Return a prompt and a response as tokens, each with its special tokens."""
         source, target = (
             self.prompt_ids(prompt),
             self.tokenizer(text_target=response.strip())["input_ids"],
@@ -52,7 +52,9 @@ class Seq2SeqLM(TextObjective):
 
     def items(self, example: Example) -> list[Tokens]:
         pair = self.pair(example.prompt, example.response)
-        return [pair] if self.fits(pair) else []
+        if self.fits(pair):
+            return [pair]
+        return []
 
     def weight(self, item: Tokens) -> int:
         return item.terms
@@ -61,17 +63,18 @@ class Seq2SeqLM(TextObjective):
         device = next(model.parameters()).device
 
         def logits_together(items: Sequence[Tokens]) -> torch.Tensor:
-            ids, mask = padded([item.ids[: item.response_start] for item in items], self.pad)
-            labels, _ = padded([item.ids[item.response_start :] for item in items], IGNORE)
+            ids, mask = pad_rows([item.ids[: item.response_start] for item in items], self.pad)
+            labels, _ = pad_rows([item.ids[item.response_start :] for item in items], IGNORE)
             shifted = shifted_right(model, labels, self.pad)
             inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": shifted}
             logits: torch.Tensor = model(
-                **{name: placed(value, device) for name, value in inputs.items()}, use_cache=False
+                **{name: to_device(value, device) for name, value in inputs.items()},
+                use_cache=False,
             ).logits
             return logits
 
         logits = by_length(model, items, logits_together, _sides)
-        labels, _ = padded([item.ids[item.response_start :] for item in items], IGNORE)
+        labels, _ = pad_rows([item.ids[item.response_start :] for item in items], IGNORE)
         return losses_of_rows(logits, labels)
 
 
@@ -100,22 +103,15 @@ def shifted_right(model: Any, labels: torch.Tensor, pad: int) -> torch.Tensor:
         return shifted
     # M2M100, NLLB, Blenderbot and others do it in their forward pass, of the same two tokens
     settings = [model.config, getattr(model, "generation_config", None)]
-    start = next(
-        (
-            token
-            for one in settings
-            for token in [getattr(one, "decoder_start_token_id", None)]
-            if isinstance(token, int)
-        ),
-        None,
-    )
+    tokens = [getattr(one, "decoder_start_token_id", None) for one in settings]
+    start = next((token for token in tokens if isinstance(token, int)), None)
     if start is None:
         raise RecipeError(
             f"a {type(model).__name__} begins with a start token that neither its config.json nor "
             "its generation_config.json names (decoder_start_token_id): add it there"
         )
-    given = labels.masked_fill(labels == IGNORE, pad)
-    return torch.cat([torch.full_like(given[:, :1], start), given[:, :-1]], dim=1)
+    filled = labels.masked_fill(labels == IGNORE, pad)
+    return torch.cat([torch.full_like(filled[:, :1], start), filled[:, :-1]], dim=1)
 
 
 class Seq2SeqChoices(Choices):
@@ -134,5 +130,7 @@ class Seq2SeqChoices(Choices):
 
     def items(self, example: Choice) -> list[Options]:
         pairs = tuple(self.language.pair(example.prompt, option) for option in example.options)
-        made = Options(pairs, example.gold, example.right, example.teacher_forcing)
-        return [made] if self.language.fits(*pairs) else []
+        options = Options(pairs, example.gold, example.right, example.teacher_forcing)
+        if self.language.fits(*pairs):
+            return [options]
+        return []

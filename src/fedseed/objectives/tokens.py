@@ -38,16 +38,16 @@ class Tokens:
 
     @property
     def learnt(self) -> tuple[Span, ...]:
-        """Returns the tokens that carry loss."""
+        """Return the tokens that carry loss."""
         return self.spans or ((self.response_start, len(self.ids)),)
 
     @property
     def labels(self) -> list[int]:
-        """Returns the tokens, with IGNORE in the place of those without loss."""
-        found = [IGNORE] * len(self.ids)
+        """Return the tokens, with IGNORE in the place of those without loss."""
+        labels = [IGNORE] * len(self.ids)
         for begin, end in self.learnt:
-            found[begin:end] = self.ids[begin:end]
-        return found
+            labels[begin:end] = self.ids[begin:end]
+        return labels
 
     @property
     def terms(self) -> int:
@@ -55,8 +55,8 @@ class Tokens:
         return sum(end - begin for begin, end in self.learnt)
 
 
-def beginning(tokenizer: Any) -> tuple[int, ...]:
-    """Returns the tokens that a tokenizer puts before a text in plain transformers: BOS mostly, or
+def start_tokens(tokenizer: Any) -> tuple[int, ...]:
+    """Return the tokens that a tokenizer puts before a text in plain transformers: BOS mostly, or
     none.
 
     What is trained begins like that, and so does what the exported model is asked. That a tokenizer
@@ -70,8 +70,8 @@ def _around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     whole, text = (
         tokenizer(PROBE, add_special_tokens=special)["input_ids"] for special in (True, False)
     )
-    before = (at for at in range(len(whole) - len(text) + 1) if whole[at : at + len(text)] == text)
-    begin = next(before, 0)
+    starts = range(len(whole) - len(text) + 1)
+    begin = next((start for start in starts if whole[start : start + len(text)] == text), 0)
     return tuple(whole[:begin]), tuple(whole[begin + len(text) :])
 
 
@@ -91,7 +91,7 @@ class TextTokens:
     @cached_property
     def start(self) -> tuple[int, ...]:
         """Return the tokens at the beginning of every text."""
-        return beginning(self.tokenizer)
+        return start_tokens(self.tokenizer)
 
     @cached_property
     def adds_blank(self) -> bool:
@@ -106,7 +106,9 @@ class TextTokens:
     def from_start(self, ids: Sequence[int]) -> list[int]:
         """Return tokens with those at the beginning of every text, unless they have them."""
         begins = tuple(ids[: len(self.start)]) == self.start
-        return [*ids] if begins else [*self.start, *ids]
+        if begins:
+            return [*ids]
+        return [*self.start, *ids]
 
     def whole(self, text: str) -> list[int]:
         """Return a text's tokens with the special ones around it, none of them twice."""
@@ -118,18 +120,18 @@ class TextTokens:
             ids = ids[: -len(end)]
         return ids
 
-    def after(self, before: str, text: str) -> list[int]:
+    def ids_after(self, prefix: str, text: str) -> list[int]:
         """Return the tokens of a text that goes on after another one.
 
         Where the tokenizer puts no blank before a text they do not depend on the other one, so that
         no token reaches across.
         """
-        if not self.adds_blank or not before:
+        if not self.adds_blank or not prefix:
             return self.ids(text)
-        for guard in (before, before[-1], *GUARDS):
-            known, both = self.ids(guard), self.ids(guard + text)
-            if both[: len(known)] == known:
-                return both[len(known) :]
+        for guard in (prefix, prefix[-1], *GUARDS):
+            guard_ids, joined_ids = self.ids(guard), self.ids(guard + text)
+            if joined_ids[: len(guard_ids)] == guard_ids:
+                return joined_ids[len(guard_ids) :]
         return self.ids(text)
 
     @cached_property
@@ -144,12 +146,12 @@ class TextTokens:
             for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
             if token.special
         }
-        found = {
+        endings = {
             text: number
             for text, number in special.items()
             if text == tokenizer.eos_token or text not in {*others, tokenizer.pad_token}
         }
-        return dict(sorted(found.items(), key=lambda one: -len(one[0])))
+        return dict(sorted(endings.items(), key=lambda one: -len(one[0])))
 
     def ender_of(self, text: str) -> str:
         """Return the special token with which a text ends, but for blanks; "" if with none."""
@@ -157,7 +159,7 @@ class TextTokens:
         return next((ender for ender in self.enders if text.endswith(ender)), "")
 
 
-def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]:
+def fit_to_limit(tokens: Tokens, limit: int, truncate: Truncate, kept_count: int) -> list[Tokens]:
     """Return the part of an example that fits into `limit` tokens.
 
     "left" cuts at the beginning, but never into the last response; "right" cuts at the end, and
@@ -167,40 +169,43 @@ def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]
     Args:
         tokens: the example.
         limit: tokens that there may be.
-        how: what is cut.
-        kept: tokens at the beginning that stay (`beginning`).
+        truncate: what is cut.
+        kept_count: tokens at the beginning that stay (`start_tokens`).
 
     Returns:
         The example, or its pieces; none if it is left out.
     """
-    over = len(tokens.ids) - limit
-    if over <= 0:
+    excess = len(tokens.ids) - limit
+    if excess <= 0:
         return [tokens]
     # where a text without a prompt begins to be learnt
-    whole = max(1, kept)
-    if how == "left":
-        if tokens.response_start > whole and tokens.response_start - over < kept:
+    whole = max(1, kept_count)
+    if truncate == "left":
+        if tokens.response_start > whole and tokens.response_start - excess < kept_count:
             return []
-        ids = tokens.ids[:kept] + tokens.ids[kept + over :]
+        ids = tokens.ids[:kept_count] + tokens.ids[kept_count + excess :]
         start, spans = (
-            max(whole, tokens.response_start - over),
-            _moved(tokens.learnt, -over, whole, limit),
+            max(whole, tokens.response_start - excess),
+            _shift_spans(tokens.learnt, -excess, whole, limit),
         )
-        return (
-            [replace(tokens, ids=ids, response_start=start, spans=spans, cut=over)] if spans else []
-        )
-    if how == "right":
-        spans = _moved(tokens.learnt, 0, 0, limit)
+        if spans:
+            return [replace(tokens, ids=ids, response_start=start, spans=spans, cut=excess)]
+        return []
+    if truncate == "right":
+        spans = _shift_spans(tokens.learnt, 0, 0, limit)
         if not spans:
             return []
         start = min(tokens.response_start, spans[-1][0])
         return [
-            replace(tokens, ids=tokens.ids[:limit], response_start=start, spans=spans, cut=over)
+            replace(tokens, ids=tokens.ids[:limit], response_start=start, spans=spans, cut=excess)
         ]
-    if how == "split" and tokens.response_start <= whole and limit > whole:
-        begin, body = tokens.ids[:kept], tokens.ids[kept:]
-        size = limit - kept
-        pieces = [begin + body[at : at + size] for at in range(0, len(body), size)]
+    if truncate == "split" and tokens.response_start <= whole and limit > whole:
+        begin, body = tokens.ids[:kept_count], tokens.ids[kept_count:]
+        size = limit - kept_count
+        pieces = [
+            begin + body[start_of_piece : start_of_piece + size]
+            for start_of_piece in range(0, len(body), size)
+        ]
         return [
             Tokens(ids, whole, ((whole, len(ids)),), 0, ("split",))
             for ids in pieces
@@ -209,10 +214,10 @@ def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]
     return []
 
 
-def _moved(spans: tuple[Span, ...], by: int, first: int, end: int) -> tuple[Span, ...]:
-    """Returns spans moved along, without what is before `first` or from `end` on."""
-    moved = ((max(first, begin + by), min(end, stop + by)) for begin, stop in spans)
-    return tuple((begin, stop) for begin, stop in moved if begin < stop)
+def _shift_spans(spans: tuple[Span, ...], offset: int, first: int, end: int) -> tuple[Span, ...]:
+    """Return spans moved along, without what is before `first` or from `end` on."""
+    shifted = ((max(first, begin + offset), min(end, stop + offset)) for begin, stop in spans)
+    return tuple((begin, stop) for begin, stop in shifted if begin < stop)
 
 
 def longest_input(model: Any) -> int | None:
@@ -225,7 +230,9 @@ def longest_input(model: Any) -> int | None:
     if config is None:
         return None
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    limit = None if limit is not None and limit < 1 else limit  # XLNet's -1: any number
+    # XLNet's -1: any number
+    if limit is not None and limit < 1:
+        limit = None
     for name, module in model.named_modules():
         if (
             isinstance(module, torch.nn.Embedding)
@@ -233,16 +240,17 @@ def longest_input(model: Any) -> int | None:
             and module.padding_idx is not None
         ):
             room = module.num_embeddings - module.padding_idx - 1
-            limit = room if limit is None else min(limit, room)
+            if limit is None or room < limit:
+                limit = room
     if limit is not None and adapters.has_virtual_tokens(model):
         limit -= model.active_peft_config.num_virtual_tokens
     return limit
 
 
-def padded(
+def pad_rows(
     rows: Sequence[Sequence[int]], pad: int, left: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns rows filled up with `pad` at their end (or on their left), and a mask that is 1 where
+    """Return rows filled up with `pad` at their end (or on their left), and a mask that is 1 where
     they are.
 
     Both are int64, of shape (rows, longest), on the CPU; there must be a row.
@@ -255,8 +263,8 @@ def padded(
     )
 
 
-def placed(values: torch.Tensor | Sequence[Any], device: torch.device) -> torch.Tensor:
-    """Returns a tensor, or one of numbers, on a device, which nobody waits for (`torch.tensor(...,
+def to_device(values: torch.Tensor | Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Return a tensor, or one of numbers, on a device, which nobody waits for (`torch.tensor(...,
     device)` would).
     """
     tensor = values if isinstance(values, torch.Tensor) else torch.tensor(values, device="cpu")

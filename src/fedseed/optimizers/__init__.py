@@ -1,3 +1,1 @@
-"""Turns gradients into steps (momentum, Adam, HiSo), and lets learning rates change by
-schedules.
-"""
+"""Rules that turn gradients into steps (momentum, Adam, HiSo), and schedules of learning rates."""

@@ -1,5 +1,5 @@
-"""Turns gradients into steps: a `Rule` is data, and `Moments` carries it out on NumPy's arrays or
-torch's tensors.
+"""Turn gradients into steps. A `Rule` is data; `Moments` applies it to NumPy's arrays or torch's
+tensors.
 
 It replaces `torch.optim`, whose implementations differ between devices in the last bits: this
 module uses single operations only, each rounded exactly (add, multiply, divide, square root), so
@@ -27,8 +27,9 @@ Floats = NDArray[np.floating[Any]]
 
 
 def power(base: float, exponent: int) -> float:
-    """Returns base^exponent by squaring: products are rounded alike everywhere, the C library's
-    powers are not.
+    """Return base^exponent by squaring.
+
+    Products are rounded alike everywhere; the C library's powers are not.
     """
     result = 1.0
     while exponent:
@@ -45,8 +46,9 @@ def total(values: Floats) -> float:
 
 
 def square(values: Floats) -> float:
-    """Return |values|^2 of single-precision numbers, whose squares are exact in double precision,
-    rounded once.
+    """Return |values|^2 of single-precision numbers, rounded once.
+
+    Their squares are exact in double precision.
     """
     return fsum(value * value for value in values.tolist())
 
@@ -87,10 +89,11 @@ class Squares:
             squares: x of each.
             beta: how much of an average stays; None: these are sums.
         """
-        before = self.values or (0.0,) * len(squares)
-        kept, gain = (1.0, 1.0) if beta is None else (beta, 1.0 - beta)
+        values = self.values or (0.0,) * len(squares)
+        share, gain = (1.0, 1.0) if beta is None else (beta, 1.0 - beta)
         return Squares(
-            tuple(kept * v + gain * x for v, x in zip(before, squares, strict=True)), self.steps + 1
+            tuple(share * v + gain * x for v, x in zip(values, squares, strict=True)),
+            self.steps + 1,
         )
 
     def roots(self, beta: float | None) -> tuple[float, ...]:
@@ -98,7 +101,9 @@ class Squares:
 
         `beta` is as in `take`.
         """
-        bias = 1.0 if beta is None else 1.0 - power(beta, self.steps)
+        bias = 1.0
+        if beta is not None:
+            bias -= power(beta, self.steps)
         return tuple(sqrt(v / bias) for v in self.values)
 
 
@@ -112,6 +117,8 @@ class Rule:
     (torch.optim.SGD's)
     adam       m <- beta1 m + (1 - beta1) g,
                v <- beta2 v + (1 - beta2) g^2;      change = -rate m^ / (sqrt(v^) + eps)
+    rmsprop    v <- beta2 v + (1 - beta2) g^2;      change = -rate g / (sqrt(v) + eps)
+    (torch.optim.RMSprop's; its alpha is beta2)
     hiso       g <- g / (sqrt(h) + eps);            change = -rate g
                h <- beta2 h + (1 - beta2) g^2,      from h = 1 on
 
@@ -123,7 +130,7 @@ class Rule:
     (`ParameterSpace.perturbed`).
 
     Args:
-        kind: "momentum", "nesterov", "adam" or "hiso".
+        kind: "momentum", "nesterov", "adam", "rmsprop" or "hiso".
         rate: eta.
         beta1: decay of the average of g.
         beta2: decay of the average of g^2.
@@ -131,7 +138,7 @@ class Rule:
         corrected: whether Adam's averages are corrected for their zero start.
     """
 
-    kind: Literal["momentum", "nesterov", "adam", "hiso"]
+    kind: Literal["momentum", "nesterov", "adam", "rmsprop", "hiso"]
     rate: float
     beta1: float = 0.9
     beta2: float = 0.999
@@ -140,8 +147,10 @@ class Rule:
 
     @property
     def averages(self) -> int:
-        """Returns how many float32 numbers it keeps for every parameter."""
-        return 2 if self.kind == "adam" else 1
+        """Return how many float32 numbers it keeps for every parameter."""
+        if self.kind == "adam":
+            return 2
+        return 1
 
 
 class Moments:
@@ -152,8 +161,9 @@ class Moments:
     Args:
         rule: how a gradient becomes a step.
         first: the average gradient, float32, shape (d,): an array or a tensor, changed in place;
-            empty for "hiso".
-        second: the average squared gradient, for Adam and "hiso" (ones at first); otherwise empty.
+            empty for "rmsprop" and "hiso".
+        second: the average squared gradient, for Adam, "rmsprop" and "hiso" (ones at first);
+            otherwise empty.
         steps: how many gradients there have been.
     """
 
@@ -164,63 +174,76 @@ class Moments:
         self.steps = steps
 
     def change(self, gradient: Any, start: int) -> Any:
-        """Return by how much this gradient, of step `steps` (from 1), changes the weights start,
-        start + 1, ...
+        """Return the change of the weights start, start + 1, ... by this gradient.
+
+        It belongs to step `steps`, counted from 1.
 
         Args:
             gradient: 1-D; float32 or float64.
             start: index of its first element in the parameter vector.
         """
-        here = slice(start, start + len(gradient))
+        span = slice(start, start + len(gradient))
         if self.rule.kind == "hiso":
-            gradient = gradient / self.divisor(here, gradient.dtype)
+            gradient = gradient / self.divisor(span, gradient.dtype)
             self.take(gradient, start)
             return gradient * -self.rule.rate
         self.take(gradient, start)
+        if self.rule.kind == "rmsprop":
+            root = _square_root(_to_dtype(self.second[span], gradient.dtype))
+            return (gradient * -self.rule.rate) / (root + self.rule.eps)
         if self.rule.kind == "nesterov":
-            ahead = _as(self.first[here], gradient.dtype) * self.rule.beta1
+            ahead = _to_dtype(self.first[span], gradient.dtype) * self.rule.beta1
             return (gradient + ahead) * -self.rule.rate
-        return self.descent(here, gradient.dtype)
+        return self.descent(span, gradient.dtype)
 
     def take(self, gradient: Any, start: int) -> None:
-        """Updates the averages with a gradient, or a part of one."""
-        rule, here = self.rule, slice(start, start + len(gradient))
-        gain = 1 - rule.beta1 if rule.kind == "adam" else 1.0
-        if rule.kind != "hiso":
-            self.first[here] = _as(self.first[here], gradient.dtype) * rule.beta1 + gradient * gain
-        if rule.kind in ("adam", "hiso"):
+        """Update the averages with a gradient, or with a part of one."""
+        rule, span = self.rule, slice(start, start + len(gradient))
+        gain = 1.0
+        if rule.kind == "adam":
+            gain = 1 - rule.beta1
+        if rule.kind in ("momentum", "nesterov", "adam"):
+            self.first[span] = (
+                _to_dtype(self.first[span], gradient.dtype) * rule.beta1 + gradient * gain
+            )
+        if rule.kind in ("adam", "rmsprop", "hiso"):
             square = (gradient * gradient) * (1 - rule.beta2)
-            self.second[here] = _as(self.second[here], gradient.dtype) * rule.beta2 + square
+            self.second[span] = _to_dtype(self.second[span], gradient.dtype) * rule.beta2 + square
 
-    def divisor(self, here: slice, dtype: Any) -> Any:
+    def divisor(self, span: slice, dtype: Any) -> Any:
         """Return sqrt(h) + eps, by which "hiso" divides some weights' entries of directions."""
-        return _square_root(_as(self.second[here], dtype)) + self.rule.eps
+        return _square_root(_to_dtype(self.second[span], dtype)) + self.rule.eps
 
-    def descent(self, here: slice, dtype: Any) -> Any:
-        """Return by how much the averages change some weights.
+    def descent(self, span: slice, dtype: Any) -> Any:
+        """Return the change of some weights by the averages.
 
-        "nesterov" needs the gradient, too.
+        "nesterov" and "rmsprop" need the gradient, too.
         """
         rule = self.rule
-        m = _as(self.first[here], dtype)
+        m = _to_dtype(self.first[span], dtype)
         if rule.kind == "momentum":
             return m * -rule.rate
-        v = _as(self.second[here], dtype)
+        v = _to_dtype(self.second[span], dtype)
         if rule.corrected:
             m, v = m / self._bias(rule.beta1, m), v / self._bias(rule.beta2, v)
         return (m * -rule.rate) / (_square_root(v) + rule.eps)
 
     def _bias(self, beta: float, like: Any) -> Any:
-        """Return 1 - beta^steps, to divide tensors as a tensor: by a number a GPU would multiply
-        with its inverse.
+        """Return 1 - beta^steps as a tensor, to divide tensors by.
+
+        A GPU would multiply with the inverse of a number.
         """
         value = 1 - power(beta, self.steps)
-        return np.float32(value) if isinstance(like, np.ndarray) else like.new_tensor(value)
+        if isinstance(like, np.ndarray):
+            return np.float32(value)
+        return like.new_tensor(value)
 
 
-def _as(values: Any, dtype: Any) -> Any:
+def _to_dtype(values: Any, dtype: Any) -> Any:
     """Return averages in the precision in which sums are taken."""
-    return values.astype(dtype) if isinstance(values, np.ndarray) else values.to(dtype)
+    if isinstance(values, np.ndarray):
+        return values.astype(dtype)
+    return values.to(dtype)
 
 
 def _square_root(values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Computes the factor that a schedule multiplies a learning rate by.
+"""Compute the factor by which a schedule multiplies a learning rate.
 
 It depends on the round's number alone.
 
@@ -12,9 +12,9 @@ From round W + 1 on these are the factors of transformers' schedules of the same
 stays at `final`.
 
 As nothing is remembered from round to round, a run that stops and goes on, a replay, a site that
-joins late and the coordinator all find the same factor. They find the same bits of it on every
-machine, too: it is made of sums, products and quotients, which are rounded alike everywhere,
-without the C library's cosine.
+joins late and the coordinator all compute the same factor, with the same bits on every machine: it
+is made of sums, products and quotients, which are rounded alike everywhere, without the C library's
+cosine.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -27,7 +27,7 @@ HALF_PI = 1.5707963267948966
 
 
 class Schedule(BaseModel, metaclass=Hinting):
-    """Says how a learning rate changes from round to round.
+    """Say how a learning rate changes from round to round.
 
     In a recipe a name is enough: `schedule = "cosine"`.
 
@@ -36,7 +36,7 @@ class Schedule(BaseModel, metaclass=Hinting):
         warmup: W, rounds in which the rate rises to its full value.
         rounds: N, the rounds of the whole schedule; None: those of the run (a run that has more
             rounds later keeps it).
-        final: what is left of the rate at the end, from 0 to 1.
+        final: the factor of the rate at the end, from 0 to 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -49,7 +49,9 @@ class Schedule(BaseModel, metaclass=Hinting):
     @model_validator(mode="before")
     @classmethod
     def _a_name_alone(cls, data: Any) -> Any:
-        return {"kind": data} if isinstance(data, str) else data
+        if isinstance(data, str):
+            return {"kind": data}
+        return data
 
     @model_validator(mode="after")
     def _warmup_is_shorter(self) -> Self:
@@ -77,8 +79,8 @@ class Schedule(BaseModel, metaclass=Hinting):
                 f'schedule.rounds: give how many rounds the "{self.kind}" schedule has'
             )
         part = min(1.0, (number - self.warmup - 1) / (self.rounds - self.warmup))
-        left = 1.0 - part if self.kind == "linear" else _half_cosine(part)
-        return self.final + (1.0 - self.final) * left
+        remaining = 1.0 - part if self.kind == "linear" else _half_cosine(part)
+        return self.final + (1.0 - self.final) * remaining
 
 
 def _half_cosine(part: float) -> float:
@@ -93,7 +95,9 @@ def _half_cosine(part: float) -> float:
 
 def factor_of(schedule: Schedule | None, number: int) -> float:
     """Return the factor of a round; 1 without a schedule."""
-    return 1.0 if schedule is None else schedule.factor(number)
+    if schedule is None:
+        return 1.0
+    return schedule.factor(number)
 
 
 def lasting(settings: Any, rounds: int) -> Any:
@@ -123,4 +127,6 @@ def lasting(settings: Any, rounds: int) -> Any:
             new = lasting(value, rounds)
             if new is not value:
                 changed[name] = new
-    return settings.model_copy(update=changed) if changed else settings
+    if changed:
+        return settings.model_copy(update=changed)
+    return settings

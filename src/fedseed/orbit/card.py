@@ -47,7 +47,7 @@ class Facts:
     steps: int
     digest: str  # hex digest of the trained weights
     # how many steps the run has; None: as many as `steps`
-    of: int | None = None
+    total_steps: int | None = None
     # the orbit's file name; "" if the run has no orbit
     orbit_name: str = ""
     # the orbit's size; None if the run has no orbit
@@ -69,7 +69,7 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     # it is a folder, and a card names no machine's paths
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         base = base.rstrip("/").rsplit("/", 1)[-1]
-    total = facts.steps if facts.of is None else facts.of
+    total = facts.steps if facts.total_steps is None else facts.total_steps
     names = [name for name in facts.final if name in facts.baseline or not facts.baseline]
     auto = next(
         (name for ending, name in AUTO.items() if kind.endswith(ending)), "AutoModelForCausalLM"
@@ -78,17 +78,17 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     upto = "" if total == facts.steps else f" --upto {facts.steps}"
     # of a shell's command, on one line
     word = shlex.quote(clean(facts.orbit_name).replace("\n", " "))
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined
     )
-    made.filters.update(
+    environment.filters.update(
         code=_code,
         plain=_plain,
         cell=lambda text: text.replace("|", "\\|"),
         counted="{:,}".format,
         text=lambda text: json.dumps(clean(text), ensure_ascii=False),
     )
-    text = made.get_template("card.md").render(
+    text = environment.get_template("card.md").render(
         base=base,
         hub_name=_HUB_NAME.fullmatch(base),  # plain YAML; other names are left out there
         library="peft" if form == "adapter" else "transformers",
@@ -103,10 +103,7 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
         processor="AutoImageProcessor"
         if auto == "AutoModelForImageClassification"
         else "AutoTokenizer",
-        metrics=[
-            (_plain(name), *(f"{of[name]:.4g}" for of in (facts.baseline, facts.final) if of))
-            for name in names
-        ],
+        metrics=[_metric_row(name, facts) for name in names],
         again=f"fedseed export {word}{upto} --out FOLDER",
         settings=[
             (key, _code(json.dumps(value))) for key, value in header.method.model_dump().items()
@@ -115,10 +112,14 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     return text.rstrip() + "\n"
 
 
+def _metric_row(name: str, facts: Facts) -> tuple[str, ...]:
+    """Return a metric's name with its values of the base, where known, and of the tuned model."""
+    tables = [values for values in (facts.baseline, facts.final) if values]
+    return (_plain(name), *(f"{values[name]:.4g}" for values in tables))
+
+
 def _code(text: str) -> str:
-    """Return a text as a code span that shows it as it is, between as many backticks as that
-    takes.
-    """
+    """Return a text as a code span that shows it unchanged, between enough backticks."""
     line = clean(" ".join(text.split()))
     fence = max(re.findall("`+", line), key=len, default="") + "`"
     space = " " if line[:1] == "`" or line[-1:] == "`" else ""

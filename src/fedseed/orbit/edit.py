@@ -1,39 +1,41 @@
-"""Makes new orbits of old ones, and compares two. The old file is never changed."""
+"""Make new orbits of old ones, and compare two. The old file is never changed."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
 from fedseed.errors import OrbitError
-from fedseed.orbit.file import Orbit, begin, read, scan, write_orbit
-from fedseed.orbit.record import NO_DIGEST, packed
+from fedseed.orbit.file import Orbit, begin, read_file, scan, write_orbit
+from fedseed.orbit.record import NO_DIGEST, Record, pack_records
 
 
-def rollback(path: Path, to: int, out: Path) -> Orbit:
-    """Write the steps up to number `to` into a new file `out`, even if later ones are damaged.
+def rollback(path: Path, last_step: int, destination: Path) -> Orbit:
+    """Write the steps up to number `last_step` into a new file `destination`, even if later ones
+    are damaged.
 
     Returns that orbit.
 
-    It is not complete, so a run may go on from it. Raises OrbitError: there is no step `to`, or
-    `out` exists.
+    It is not complete, so a run may go on from it. Raises OrbitError: there is no step `last_step`,
+    or `destination` exists.
     """
-    _must_not_exist(out)
-    orbit, damage = scan(read(path), str(path))
-    if damage is not None and to > orbit.last:
+    _must_not_exist(destination)
+    orbit, damage = scan(read_file(path), str(path))
+    if damage is not None and last_step > orbit.last:
         raise OrbitError(f"{damage.text}; steps up to {orbit.last} can be saved")
-    orbit.check_upto(to)
-    write_orbit(out, orbit.start, packed(orbit.header.method, orbit.steps(to)))
-    return Orbit.open(out)
+    orbit.check_upto(last_step)
+    write_orbit(destination, orbit.start, pack_records(orbit.header.method, orbit.steps(last_step)))
+    return Orbit.open(destination)
 
 
-def compact(path: Path, out: Path) -> Orbit:
-    """Write the last step alone into a new file `out`, of a method whose newest step replaces all
-    others.
+def compact(path: Path, destination: Path) -> Orbit:
+    """Write the last step alone into a new file `destination`, of a method whose newest step
+    replaces all others.
 
     Returns that orbit, which replays to its last step only. Raises OrbitError: the method needs all
-    its steps, the orbit has none, or `out` exists.
+    its steps, the orbit has none, or `destination` exists.
     """
-    _must_not_exist(out)
+    _must_not_exist(destination)
     orbit = Orbit.open(path)
     method = orbit.header.method
     if not method.catch_up.may_drop:
@@ -41,8 +43,8 @@ def compact(path: Path, out: Path) -> Orbit:
     if not orbit.parts:
         raise OrbitError(f"{path}: the orbit has no steps")
     last = orbit.records[-1]
-    write_orbit(out, begin(replace(orbit.header, first=last.round)), [last])
-    return Orbit.open(out)
+    write_orbit(destination, begin(replace(orbit.header, first=last.round)), [last])
+    return Orbit.open(destination)
 
 
 def differences(a: Orbit, b: Orbit) -> list[str]:
@@ -55,9 +57,7 @@ def differences(a: Orbit, b: Orbit) -> list[str]:
     if a.header.first != b.header.first:
         lines.append(f"one is compacted: steps are compared from {first} on")
     alike = a.header.hashed_alike(b.header)
-    for x, y in zip_longest(
-        *((step for step in one.steps() if step.round >= first) for one in (a, b))
-    ):
+    for x, y in zip_longest(_steps_from(a, first), _steps_from(b, first)):
         if x is None or y is None:
             shorter, longer = sorted((a.last, b.last))
             lines.append(
@@ -73,6 +73,11 @@ def differences(a: Orbit, b: Orbit) -> list[str]:
     return lines
 
 
-def _must_not_exist(out: Path) -> None:
-    if out.exists():
-        raise OrbitError(f"{out} exists: choose another file")
+def _steps_from(orbit: Orbit, first: int) -> Iterator[Record]:
+    """Yield an orbit's steps from number `first` on."""
+    return (step for step in orbit.steps() if step.round >= first)
+
+
+def _must_not_exist(path: Path) -> None:
+    if path.exists():
+        raise OrbitError(f"{path} exists: choose another file")

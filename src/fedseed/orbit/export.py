@@ -18,6 +18,8 @@ from fedseed.text import first_line, listed
 from fedseed.weights.digest import untied
 
 HOLDS = ("config.json", "adapter_config.json")  # a folder with a model has one of these
+RUN_HOLDS = ("metrics.jsonl", "summary.json")  # a run's folder has one of these
+CARD = "README.md"
 SHOWN = 3  # tensors that an error names
 # texts that two tokenizers are compared by
 PROBES = (
@@ -29,11 +31,26 @@ PROBES = (
 
 
 def check_free(folder: Path) -> None:
-    """Raises FedseedError if a folder holds a model or is a file: before work is put into one."""
-    if any((folder / name).exists() for name in HOLDS):
-        raise FedseedError(f"{folder} holds a model already: choose another folder with --out")
+    """Check that a folder can take a model, before work is put into one.
+
+    Raises:
+        FedseedError: it is a file, or holds a model, a run, or a README.md, which the
+            card would replace.
+    """
     if folder.exists() and not folder.is_dir():
         raise FedseedError(f"{folder} is a file: choose another folder with --out")
+    if any((folder / name).exists() for name in HOLDS):
+        raise FedseedError(f"{folder} holds a model already: choose another folder with --out")
+    if any((folder / name).exists() for name in RUN_HOLDS):
+        raise FedseedError(
+            f"{folder} holds a run, whose files a model would be mixed with: choose another folder "
+            "with --out"
+        )
+    if (folder / CARD).exists():
+        raise FedseedError(
+            f"{folder} holds a {CARD}, which the model's card would replace: move it away, or "
+            "choose another folder with --out"
+        )
 
 
 def check_tokens(folder: Path, tokenizer: Any) -> None:
@@ -44,15 +61,15 @@ def check_tokens(folder: Path, tokenizer: Any) -> None:
 
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return
-    written = AutoTokenizer.from_pretrained(folder)
+    loaded = AutoTokenizer.from_pretrained(folder)
     for text in PROBES:
-        ours, theirs = (one(text)["input_ids"] for one in (tokenizer, written))
-        if ours != theirs:
+        ours, loaded_ids = (one(text)["input_ids"] for one in (tokenizer, loaded))
+        if ours != loaded_ids:
             raise FedseedError(
                 f"the exported tokenizer gives other tokens than the trained one ({text!r}: "
-                f"{theirs}, not {ours}): the model would answer differently; nothing is written"
+                f"{loaded_ids}, not {ours}): the model would answer differently; nothing is written"
             )
-    if written.chat_template != tokenizer.chat_template:
+    if loaded.chat_template != tokenizer.chat_template:
         raise FedseedError(
             "the exported tokenizer has another chat template than the trained one; nothing is "
             "written"
@@ -76,18 +93,18 @@ def check_weights(folder: Path, model: Any) -> None:
         dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
         try:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"), adapters.hushed():
-                written = type(model).from_pretrained(folder, dtype=dtype)
+                loaded = type(model).from_pretrained(folder, dtype=dtype)
         except (OSError, ValueError, RuntimeError) as error:
             raise FedseedError(
                 f"the exported model can't be loaded again ({first_line(error)}); nothing is "
                 "written"
             ) from error
         # tensors of quantisers' libraries by what they are made of
-        tuned, theirs = (dict(untied(one.state_dict().items())) for one in (model, written))
+        tuned, exported = (dict(untied(one.state_dict().items())) for one in (model, loaded))
         wrong = [
             name
-            for name in dict.fromkeys([*tuned, *theirs])
-            if name not in tuned or name not in theirs or _differ(tuned[name], theirs[name])
+            for name in dict.fromkeys([*tuned, *exported])
+            if name not in tuned or name not in exported or _differ(tuned[name], exported[name])
         ]
     if wrong:
         raise FedseedError(
@@ -98,12 +115,12 @@ def check_weights(folder: Path, model: Any) -> None:
         )
 
 
-def _differ(tuned: Any, written: Any) -> bool:
+def _differ(tuned: Any, exported: Any) -> bool:
     """Return whether two tensors have other values."""
-    ours, theirs = tuned.detach().cpu(), written.detach().cpu()
-    if ours.shape != theirs.shape:
+    first, second = tuned.detach().cpu(), exported.detach().cpu()
+    if first.shape != second.shape:
         return True
-    return not bool(((ours == theirs) | (ours.isnan() & theirs.isnan())).all())
+    return not bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def export_model(
@@ -118,7 +135,7 @@ def export_model(
     written as a model of plain layers, which computes the same.
 
     Args:
-        folder: made if missing; must not hold a model.
+        folder: made if missing; must not hold a model, a run or a README.md.
         model: the tuned `transformers` model; for an adapter the `peft` model around the base.
             `merge` changes it, and so do scales that are tuned.
         processor: its tokenizer or image processor; None: none is written.
@@ -127,9 +144,9 @@ def export_model(
         merge: add an adapter's changes to the base's weights and write the whole model.
 
     Raises:
-        FedseedError: the folder holds a model already, `merge` is asked for without a LoRA adapter,
-            the tokenizer would be another one, the folder would load as another model, or a file
-            can't be written. Nothing is left half-written.
+        FedseedError: the folder is not free (`check_free`), `merge` is asked for without a LoRA
+            adapter, the tokenizer would be another one, the folder would load as another model, or
+            a file can't be written. Nothing is left half-written.
     """
     check_free(folder)
     form: Form = "adapter" if adapters.is_installed(model) else "whole"
@@ -139,8 +156,8 @@ def export_model(
     kind = type(model.get_base_model() if form == "adapter" else model).__name__
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".export-", dir=folder) as made:
-            part = Path(made)
+        with TemporaryDirectory(prefix=".export-", dir=folder) as temporary_folder:
+            part = Path(temporary_folder)
             if form != "adapter":
                 save_whole(model, part)
             else:
@@ -152,9 +169,9 @@ def export_model(
             if quantization:
                 write_quantization(part, quantization)
             # peft's is empty
-            (part / "README.md").write_text(card(header, facts, form, kind), encoding="utf-8")
+            (part / CARD).write_text(card(header, facts, form, kind), encoding="utf-8")
             # by the umask; weights come readable by their owner alone
-            mode = (part / "README.md").stat().st_mode
+            mode = (part / CARD).stat().st_mode
             # what makes it a model comes last
             for path in sorted(part.iterdir(), key=lambda path: path.name in HOLDS):
                 target = folder / path.name

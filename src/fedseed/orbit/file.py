@@ -75,13 +75,17 @@ class Orbit:
     @property
     def last(self) -> int:
         """Return the number of the last step; `header.first` - 1 if there is none."""
-        return self.parts[-1].last if self.parts else self.header.first - 1
+        if self.parts:
+            return self.parts[-1].last
+        return self.header.first - 1
 
     @property
     def last_digest(self) -> str | None:
         """Return the digest of the weights after the last step; None: the file does not say."""
         digest = self.parts[-1].digest if self.parts else NO_DIGEST
-        return None if digest == NO_DIGEST else digest
+        if digest == NO_DIGEST:
+            return None
+        return digest
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
@@ -100,7 +104,7 @@ class Orbit:
             OrbitError: missing, another format or stream version, damaged or cut short; names the
                 step.
         """
-        return cls.parse(read(path), str(path))
+        return cls.parse(read_file(path), str(path))
 
     @classmethod
     def parse(cls, data: bytes, source: str = "orbit") -> "Orbit":
@@ -186,7 +190,7 @@ class Orbit:
         return replay(self.header, self.steps(self.check_upto(upto)), model, progress, check_all)
 
 
-def read(path: str | Path) -> bytes:
+def read_file(path: str | Path) -> bytes:
     """Return a file's bytes. Raises OrbitError."""
     if is_irregular(Path(path)):
         raise OrbitError(f"{path}: no regular file (a pipe or a device): reading it may never end")
@@ -207,9 +211,9 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
         raise OrbitError(f"{source}: not an orbit file")
     _, fmt, stream, length = START.unpack_from(data)
     if fmt not in READABLE:
-        known = " and ".join(map(str, READABLE))
+        formats = " and ".join(map(str, READABLE))
         raise OrbitError(
-            f"{source}: orbit format {fmt}; this version of fedseed reads formats {known}"
+            f"{source}: orbit format {fmt}; this version of fedseed reads formats {formats}"
         )
     if stream != STREAM_VERSION:
         raise OrbitError(
@@ -230,20 +234,20 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
     complete = False
     while position < len(data):
         step = parts[-1].last + 1 if parts else header.first
-        found = _record(header, data, position, step, last)
-        if isinstance(found, Damage):
-            damage = Damage(f"{source}: {found.text}, at byte {position:,}", found.torn)
+        record = _record(header, data, position, step, last)
+        if isinstance(record, Damage):
+            damage = Damage(f"{source}: {record.text}, at byte {position:,}", record.torn)
             break
-        position += FRAME + len(found.payload)
+        position += FRAME + len(record.payload)
         last = data[position - LINK_BYTES : position]
-        if found.steps == 0:
+        if record.steps == 0:
             complete = True
             if position < len(data):
                 damage = Damage(
                     f"{source}: {len(data) - position:,} bytes after the end", torn=False
                 )
             break
-        parts.append(found)
+        parts.append(record)
     if header.first > 1:  # a compacted orbit is its one step
         complete = len(parts) == 1
         if not complete and damage is None:

@@ -16,7 +16,7 @@ from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.models.quantization import check_known
 from fedseed.privacy.protection import read_method
 from fedseed.randomness.stream import STREAM_VERSION
-from fedseed.text import flat, shown
+from fedseed.text import flat, show_text
 from fedseed.weights.dense_digest import dense_digest
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
@@ -109,7 +109,7 @@ class Header:
     quantization: str = ""
 
     def encode(self) -> bytes:
-        """Returns the header's bytes, without the link.
+        """Return the header's bytes, without the link.
 
         Raises OrbitError: nobody could read them.
         """
@@ -118,10 +118,10 @@ class Header:
             for field in fields(self)
             if getattr(self, field.name) != field.default
         }
-        data |= {"layout": self.layout.to_json(), "method": chosen(self.method)}
+        data |= {"layout": self.layout.to_json(), "method": chosen_settings(self.method)}
         if self.adapter is not None:
             data["adapter"] = {
-                "settings": chosen(self.adapter.settings),
+                "settings": chosen_settings(self.adapter.settings),
                 "digest": self.adapter.digest,
             }
         text = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
@@ -130,7 +130,8 @@ class Header:
             self.check()
         except ValueError as error:
             raise OrbitError(f"no orbit can be written: {error}") from error
-        if problem := _too_much(packed, text):
+        problem = _too_much(packed, text)
+        if problem:
             raise OrbitError(f"no orbit can be written: its header has {problem}")
         return START.pack(MAGIC, FORMAT, STREAM_VERSION, len(packed)) + packed
 
@@ -148,7 +149,8 @@ class Header:
                     f"orbit header: cut short, or more than {_INFLATION} times its compressed "
                     "length"
                 )
-            if problem := _too_much(packed, text):
+            problem = _too_much(packed, text)
+            if problem:
                 raise OrbitError(f"orbit header: {problem}")
             data: dict[str, Any] = json.loads(text)
             _check_sizes(data)
@@ -159,13 +161,13 @@ class Header:
             if kind is None:
                 raise OrbitError(
                     f"the orbit's method {name!r} is unknown here (there are "
-                    f"{', '.join(REGISTRY.names())}): "
-                    "give the file that has it with --plugin, or install its package"
+                    f"{', '.join(REGISTRY.names())}): give the file that has it with --plugin, or "
+                    "install its package"
                 )
             if format == 2:  # which had other names for some settings
                 for table in (data["method"], data["method"].get("training")):
-                    kept = table is data["method"] and "rate" in kind.model_fields
-                    if isinstance(table, dict) and "rate" in table and not kept:
+                    keeps_rate = table is data["method"] and "rate" in kind.model_fields
+                    if isinstance(table, dict) and "rate" in table and not keeps_rate:
                         table["learning_rate"] = table.pop("rate")
             adapter = data.get("adapter")
             if adapter is not None:
@@ -174,7 +176,9 @@ class Header:
                 )
                 adapter = AdapterStart(settings, str(adapter["digest"]))
             plain = {
-                name: read(data[name]) for name, read in _READ.items() if data.get(name) is not None
+                name: convert(data[name])
+                for name, convert in _READ.items()
+                if data.get(name) is not None
             }
             layout, method = Layout.from_json(data["layout"]), read_method(kind, data["method"])
             header = cls(**plain, layout=layout, method=method, adapter=adapter)
@@ -190,18 +194,19 @@ class Header:
             RecursionError,
             ValidationError,
         ) as error:
-            raise OrbitError(f"orbit header is not valid: {shown(error, _SHOWN)}") from error
+            raise OrbitError(f"orbit header is not valid: {show_text(error, _SHOWN)}") from error
 
     def check(self) -> None:
-        """Raise ValueError for what the types do not say."""
+        """Raise ValueError for values that the types allow and no orbit has."""
         if self.digest_kind not in get_args(DigestKind):
-            known = ", ".join(get_args(DigestKind))
+            kinds = ", ".join(get_args(DigestKind))
             raise ValueError(
-                f"digests of kind {self.digest_kind!r}; this version of fedseed knows {known}"
+                f"digests of kind {self.digest_kind!r}; this version of fedseed knows {kinds}"
             )
         if self.dtype not in ITEM_BYTES:
             raise ValueError(
-                f"a base of dtype {shown(self.dtype)}: one of {', '.join(ITEM_BYTES)} is expected"
+                f"a base of dtype {show_text(self.dtype)}: one of {', '.join(ITEM_BYTES)} is "
+                "expected"
             )
         check_known(self.quantization)
         unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
@@ -221,27 +226,31 @@ class Header:
             name: getattr(self, name) for name in ("base", "dtype", "base_digest", "digest_kind")
         }
 
-    def hashed_alike(self, other: "Header") -> bool:
+    def hashed_alike(self, other_header: "Header") -> bool:
         """Return whether digests of both can be compared."""
-        return self.digest_kind == other.digest_kind
+        return self.digest_kind == other_header.digest_kind
 
-    def versions_apart(self, other: "Header") -> str:
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors, by name."""
+        return {tensor.name: tensor.shape for tensor in self.layout.tensors}
+
+    def versions_apart(self, other_header: "Header") -> str:
         """Return a note for messages where another version of transformers may explain that two
         bases differ; "" where it can't.
         """
-        if self.libraries == other.libraries:
+        if self.libraries == other_header.libraries:
             return ""
-        mine, yours = ({t.name: t.shape for t in one.layout.tensors} for one in (self, other))
+        mine, yours = self._shapes(), other_header._shapes()
         if mine == yours:
             # an adapter's tensors are the same on bases that differ
-            return note_other_version(self.libraries, other.libraries)
-        made = [
+            return note_other_version(self.libraries, other_header.libraries)
+        counts = [
             f"{one.libraries or 'a transformers that is not named'} makes {len(tensors):,} tensors"
-            for one, tensors in ((self, mine), (other, yours))
+            for one, tensors in ((self, mine), (other_header, yours))
         ]
         return (
-            f"; of the same files {made[0]}, {made[1]}: names and shapes differ, so all sites need "
-            "one version"
+            f"; of the same files {counts[0]}, {counts[1]}: names and shapes differ, so all sites "
+            "need one version"
         )
 
     def digest_of(self, weights: bytes) -> str:
@@ -262,18 +271,18 @@ class Header:
         except ValueError as error:
             raise OrbitError(f"orbit header is not valid: {error}") from error
 
-    def differences(self, other: "Header") -> list[str]:
+    def differences(self, other_header: "Header") -> list[str]:
         """Return a line for each difference, such as "method.rate: 0.1, 0.2".
 
         The base counts by its digest.
 
         Digests of two kinds can't be compared: that they are of two kinds is what differs then.
         """
-        mine, yours = self._facts(), other._facts()
-        if not self.hashed_alike(other):
+        mine, yours = self._facts(), other_header._facts()
+        if not self.hashed_alike(other_header):
             del mine["base_digest"], yours["base_digest"]
         keys = [key for key in {**mine, **yours} if mine.get(key, yours) != yours.get(key, mine)]
-        return [f"{key}: {_said(mine, key)}, {_said(yours, key)}" for key in keys]
+        return [f"{key}: {_describe_fact(mine, key)}, {_describe_fact(yours, key)}" for key in keys]
 
     def _facts(self) -> dict[str, Any]:
         left_out = {"base", "base_folder", "first", "libraries"}
@@ -300,29 +309,29 @@ def note_other_version(here: str, there: str) -> str:
     )
 
 
-def _said(facts: dict[str, Any], key: str) -> object:
+def _describe_fact(facts: dict[str, Any], key: str) -> object:
     value = facts.get(key, "not there")
     if not isinstance(value, Layout):
         return value
     return (
-        f"{value.size:,} parameters in {len(value.tensors)} tensors and "
-        f"{len(value.block_sizes)} blocks"
+        f"{value.size:,} parameters in {len(value.tensors)} tensors and {len(value.block_sizes)} "
+        "blocks"
     )
 
 
-def chosen(settings: BaseModel) -> dict[str, Any]:
-    """Return a method's name or an adapter's kind, and those of its settings that are not as by
-    default.
+def chosen_settings(settings: BaseModel) -> dict[str, Any]:
+    """Return a method's name or an adapter's kind, and its settings other than the defaults.
 
-    So a run has the orbit that it had before fedseed got a new setting, as long as the setting's
-    default is what happened before (tests/orbit/test_header.py). Settings that can't be read back
-    without their defaults, such as tables that say by one which kind they are, stand there as a
-    whole.
+    So a run's orbit stays the same when fedseed gets a new setting whose default is the earlier
+    behaviour (tests/orbit/test_header.py). Settings that can't be read back without their defaults,
+    such as tables whose kind is one of them, are returned whole.
     """
-    named = settings.model_dump(include={"name", "kind"})
-    short = named | settings.model_dump(exclude_defaults=True)
+    name_or_kind = settings.model_dump(include={"name", "kind"})
+    short = name_or_kind | settings.model_dump(exclude_defaults=True)
     try:
-        return short if type(settings).model_validate(short) == settings else settings.model_dump()
+        if type(settings).model_validate(short) == settings:
+            return short
+        return settings.model_dump()
     except ValidationError:
         return settings.model_dump()
 

@@ -5,7 +5,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from math import inf
 
 from fedseed.errors import MessageError
@@ -38,7 +38,7 @@ class Record:
 
     @property
     def last(self) -> int:
-        """Returns the number of its last step."""
+        """Return the number of its last step."""
         return self.round + self.steps - 1
 
     def encode(self) -> bytes:
@@ -70,9 +70,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Steps:
-    """The single steps of records, made one after the other each time they are gone through: a bit
-    may be a step.
-    """
+    """The single steps of records, unpacked anew in each iteration, as a step may be a bit."""
 
     parts: Sequence[Record]
     method: Method
@@ -80,10 +78,8 @@ class Steps:
 
     def __iter__(self) -> Iterator[Record]:
         last = inf if self.upto is None else self.upto
-        steps = (
-            step for part in self.parts if part.round <= last for step in part.unpack(self.method)
-        )
-        return takewhile(lambda step: step.round <= last, steps)
+        parts = (part.unpack(self.method) for part in self.parts if part.round <= last)
+        return takewhile(lambda step: step.round <= last, chain.from_iterable(parts))
 
 
 def link(previous: bytes, data: bytes) -> bytes:
@@ -91,7 +87,7 @@ def link(previous: bytes, data: bytes) -> bytes:
     return hashlib.blake2b(previous + data, digest_size=LINK_BYTES).digest()
 
 
-def packed(method: Method, records: Iterable[Record]) -> Iterator[Record]:
+def pack_records(method: Method, records: Iterable[Record]) -> Iterator[Record]:
     """Yield steps as a finished orbit holds them: those of a step-by-step method packed, others
     one by one.
 
@@ -102,11 +98,10 @@ def packed(method: Method, records: Iterable[Record]) -> Iterator[Record]:
     together: list[Record] = []
 
     def join() -> Record:
-        payload = (
-            pack(method, [r.payload for r in together])
-            if len(together) > 1
-            else together[0].payload
-        )
+        if len(together) > 1:
+            payload = pack(method, [r.payload for r in together])
+        else:
+            payload = together[0].payload
         return Record(together[0].round, payload, together[-1].digest, len(together))
 
     for record in records:

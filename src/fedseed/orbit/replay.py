@@ -4,6 +4,7 @@ Needs torch; the rest of the orbit does not.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 import torch
 
@@ -21,15 +22,15 @@ from fedseed.weights.space import ParameterSpace
 
 SHOWN = 3  # names in a message
 # ranks and virtual tokens of an adapter up to this cost no more than a base does
-USUAL = 4096
+USUAL_SIZE = 4096
 # bytes of an adapter besides those of its base
-LARGE = 1 << 30
+LARGE_BYTES = 1 << 30
 # coefficients and table entries that are held back at most: 16 MiB
-MOST = 1 << 22
+MAX_HELD_ENTRIES = 1 << 22
 # adds that are held back at most, however small they are
-STEPS = 1 << 12
+MAX_HELD_STEPS = 1 << 12
 # steps times parameters that are held back at most: about a second of work, so that progress shows
-WORK = 1 << 34
+MAX_HELD_WORK = 1 << 34
 
 
 OnStep = Callable[[int], None]
@@ -89,17 +90,17 @@ def space_of(header: Header, model: torch.nn.Module) -> ParameterSpace:
 
 def other_tensors(header: Header, model: torch.nn.Module) -> str:
     """Describe the differences between the tensors that an orbit tunes and a model's."""
-    theirs = {tensor.name: tensor.shape for tensor in header.layout.tensors}
+    orbit_shapes = {tensor.name: tensor.shape for tensor in header.layout.tensors}
     ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    said = "the base's trainable tensors or blocks are not those of the orbit"
-    absent = [name for name in theirs if name not in ours]
+    problem = "the base's trainable tensors or blocks are not those of the orbit"
+    absent = [name for name in orbit_shapes if name not in ours]
     if absent:
-        return f"{said}: it has no {listed(absent, SHOWN)}"
-    other = [name for name, shape in theirs.items() if ours[name] != shape]
-    if other:
-        name = other[0]
-        return f"{said}: {name} has shape {list(ours[name])}, not {list(theirs[name])}"
-    return said
+        return f"{problem}: it has no {listed(absent, SHOWN)}"
+    differing = [name for name, shape in orbit_shapes.items() if ours[name] != shape]
+    if differing:
+        name = differing[0]
+        return f"{problem}: {name} has shape {list(ours[name])}, not {list(orbit_shapes[name])}"
+    return problem
 
 
 def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
@@ -113,15 +114,12 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     if header.adapter is None:
         return model
     settings = header.adapter.settings.model_dump(include={"rank", "virtual_tokens", "hidden"})
-    sides = {side for tensor in header.layout.tensors for side in tensor.shape}
-    held = sum(parameter.nbytes for parameter in model.parameters())
-    # larger than its tensors are said to be, or than any base needs
+    sides = set(chain.from_iterable(tensor.shape for tensor in header.layout.tensors))
+    base_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    is_huge = header.layout.dense_bytes > base_bytes + LARGE_BYTES
+    # larger than the tensors of the header, or than any base needs
     for name, number in settings.items():
-        if (
-            number is not None
-            and number > USUAL
-            and (number not in sides or header.layout.dense_bytes > held + LARGE)
-        ):
+        if number is not None and number > USUAL_SIZE and (is_huge or number not in sides):
             raise OrbitError(
                 f"the orbit's adapter has {name} = {number:,}, which does not fit its tensors or "
                 "this base"
@@ -135,10 +133,10 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
 
 def check_first_weights(header: Header, model: torch.nn.Module) -> None:
     """Raise OrbitError if an adapter starts from other weights than the run's did."""
-    found = adapters.start_digest(model, space_of(header, model))
-    if header.adapter is not None and found != header.adapter.digest:
+    digest = adapters.start_digest(model, space_of(header, model))
+    if header.adapter is not None and digest != header.adapter.digest:
         raise OrbitError(
-            f"the adapter starts with digest {found}, the run's started with "
+            f"the adapter starts with digest {digest}, the run's started with "
             f"{header.adapter.digest}"
         )
 
@@ -147,14 +145,14 @@ def check_base(
     header: Header, model: torch.nn.Module, hashed: Callable[..., str] = base_digest
 ) -> None:
     """Raise OrbitError if the base has another digest than the orbit's."""
-    found = hashed(model, header.digest_kind)
-    if found == header.base_digest:
+    digest = hashed(model, header.digest_kind)
+    if digest == header.base_digest:
         return
-    said = f"another base: its digest is {found}, the orbit's base has {header.base_digest}"
+    problem = f"another base: its digest is {digest}, the orbit's base has {header.base_digest}"
     names = {name for name, _ in model.named_parameters()}
     if header.adapter is None and not names.issuperset(t.name for t in header.layout.tensors):
-        raise OrbitError(f"{said}. {_other_version(header, model)}")
-    raise OrbitError(said + note_other_version(libraries_here(model), header.libraries))
+        raise OrbitError(f"{problem}. {_other_version(header, model)}")
+    raise OrbitError(problem + note_other_version(libraries_here(model), header.libraries))
 
 
 def libraries_here(model: torch.nn.Module) -> str:
@@ -172,12 +170,12 @@ def _other_version(header: Header, model: torch.nn.Module) -> str:
     """
     import transformers
 
-    theirs = [tensor.name for tensor in header.layout.tensors]
+    orbit_names = [tensor.name for tensor in header.layout.tensors]
     ours = [name for name, _ in model.named_parameters()]
-    absent = [name for name in theirs if name not in set(ours)]
+    absent = [name for name in orbit_names if name not in set(ours)]
     return (
         "The same files may have other tensors under another version: the orbit was made with "
-        f"{header.libraries or 'another transformers'} ({len(theirs):,} tensors, such as "
+        f"{header.libraries or 'another transformers'} ({len(orbit_names):,} tensors, such as "
         f"{absent[0]}), here is transformers {transformers.__version__} ({len(ours):,} tensors): "
         "replay it with that version, or run all sites with one"
     )
@@ -191,13 +189,13 @@ def catch_up(
     progress: OnStep | None = None,
     check_all: bool = False,
 ) -> State:
-    """Apply recorded steps, and compares the weights with the digests recorded with them.
+    """Apply recorded steps, and compare the weights with the digests recorded with them.
 
     Args:
         method: the method.
         state: the state before the first of them.
         space: the parameter space, at the weights before the first of them.
-        records: the steps; they are gone through twice, so of an iterator a list is made.
+        records: the steps. They are iterated over twice, so an iterator is made into a list.
         progress: called with the number of each step applied.
         check_all: compare with every recorded digest, not with the last one only.
 
@@ -207,11 +205,11 @@ def catch_up(
     Raises:
         OrbitError: a step is not valid, or the weights differ from those of the run.
     """
-    again = list(records) if isinstance(records, Iterator) else records
-    last = max((i for i, record in enumerate(again) if record.digest != NO_DIGEST), default=-1)
+    steps = list(records) if isinstance(records, Iterator) else records
+    last = max((i for i, record in enumerate(steps) if record.digest != NO_DIGEST), default=-1)
     # many steps in one pass over the weights, where nobody looks at them in between
     pending = Pending(space)
-    for i, record in enumerate(again):
+    for i, record in enumerate(steps):
         try:
             step = method.decode_step(state, record.payload)
         except MessageError as error:
@@ -272,7 +270,11 @@ class Pending:
             self.flush()
             self._space.apply(change)
         steps = len(self._adds) + len(self._factors)
-        if self._held > MOST or steps >= STEPS or steps * self._space.size > WORK:
+        if (
+            self._held > MAX_HELD_ENTRIES
+            or steps >= MAX_HELD_STEPS
+            or steps * self._space.size > MAX_HELD_WORK
+        ):
             self.flush()
 
     def flush(self) -> None:

@@ -24,6 +24,10 @@ def folder_of(place: str) -> Path | None:
     Raises:
         RecipeError: it is neither.
     """
+    if not place:
+        raise RecipeError(
+            'place "": it is empty; give a folder, file:///FOLDER, or OWNER/NAME of the hub'
+        )
     parts = urlsplit(place)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
@@ -66,12 +70,12 @@ def push_orbit(path: Path, place: str, private: bool = False, force: bool = Fals
     data, folder = path.read_bytes(), folder_of(place)
     if folder is None:
         return _push_to_hub(data, place, private, force)
-    there = folder / NAME
-    if there.exists() and there.read_bytes() != data and not force:
-        raise FedseedError(f"{there} is another orbit: choose another place, or say --force")
+    destination = folder / NAME
+    if destination.exists() and destination.read_bytes() != data and not force:
+        raise FedseedError(f"{destination} is another orbit: choose another place, or say --force")
     make_folder(folder)
-    write_whole(there, data)
-    return str(there)
+    write_whole(destination, data)
+    return str(destination)
 
 
 def _push_to_hub(data: bytes, place: str, private: bool, force: bool) -> str:
@@ -90,7 +94,7 @@ def _push_to_hub(data: bytes, place: str, private: bool, force: bool) -> str:
                 f"{place} has another orbit: choose another name, or say --force (the hub keeps "
                 "the old one in its history)"
             )
-        done = hub.upload_file(
+        commit = hub.upload_file(
             path_or_fileobj=data,
             path_in_repo=NAME,
             repo_id=place,
@@ -98,33 +102,33 @@ def _push_to_hub(data: bytes, place: str, private: bool, force: bool) -> str:
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise FedseedError(f"{place}: the hub did not take it: {first_line(error)}") from error
-    return str(done.commit_url)
+    return str(commit.commit_url)
 
 
-def pull_orbit(place: str, out: Path) -> Orbit:
+def pull_orbit(place: str, destination: Path) -> Orbit:
     """Get an orbit from a folder or a repository; the file is checked before it takes its place.
 
     Args:
         place: where it is.
-        out: the file to write; it must not exist.
+        destination: the file to write; it must not exist.
 
     Raises:
         RecipeError: the place is not valid.
         OrbitError: the file there is not an orbit, or is damaged.
-        FedseedError: the place has no orbit, or `out` exists already.
+        FedseedError: the place has no orbit, or `destination` exists already.
     """
-    if out.exists():
-        raise FedseedError(f"{out}: there already; choose another name with --out")
+    if destination.exists():
+        raise FedseedError(f"{destination}: there already; choose another name with --out")
     folder = folder_of(place)
     if folder is None:
         data = _fetch(place)
     else:
-        there = folder / NAME
-        if not there.is_file():
-            raise FedseedError(f"{there}: there is no such file")
-        data = there.read_bytes()
-    make_folder(out.parent)
-    with replacing(out) as temporary:
+        source = folder / NAME
+        if not source.is_file():
+            raise FedseedError(f"{source}: there is no such file")
+        data = source.read_bytes()
+    make_folder(destination.parent)
+    with replacing(destination) as temporary:
         temporary.write_bytes(data)
         try:
             return Orbit.open(temporary)

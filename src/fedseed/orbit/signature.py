@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from fedseed.durable import write_whole
 from fedseed.errors import OrbitError, StorageError
-from fedseed.orbit.file import Orbit, read
+from fedseed.orbit.file import Orbit, read_file
 
 
 def generate_key(path: Path) -> Path:
@@ -33,8 +33,8 @@ def generate_key(path: Path) -> Path:
     )
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as out:
-            out.write(private)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(private)
     except OSError as error:
         raise StorageError(f"{path}: can't be written: {error.strerror}") from error
     write_whole(
@@ -49,7 +49,7 @@ def generate_key(path: Path) -> Path:
 def private_key(path: Path) -> ed25519.Ed25519PrivateKey:
     """Return the private key in a file. Raises OrbitError if it holds none."""
     try:
-        key = serialization.load_pem_private_key(read(path), password=None)
+        key = serialization.load_pem_private_key(read_file(path), password=None)
     except (ValueError, TypeError) as error:
         raise OrbitError(f"{path}: not a private key in PEM form without a password") from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
@@ -63,11 +63,11 @@ def sign(path: Path, key_file: Path) -> Path:
     Raises OrbitError: the orbit is damaged, or the file holds no private Ed25519 key.
     """
     key = private_key(key_file)
-    data = read(path)
+    data = read_file(path)
     Orbit.parse(data, str(path))
-    out = path.with_name(path.name + ".sig")
-    write_whole(out, key.sign(data))
-    return out
+    signature_file = path.with_name(path.name + ".sig")
+    write_whole(signature_file, key.sign(data))
+    return signature_file
 
 
 def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
@@ -75,14 +75,14 @@ def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
     an orbit's file.
     """
     try:
-        key = serialization.load_pem_public_key(read(key_file))
+        key = serialization.load_pem_public_key(read_file(key_file))
     except ValueError as error:
         raise OrbitError(f"{key_file}: not a public key in PEM form") from error
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise OrbitError(f"{key_file}: not an Ed25519 key")
     signature = signature or path.with_name(path.name + ".sig")
     try:
-        key.verify(read(signature), read(path))
+        key.verify(read_file(signature), read_file(path))
     except InvalidSignature as error:
         raise OrbitError(
             f"{path}: {signature.name} is not this key's signature of this file"

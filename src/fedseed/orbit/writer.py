@@ -4,9 +4,9 @@ from pathlib import Path
 
 from fedseed.durable import Appender
 from fedseed.errors import OrbitError
-from fedseed.orbit.file import Orbit, begin, read, scan, write_orbit
+from fedseed.orbit.file import Orbit, begin, read_file, scan, write_orbit
 from fedseed.orbit.header import Header
-from fedseed.orbit.record import NO_DIGEST, Record, ending, link, packed
+from fedseed.orbit.record import NO_DIGEST, Record, ending, link, pack_records
 
 
 class OrbitWriter:
@@ -33,7 +33,7 @@ class OrbitWriter:
             if path.exists():
                 raise OrbitError(f"{path}: there is an orbit already")
             write_orbit(path, begin(header), ())  # the header is there as a whole or not at all
-        orbit, damage = scan(read(path), str(path))
+        orbit, damage = scan(read_file(path), str(path))
         differences = orbit.header.differences(header)
         if differences:
             raise OrbitError(f"{path} is the orbit of another run: {differences[0]} here")
@@ -75,9 +75,9 @@ class OrbitWriter:
         if record.round != self.last + 1:
             raise OrbitError(f"{self.path}: step {record.round} can't follow step {self.last}")
         data = record.encode()
-        after = link(self._link, data)
-        self._file.append(data + after, sync)
-        self._link, self.last, self._digest = after, record.round, record.digest
+        next_link = link(self._link, data)
+        self._file.append(data + next_link, sync)
+        self._link, self.last, self._digest = next_link, record.round, record.digest
 
     def sync(self) -> None:
         """Brings everything to the disk."""
@@ -92,7 +92,9 @@ class OrbitWriter:
         if not self._complete:
             if self._method.stepwise:
                 orbit = Orbit.open(self.path)
-                write_orbit(self.path, orbit.start, ending(packed(self._method, orbit.steps())))
+                write_orbit(
+                    self.path, orbit.start, ending(pack_records(self._method, orbit.steps()))
+                )
             else:
                 data = Record(self.last + 1, b"", self._digest, steps=0).encode()
                 self._file.append(data + link(self._link, data))

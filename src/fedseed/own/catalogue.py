@@ -33,12 +33,12 @@ class Catalogue:
 
     def sources(self) -> dict[str, Source]:
         """Return the orbits whose files are there now, by name."""
-        found = {name: one for name, one in self._sources.items() if is_there(one)}
+        sources = {name: one for name, one in self._sources.items() if is_there(one)}
         for folder in self._folders:
             for name, path in orbits_in(folder).items():
                 if name not in self._sources:
-                    found.setdefault(name, _source_of(path))
-        return found
+                    sources.setdefault(name, _source_of(path))
+        return sources
 
 
 def is_there(source: Source) -> bool:
@@ -48,16 +48,20 @@ def is_there(source: Source) -> bool:
 
 def stamp_of(source: Source) -> tuple[FileStamp | None, FileStamp | None]:
     """Return a stamp that changes when an orbit, or its run's chat template, is written anew."""
-    template = None if source.folder is None else source.folder / CHAT_TEMPLATE
+    template = None
+    if source.folder is not None:
+        template = source.folder / CHAT_TEMPLATE
     return _stamp(source.orbit), _stamp(template)
 
 
 def _stamp(path: Path | None) -> FileStamp | None:
     try:
-        about = None if path is None else path.stat()
+        status = None
+        if path is not None:
+            status = path.stat()
     except OSError:
         return None
-    return about and FileStamp(about.st_ino, about.st_size, about.st_mtime_ns)
+    return status and FileStamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def orbits_in(folder: Path) -> dict[str, Path]:
@@ -65,17 +69,17 @@ def orbits_in(folder: Path) -> dict[str, Path]:
 
     Where a run and an orbit's file have one name, the run has it.
     """
-    found: dict[str, Path] = {}
+    orbits: dict[str, Path] = {}
     try:
         entries = sorted(folder.iterdir())
     except OSError:
         return {}
     for entry in entries:
         if (entry / ORBIT).is_file():
-            found[entry.name] = entry / ORBIT
+            orbits[entry.name] = entry / ORBIT
         elif entry.suffix == ".orbit" and entry.is_file():
-            found.setdefault(entry.stem, entry)
-    return found
+            orbits.setdefault(entry.stem, entry)
+    return orbits
 
 
 def _source_of(path: Path) -> Source:
@@ -89,7 +93,7 @@ def is_folder_of_orbits(place: str) -> bool:
     return folder.is_dir() and not (folder / ORBIT).is_file() and bool(orbits_in(folder))
 
 
-def named(orbits: Sequence[str]) -> dict[str, Source]:
+def name_sources(orbits: Sequence[str]) -> dict[str, Source]:
     """Return the places of orbits, by the names that requests use.
 
     Args:
@@ -101,8 +105,8 @@ def named(orbits: Sequence[str]) -> dict[str, Source]:
     """
     sources: dict[str, Source] = {}
     for text in orbits:
-        name, given, place = ("", "", text) if Path(text).exists() else text.partition("=")
-        source = find_source(place if given else text)
+        name, name_given, place = ("", "", text) if Path(text).exists() else text.partition("=")
+        source = find_source(place if name_given else text)
         if source.orbit is None:
             raise RecipeError(
                 f"{text}: not an orbit: whole weights can't be swapped; serve their export alone"

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fedseed.federation.hosted import WorkThread
+from fedseed.federation.client.state import WorkThread
 
 # seconds that a client is asked to wait at most
 LONGEST_RETRY = 60
@@ -64,7 +64,7 @@ class Job:
         self._task.add_done_callback(lambda _: act())
 
     async def events(self) -> AsyncIterator[Any]:
-        """Give the events until the work is done.
+        """Yield the events until the work is done.
 
         Raises:
             JobCancelledError: the job was cancelled.
@@ -93,9 +93,11 @@ class JobQueue:
 
     @property
     def working_seconds(self) -> float:
-        """Return the seconds since the current job began; 0 if there is none."""
+        """Return the seconds since the current job began; 0 without a job."""
         started = self._started
-        return 0.0 if started is None else time.monotonic() - started
+        if started is None:
+            return 0.0
+        return time.monotonic() - started
 
     @property
     def retry_seconds(self) -> int:

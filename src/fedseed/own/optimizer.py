@@ -56,7 +56,7 @@ class ZOOptimizer:
             (`fedseed.from_orbit`); None: none is written. `close` ends it, as leaving a `with`
             block does.
         resume: if the file is there, the model, which must be the base again, takes its steps first
-            (`steps` says how many), and new ones come after them.
+            (`steps` has their number), and new ones come after them.
         base: the name or folder that others load the base from; None: what transformers calls it.
         settings: MeZO's (`learning_rate=1e-6`, `scale=1e-3`, `estimates=4`, `optimizer="adam"`,
             ...).
@@ -112,11 +112,15 @@ class ZOOptimizer:
             )
 
     def _open(self, path: Path, resume: bool, base: str) -> None:
-        named = list(self.space.model.named_parameters())
-        trained = tuple(escape(name) for name, p in named if p.requires_grad)
-        chosen = None if len(trained) == len(named) else trained
-        dtype = next(dtype_name(p) for _, p in named if p.is_floating_point())
-        folder = str(Path(base).resolve()) if base and Path(base).is_dir() else ""
+        parameters = list(self.space.model.named_parameters())
+        trained = tuple(escape(name) for name, p in parameters if p.requires_grad)
+        trainable = None
+        if len(trained) != len(parameters):
+            trainable = trained
+        dtype = next(dtype_name(p) for _, p in parameters if p.is_floating_point())
+        folder = ""
+        if base and Path(base).is_dir():
+            folder = str(Path(base).resolve())
         header = Header(
             base,
             base_digest(self.space.model),
@@ -124,7 +128,7 @@ class ZOOptimizer:
             self.space.layout,
             self.method,
             self.state.seed,
-            chosen,
+            trainable,
             base_folder=folder,
             quantization=quantization_of(self.space.model),
         )
@@ -139,7 +143,7 @@ class ZOOptimizer:
                 self._writer = OrbitWriter(path, header, resume=True)
 
     def step(self, closure: Closure) -> float:
-        """Makes one step.
+        """Make one step.
 
         Args:
             closure: returns the loss of a batch, a number or a tensor of one; the same batch at
@@ -175,7 +179,9 @@ class ZOOptimizer:
             self._write()
             self._held = Record(self.steps, payload)
         losses = client.cost.losses
-        return sum(losses) / len(losses) if answers and losses else nan
+        if answers and losses:
+            return sum(losses) / len(losses)
+        return nan
 
     def _write(self, digest: str = NO_DIGEST) -> None:
         if self._writer is not None and self._held is not None:
@@ -183,11 +189,11 @@ class ZOOptimizer:
             self._held = None
 
     def digest(self) -> str:
-        """Returns the digest of the weights, which a replay of the orbit ends with."""
+        """Return the digest of the weights, which a replay of the orbit ends with."""
         return self.space.digest()
 
     def close(self) -> None:
-        """Ends the orbit, if there is one. Once more does nothing."""
+        """End the orbit, if there is one. Once more does nothing."""
         if self._writer is not None:
             self._write(self.digest())
             self._writer.close()

@@ -41,8 +41,10 @@ class Finished:
 
 
 def refusal(error: RefusedError) -> Response:
-    """Return a refusal as OpenAI's interface says it."""
-    headers = {} if error.retry_seconds is None else {"Retry-After": str(error.retry_seconds)}
+    """Return a refusal in the form of OpenAI's interface."""
+    headers = {}
+    if error.retry_seconds is not None:
+        headers = {"Retry-After": str(error.retry_seconds)}
     return JSONResponse({"error": error_body(error)}, error.status, headers)
 
 
@@ -68,30 +70,30 @@ class Reply(ABC):
     whole_kind = ""
     chunk_kind = ""
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, request: Asked) -> None:
+        self.asked = request
         self.id = self.prefix + secrets.token_hex(12)
         self.created = int(time.time())
         self._written: list[Written] = []
 
-    def begin(self, begun: Begun) -> Iterator[str]:
-        """Give the events with which a stream begins."""
+    def begin(self, beginning: Begun) -> Iterator[str]:
+        """Yield the events with which a stream begins."""
         yield from ()
 
     @abstractmethod
     def add(self, piece: TextPiece) -> Iterator[str]:
-        """Give the events that a piece of an answer makes."""
+        """Yield the events that a piece of an answer makes."""
 
     @abstractmethod
     def finish(self, finished: Finished) -> Iterator[str]:
-        """Give the events that the end of an answer makes."""
+        """Yield the events that the end of an answer makes."""
 
     @abstractmethod
     def choices(self) -> list[dict[str, Any]]:
         """Return all answers, whole."""
 
     def end(self) -> Iterator[str]:
-        """Give the events with which a stream ends."""
+        """Yield the events with which a stream ends."""
         if self.asked.wants_usage:
             yield event({**self._head(self.chunk_kind), "choices": [], "usage": self._usage()})
         yield LAST_EVENT
@@ -111,18 +113,20 @@ class Reply(ABC):
         }
 
     def _usage(self) -> dict[str, int]:
-        given = sum(one.asked for one in self._written)
+        prompt_tokens = sum(one.prompt_tokens for one in self._written)
         new = sum(one.new for one in self._written)
         return {
-            "prompt_tokens": given,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": new,
-            "total_tokens": given + new,
+            "total_tokens": prompt_tokens + new,
         }
 
-    def _chunk(self, index: int, said: dict[str, Any], reason: str | None = None) -> str:
+    def _chunk(self, index: int, content: dict[str, Any], reason: str | None = None) -> str:
         """Return an event with a part of an answer."""
-        choice = {"index": index, **said, "logprobs": None, "finish_reason": reason}
-        usage = {"usage": None} if self.asked.wants_usage else {}
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
+        usage = {}
+        if self.asked.wants_usage:
+            usage = {"usage": None}
         return event({**self._head(self.chunk_kind), "choices": [choice], **usage})
 
 
@@ -160,27 +164,29 @@ class ChatReply(Reply):
 
     asked: ChatCompletion
 
-    def __init__(self, asked: ChatCompletion) -> None:
-        super().__init__(asked)
+    def __init__(self, request: ChatCompletion) -> None:
+        super().__init__(request)
         self._reader = ToolCallReader(None, {})
         self._calls = 0
 
-    def begin(self, begun: Begun) -> Iterator[str]:
-        most = None if self.asked.parallel_tool_calls else 1
-        self._reader = ToolCallReader(begun.tool_format, self.asked.functions, most)
+    def begin(self, beginning: Begun) -> Iterator[str]:
+        most_calls = None if self.asked.parallel_tool_calls else 1
+        self._reader = ToolCallReader(beginning.tool_format, self.asked.functions, most_calls)
         yield self._chunk(0, {"delta": {"role": "assistant", "content": ""}})
 
     def add(self, piece: TextPiece) -> Iterator[str]:
-        return self._said(self._reader.read(piece.text))
+        return self._write_parts(self._reader.read_piece(piece.text))
 
     def finish(self, finished: Finished) -> Iterator[str]:
         self._written.append(finished.written)
-        yield from self._said(self._reader.finish())
+        yield from self._write_parts(self._reader.finish())
         # clients join the pieces of content as texts
-        delta = {} if self._reader.has_calls else {"content": ""}
+        delta = {}
+        if not self._reader.has_calls:
+            delta = {"content": ""}
         yield self._chunk(0, {"delta": delta}, self._ending(finished.written))
 
-    def _said(self, parts: Sequence[str | ToolCall]) -> Iterator[str]:
+    def _write_parts(self, parts: Sequence[str | ToolCall]) -> Iterator[str]:
         """Yield the events for an answer's text."""
         for part in parts:
             if isinstance(part, str):
@@ -191,23 +197,27 @@ class ChatReply(Reply):
             yield self._chunk(0, {"delta": delta})
 
     def choices(self) -> list[dict[str, Any]]:
-        (written,) = self._written
-        parts = [*self._reader.read(written.text), *self._reader.finish()]
+        (completion,) = self._written
+        parts = [*self._reader.read_piece(completion.text), *self._reader.finish()]
         text = "".join(part for part in parts if isinstance(part, str))
         calls = [_call_body(part) for part in parts if isinstance(part, ToolCall)]
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if calls:
             message |= {"content": text or None, "tool_calls": calls}
-        reason = self._ending(written)
+        reason = self._ending(completion)
         return [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}]
 
-    def _ending(self, written: Written) -> str:
-        is_call = self._reader.has_calls and written.ended
-        return "tool_calls" if is_call else _ending(written)
+    def _ending(self, completion: Written) -> str:
+        is_call = self._reader.has_calls and completion.is_complete
+        if is_call:
+            return "tool_calls"
+        return _ending(completion)
 
 
-def _ending(written: Written) -> str:
-    return "stop" if written.ended else "length"
+def _ending(completion: Written) -> str:
+    if completion.is_complete:
+        return "stop"
+    return "length"
 
 
 def _call_body(call: ToolCall) -> dict[str, Any]:

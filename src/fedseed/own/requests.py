@@ -87,7 +87,9 @@ class Asked(BaseModel):
     @property
     def stops(self) -> list[str]:
         """Return the texts that end an answer."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop
+        if isinstance(self.stop, str):
+            return [self.stop]
+        return self.stop
 
     @property
     def wants_usage(self) -> bool:
@@ -96,7 +98,7 @@ class Asked(BaseModel):
 
     @property
     def most_tokens(self) -> int | None:
-        """Return the most new tokens of an answer; None: the server says."""
+        """Return the most new tokens of an answer; None: the server's limit."""
         return self.max_tokens
 
     @model_validator(mode="after")
@@ -115,7 +117,9 @@ class Completion(Asked):
     @property
     def prompts(self) -> list[str]:
         """Return the prompts."""
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return self.prompt
 
 
 class Part(BaseModel):
@@ -154,8 +158,10 @@ class Call(BaseModel):
     def plain(self) -> dict[str, Any]:
         """Return it as chat templates take it."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
-        known = {} if self.id is None else {"id": self.id}
-        return {**known, "type": self.type, "function": function}
+        identity = {}
+        if self.id is not None:
+            identity = {"id": self.id}
+        return {**identity, "type": self.type, "function": function}
 
 
 class Turn(BaseModel):
@@ -188,8 +194,8 @@ class Turn(BaseModel):
             calls = [Call(function=self.function_call)]
         if calls:
             turn["tool_calls"] = [call.plain() for call in calls]
-        further = self.model_extra or {}
-        return {**turn, **{key: value for key, value in further.items() if value is not None}}
+        extra = self.model_extra or {}
+        return {**turn, **{key: value for key, value in extra.items() if value is not None}}
 
 
 class DescribedFunction(BaseModel):
@@ -233,13 +239,15 @@ class ChatCompletion(Asked):
 
     @property
     def most_tokens(self) -> int | None:
-        """Return the most new tokens of an answer; None: the server says."""
+        """Return the most new tokens of an answer; None: the server's limit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
         """Return the tools that the assistant may use."""
-        return [] if self.tool_choice == "none" else self.tools
+        if self.tool_choice == "none":
+            return []
+        return self.tools
 
     @property
     def functions(self) -> dict[str, dict[str, Any]]:
@@ -262,10 +270,10 @@ def _first_problem(error: ValidationError) -> tuple[str, str]:
     """Return the key that is wrong, and the key with what is wrong about it."""
     first = error.errors()[0]
     param = ".".join(str(part)[:SHOWN] for part in first["loc"])
-    why = first["msg"].removeprefix("Value error, ")
+    reason = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        why = "this server knows no such key"
-    return param, f"{param}: {why}" if param else why
+        reason = "this server knows no such key"
+    return param, f"{param}: {reason}" if param else reason
 
 
 async def _read_body(request: Request) -> bytes:
@@ -294,22 +302,22 @@ async def read_request(request: Request, kind: type[AskedKind]) -> AskedKind:
     except TimeoutError as error:
         raise RefusedError(408, f"the request did not come in {READ_SECONDS} seconds") from error
     try:
-        given = json.loads(data)
+        table = json.loads(data)
         # half a surrogate pair is valid JSON, but no text
-        json.dumps(given, ensure_ascii=False).encode()
+        json.dumps(table, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise RefusedError(400, "a text has half a surrogate pair: send valid Unicode") from error
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, f"the request is not JSON: {error}") from error
-    if not isinstance(given, dict):
+    if not isinstance(table, dict):
         raise RefusedError(400, "the request is no JSON object")
-    asked = {
+    fields = {
         key: value
-        for key, value in given.items()
+        for key, value in table.items()
         if value is not None and (value or key in kind.model_fields)
     }
     try:
-        return kind.model_validate(asked)
+        return kind.model_validate(fields)
     except ValidationError as error:
         param, message = _first_problem(error)
         raise RefusedError(400, message, param or None) from error

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from fedseed.errors import FedseedError, NonFiniteError, OrbitError, RecipeError, did_you_mean
 from fedseed.objectives.generation import Writer
 from fedseed.orbit import Orbit
-from fedseed.own.catalogue import Catalogue, named, stamp_of
+from fedseed.own.catalogue import Catalogue, name_sources, stamp_of
 from fedseed.own.jobs import Job, JobCancelledError, JobQueue, QueueFullError
 from fedseed.own.replies import (
     LAST_EVENT,
@@ -48,9 +48,10 @@ from fedseed.own.requests import (
 )
 from fedseed.own.swapper import Swapper
 from fedseed.own.tool_calls import ToolFormat, find_tool_format
+from fedseed.reports.listening import open_port
 from fedseed.runs.tuned import Source, base_of
 
-__all__ = ["ChatCompletion", "Completion", "Service", "Turn", "named"]
+__all__ = ["ChatCompletion", "Completion", "Service", "Turn", "name_sources"]
 
 MOST_WAITING = 64  # requests at a time
 # in which answers may still be finished once the server is to end
@@ -90,12 +91,12 @@ class Service:
         base: str | None = None,
         device: str = "cpu",
         keep: int = 0,
-        most: int = 1024,
+        most_tokens: int = 1024,
         folders: Sequence[Path] = (),
     ) -> None:
         self._catalogue = Catalogue(sources, folders)
-        known = self._catalogue.sources()
-        first = next((one.orbit for one in known.values() if one.orbit is not None), None)
+        sources_there = self._catalogue.sources()
+        first = next((one.orbit for one in sources_there.values() if one.orbit is not None), None)
         if first is None:
             raise RecipeError("there is no orbit to serve")
         model, self.tokenizer = base_of(Orbit.open(first).header, first, base, device)
@@ -106,7 +107,7 @@ class Service:
         self.swapper = Swapper(model, keep=keep)
         for name, source in sources.items():
             self._load(name, source)
-        self.most = most
+        self.most = most_tokens
         self.began = int(time.time())
         self._queue = JobQueue()
 
@@ -160,37 +161,41 @@ class Service:
         if name:
             self._find(name)
             names = [name]
-        about = [
+        models = [
             {"id": one, "object": "model", "created": self.began, "owned_by": "fedseed"}
             for one in names
         ]
-        return JSONResponse(about[0] if name else {"object": "list", "data": about})
+        return JSONResponse(models[0] if name else {"object": "list", "data": models})
 
     async def completions(self, request: Request) -> Response:
         """Answer with what follows a prompt, or each of some."""
-        asked = await read_request(request, Completion)
+        completion_request = await read_request(request, Completion)
 
         def prepare(writer: Writer) -> tuple[list[list[int]], None]:
-            return [writer.prompt_ids(prompt) for prompt in asked.prompts], None
+            return [writer.prompt_ids(prompt) for prompt in completion_request.prompts], None
 
-        return await self._answer(request, asked, prepare, CompletionReply(asked))
+        return await self._answer(
+            request, completion_request, prepare, CompletionReply(completion_request)
+        )
 
     async def chat(self, request: Request) -> Response:
         """Answer with the next turn of a conversation."""
-        asked = await read_request(request, ChatCompletion)
-        turns = [turn.plain() for turn in asked.messages]
-        tools = asked.offered_tools
+        chat_request = await read_request(request, ChatCompletion)
+        turns = [turn.plain() for turn in chat_request.messages]
+        tools = chat_request.offered_tools
 
         def prepare(writer: Writer) -> tuple[list[list[int]], ToolFormat | None]:
             if not writer.tokenizer.chat_template:
-                why = f"{asked.model} has no chat template: ask /v1/completions with a prompt"
-                raise RefusedError(400, why, "messages")
-            ids = writer.chat_ids(turns, tools, asked.template_options)
+                problem = (
+                    f"{chat_request.model} has no chat template: ask /v1/completions with a prompt"
+                )
+                raise RefusedError(400, problem, "messages")
+            ids = writer.chat_ids(turns, tools, chat_request.template_options)
             if not tools:
                 return [ids], None
             return [ids], find_tool_format(writer.tokenizer.get_chat_template(None, tools))
 
-        return await self._answer(request, asked, prepare, ChatReply(asked))
+        return await self._answer(request, chat_request, prepare, ChatReply(chat_request))
 
     def _find(self, name: str) -> Source:
         """Return the place of an orbit. Raises RefusedError if no orbit has this name now."""
@@ -206,30 +211,30 @@ class Service:
         return sources[name]
 
     async def _answer(
-        self, request: Request, asked: Asked, prepare: Prepare, reply: Reply
+        self, request: Request, completion_request: Asked, prepare: Prepare, reply: Reply
     ) -> Response:
         """Return the answers to a request, once all that was asked before is answered."""
-        source = self._find(asked.model)
-        most = asked.most_tokens
-        if most is not None and most > self.most:
+        source = self._find(completion_request.model)
+        most_tokens = completion_request.most_tokens
+        if most_tokens is not None and most_tokens > self.most:
             raise RefusedError(
                 400,
-                f"max_tokens = {most:,}: this server writes {self.most:,} at most",
+                f"max_tokens = {most_tokens:,}: this server writes {self.most:,} at most",
                 "max_tokens",
             )
-        job = self._submit(lambda job: self._write(job, asked, source, prepare))
+        job = self._submit(lambda job: self._write(job, completion_request, source, prepare))
         watcher = asyncio.ensure_future(_cancel_when_client_leaves(request, job))
         job.on_end(watcher.cancel)
         events = job.events()
         # what is wrong with the request shows before its first event
-        begun = await anext(events)
-        if asked.stream:
+        beginning = await anext(events)
+        if completion_request.stream:
             return StreamingResponse(
-                _stream(job, reply, begun, events),
+                _stream(job, reply, beginning, events),
                 media_type="text/event-stream",
                 headers=STREAM_HEADERS,
             )
-        for _ in reply.begin(begun):
+        for _ in reply.begin(beginning):
             pass
         return reply.response([one async for one in events if isinstance(one, Finished)])
 
@@ -243,27 +248,33 @@ class Service:
                 retry_seconds=self._queue.retry_seconds,
             ) from error
 
-    def _write(self, job: Job, asked: Asked, source: Source, prepare: Prepare) -> None:
+    def _write(self, job: Job, completion_request: Asked, source: Source, prepare: Prepare) -> None:
         """Tell a job's client what the model writes; runs in the queue's thread."""
-        model = self._model_of(asked.model, source)
-        self.tokenizer.chat_template = self.templates[asked.model]
-        seed = secrets.randbits(63) if asked.seed is None else asked.seed
-        most = asked.most_tokens or self.most
+        model = self._model_of(completion_request.model, source)
+        self.tokenizer.chat_template = self.templates[completion_request.model]
+        seed = secrets.randbits(63) if completion_request.seed is None else completion_request.seed
+        most_tokens = completion_request.most_tokens or self.most
         writer = Writer(
-            model, self.tokenizer, most, asked.temperature, asked.top_p, seed, asked.stops
+            model,
+            self.tokenizer,
+            most_tokens,
+            completion_request.temperature,
+            completion_request.top_p,
+            seed,
+            completion_request.stops,
         )
         prompts, tool_format = prepare(writer)
         job.tell(Begun(tool_format))
         for index, ids in enumerate(prompts):
-            written = writer.write(
+            completion = writer.write(
                 ids,
-                _teller(job, index) if asked.stream else None,
+                _teller(job, index) if completion_request.stream else None,
                 job.is_cancelled,
                 tool_format.markers if tool_format else (),
             )
             if job.is_cancelled():
                 return
-            job.tell(Finished(index, written))
+            job.tell(Finished(index, completion))
 
     def _model_of(self, name: str, source: Source) -> Any:
         """Return the base as an orbit's model, by the orbit's file as it is now."""
@@ -301,15 +312,13 @@ class Service:
         Args:
             host: the address.
             port: the port; 0: any.
-            ready: is told the address once requests are taken.
+            ready: called with the address once requests are taken.
 
         Raises:
-            OSError: the port is not to be had.
+            OSError: the port is taken or not allowed.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.create_server((host, port), family=family) as listening:
-            shown = f"[{host}]" if ":" in host else host
-            ready(f"http://{shown}:{listening.getsockname()[1]}/v1")
+        with open_port(host, port) as (listening, address):
+            ready(f"{address}/v1")
             config = uvicorn.Config(
                 self.app(), log_level="warning", timeout_graceful_shutdown=2 * ENDING_SECONDS
             )
@@ -343,14 +352,17 @@ def _teller(job: Job, index: int) -> Callable[[str], None]:
 
 
 async def _stream(
-    job: Job, reply: Reply, begun: Begun, events: AsyncIterator[Any]
+    job: Job, reply: Reply, beginning: Begun, events: AsyncIterator[Any]
 ) -> AsyncIterator[str]:
-    """Give a reply as server-sent events, while it is written."""
+    """Yield a reply as server-sent events, while it is written."""
     try:
-        for one in reply.begin(begun):
+        for one in reply.begin(beginning):
             yield one
-        async for told in events:
-            parts = reply.add(told) if isinstance(told, TextPiece) else reply.finish(told)
+        async for next_event in events:
+            if isinstance(next_event, TextPiece):
+                parts = reply.add(next_event)
+            else:
+                parts = reply.finish(next_event)
             for one in parts:
                 yield one
         for one in reply.end():
@@ -366,7 +378,7 @@ async def _stream(
 
 
 def _as_refusal(error: Exception) -> RefusedError:
-    """Return an error as what a client is told of it."""
+    """Return an error in the form that a client gets."""
     if isinstance(error, RefusedError):
         return error
     if isinstance(error, OrbitError | NonFiniteError):

@@ -1,7 +1,7 @@
 """Makes models out of orbits: one by name, or many in turn on one base in memory."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedseed.weights.space import ParameterSpace
 def from_orbit(
     path: str | Path, base: str | None = None, upto: int | None = None, device: str = "cpu"
 ) -> Any:
-    """Returns the tuned model that an orbit makes of its base, a model of transformers (or of peft)
+    """Return the tuned model that an orbit makes of its base, a model of transformers (or of peft)
     for evaluation.
 
     Args:
@@ -85,11 +85,11 @@ class Swapper:
 
     @property
     def names(self) -> list[str]:
-        """Returns the names of the orbits, in the order in which they were added."""
+        """Return the names of the orbits, in the order in which they were added."""
         return list(self._orbits)
 
     def add(self, name: str, path: str | Path) -> None:
-        """Adds an orbit; it is read now, and applied when it is asked for.
+        """Add an orbit; it is read now, and applied when it is asked for.
 
         Raises:
             OrbitError: it can't be read, is damaged, of another base, not what its run ended with,
@@ -126,7 +126,7 @@ class Swapper:
         self.active = None if self.active == name else self.active
 
     def to(self, name: str | None) -> Any:
-        """Makes the model, in place, that of an orbit.
+        """Make the model, in place, that of an orbit.
 
         Args:
             name: the orbit's, as it was added; None: the base.
@@ -139,7 +139,9 @@ class Swapper:
             OrbitError: its steps are not valid, or make other weights than the run had; the model
                 is the base then.
         """
-        orbit = None if name is None else self._orbits[name]
+        orbit = None
+        if name is not None:
+            orbit = self._orbits[name]
         if name is not None and name == self.active:
             return self.model
         if self._space is not None:
@@ -156,8 +158,9 @@ class Swapper:
         return self.model
 
     def _replay(self, name: str, orbit: Orbit, space: ParameterSpace) -> None:
-        steps = orbit.steps()
-        records = [Record(one.round, one.payload) for one in steps] if name in self._seen else steps
+        records: Iterable[Record] = orbit.steps()
+        if name in self._seen:
+            records = [Record(one.round, one.payload) for one in records]
         try:
             catch_up(orbit.header.method, orbit.header.start(), space, records)
         except OrbitError as error:

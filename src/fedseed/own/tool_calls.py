@@ -64,7 +64,7 @@ class ToolFormat:
     openings: Sequence[str]
     closing: str
     only_at_start: bool
-    read: Callable[[str, Functions], list[ToolCall] | None]
+    parse: Callable[[str, Functions], list[ToolCall] | None]
     markers: Sequence[str]
 
 
@@ -83,11 +83,11 @@ class ToolCallReader:
     """
 
     def __init__(
-        self, tool_format: ToolFormat | None, functions: Functions, most: int | None = None
+        self, tool_format: ToolFormat | None, functions: Functions, most_calls: int | None = None
     ) -> None:
         self._format = tool_format
         self._functions = functions
-        self._most = most
+        self._most = most_calls
         self._calls = 0
         self._unread = ""  # what may be a call, or the beginning of one
         # blanks after the text so far, which are left out before a call
@@ -101,41 +101,45 @@ class ToolCallReader:
         """Return whether a call was found."""
         return self._calls > 0
 
-    def read(self, piece: str) -> list[str | ToolCall]:
+    def read_piece(self, piece: str) -> list[str | ToolCall]:
         """Return the texts and calls that are complete with the next piece of an answer."""
         if self._format is None:
-            return [piece] if piece else []
+            if piece:
+                return [piece]
+            return []
         self._unread += piece
-        found: list[str | ToolCall] = []
-        while self._advance(self._format, found):
+        parts: list[str | ToolCall] = []
+        while self._advance(self._format, parts):
             pass
-        return found
+        return parts
 
     def finish(self) -> list[str | ToolCall]:
         """Return the text that is left at the end of an answer."""
-        found: list[str | ToolCall] = []
+        parts: list[str | ToolCall] = []
         if self._format is not None and self._is_open:
-            self._close(self._format, self._unread, found)
+            self._close(self._format, self._unread, parts)
         else:
-            self._add_text(self._unread, found)
+            self._add_text(self._unread, parts)
         if self._blanks and not self.has_calls:
-            found.append(self._blanks)
+            parts.append(self._blanks)
         self._unread = self._blanks = ""
-        return found
+        return parts
 
-    def _advance(self, tool_format: ToolFormat, found: list[str | ToolCall]) -> bool:
+    def _advance(self, tool_format: ToolFormat, parts: list[str | ToolCall]) -> bool:
         """Take a text or a call from what is unread; False: more of the answer is needed."""
         if self._is_open:
-            end = self._unread.find(tool_format.closing) if tool_format.closing else -1
+            end = -1
+            if tool_format.closing:
+                end = self._unread.find(tool_format.closing)
             if end < 0:
                 return False
             end += len(tool_format.closing)
             whole, self._unread = self._unread[:end], self._unread[end:]
             self._is_open = False
-            self._close(tool_format, whole, found)
+            self._close(tool_format, whole, parts)
             return True
         start, self._is_open = self._next_opening(tool_format)
-        self._add_text(self._unread[:start], found)
+        self._add_text(self._unread[:start], parts)
         self._unread = self._unread[start:]
         return self._is_open
 
@@ -156,35 +160,37 @@ class ToolCallReader:
         start = min((place for place in places if place >= 0), default=-1)
         if start >= 0:
             return start, True
-        begun = (
+        partial_openings = (
             length
             for opening in tool_format.openings
             for length in range(1, min(len(opening), len(text) + 1))
             if text.endswith(opening[:length])
         )
-        return len(text) - max(begun, default=0), False
+        return len(text) - max(partial_openings, default=0), False
 
-    def _close(self, tool_format: ToolFormat, whole: str, found: list[str | ToolCall]) -> None:
+    def _close(self, tool_format: ToolFormat, whole: str, parts: list[str | ToolCall]) -> None:
         """Add the calls of a text with its opening and closing, or the text if they can't be
         read.
         """
-        body = whole.removesuffix(tool_format.closing) if tool_format.closing else whole
-        calls = tool_format.read(body, self._functions)
+        body = whole
+        if tool_format.closing:
+            body = whole.removesuffix(tool_format.closing)
+        calls = tool_format.parse(body, self._functions)
         if calls is None:
-            self._add_text(whole, found)
+            self._add_text(whole, parts)
             return
         room = len(calls) if self._most is None else max(0, self._most - self._calls)
-        found += calls[:room]
+        parts += calls[:room]
         self._calls += len(calls[:room])
         self._blanks = ""
 
-    def _add_text(self, text: str, found: list[str | ToolCall]) -> None:
+    def _add_text(self, text: str, parts: list[str | ToolCall]) -> None:
         """Add text, but for the blanks at its end."""
         text = self._blanks + text
-        written = text.rstrip()
-        self._blanks = text[len(written) :]
-        if written:
-            found.append(written)
+        stripped = text.rstrip()
+        self._blanks = text[len(stripped) :]
+        if stripped:
+            parts.append(stripped)
             self._has_text = True
 
 
@@ -194,7 +200,9 @@ def _read_tagged(text: str, functions: Functions) -> list[ToolCall] | None:
     if text.lstrip().startswith("<function="):
         return _read_parameters(text, functions)
     values = _read_values(text)
-    return None if values is None or len(values) != 1 else _calls_of(values)
+    if values is None or len(values) != 1:
+        return None
+    return _calls_of(values)
 
 
 def _read_parameters(text: str, functions: Functions) -> list[ToolCall] | None:
@@ -206,7 +214,9 @@ def _read_parameters(text: str, functions: Functions) -> list[ToolCall] | None:
         return None
     name = function[1].strip()
     properties = functions.get(name, {}).get("properties")
-    schemas = properties if isinstance(properties, dict) else {}
+    schemas = {}
+    if isinstance(properties, dict):
+        schemas = properties
     arguments = {
         key: _typed(value.removeprefix("\n").removesuffix("\n"), schemas.get(key))
         for key, value in PARAMETER.findall(function[2])
@@ -218,11 +228,15 @@ def _typed(text: str, schema: Any) -> Any:
     """Return an argument that was written without quotes as its schema has it; without a schema,
     or where it does not fit, as text.
     """
-    kind = schema.get("type", "string") if isinstance(schema, dict) else "string"
+    kind = "string"
+    if isinstance(schema, dict):
+        kind = schema.get("type", "string")
     if kind == "string":
         return text
     values = _read_values(text)
-    return values[0] if values is not None and len(values) == 1 else text
+    if values is not None and len(values) == 1:
+        return values[0]
+    return text
 
 
 def _read_bare(text: str, functions: Functions) -> list[ToolCall] | None:
@@ -245,10 +259,10 @@ def _read_listed(text: str, functions: Functions) -> list[ToolCall] | None:
     values: list[Any] = []
     for part in text.split(TOOL_CALLS)[1:]:
         is_json = part.lstrip().startswith(("[", "{"))
-        made = _read_values(part) if is_json else _read_named(part)
-        if made is None:
+        call_values = _read_values(part) if is_json else _read_named(part)
+        if call_values is None:
             return None
-        for value in made:
+        for value in call_values:
             values += value if isinstance(value, list) else [value]
     return _calls_of(values)
 
@@ -288,8 +302,10 @@ def _calls_of(values: Sequence[Any]) -> list[ToolCall] | None:
             return None
         arguments = value.get("arguments", value.get("parameters", {}))
         if isinstance(arguments, str):
-            read = _read_values(arguments)
-            arguments = read[0] if read and len(read) == 1 else None
+            argument_values = _read_values(arguments)
+            arguments = None
+            if argument_values and len(argument_values) == 1:
+                arguments = argument_values[0]
         if not isinstance(arguments, dict) or not value["name"]:
             return None
         text = json.dumps(arguments, ensure_ascii=False)
@@ -308,7 +324,7 @@ FORMATS = (
         openings=["<tool_call>"],
         closing="</tool_call>",
         only_at_start=False,
-        read=_read_tagged,
+        parse=_read_tagged,
         markers=["<tool_call>", "</tool_call>"],
     ),
     ToolFormat(
@@ -317,7 +333,7 @@ FORMATS = (
         openings=[TOOL_CALLS],
         closing="",
         only_at_start=False,
-        read=_read_listed,
+        parse=_read_listed,
         markers=[TOOL_CALLS, ARGS, CALL_ID],
     ),
     ToolFormat(
@@ -326,7 +342,7 @@ FORMATS = (
         openings=[PYTHON_TAG, "{"],
         closing="",
         only_at_start=True,
-        read=_read_bare,
+        parse=_read_bare,
         markers=[PYTHON_TAG],
     ),
 )

@@ -14,18 +14,19 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from fedseed.errors import RecipeError
+from fedseed.federation.client.state import Hosted
 from fedseed.federation.control import HELD_OUT
-from fedseed.federation.hosted import Hosted
 from fedseed.models.architectures import architecture_of
 from fedseed.models.loading import choose_trainable, trainable_names
 from fedseed.models.traits import PROBES, examine, settle
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective, losses_of_rows
 from fedseed.objectives.tokens import IGNORE
-from fedseed.reports.progress import Progress, shown_by
-from fedseed.runs.equipment import hosted_of
-from fedseed.runs.joining import Loading, identities, joining
-from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
+from fedseed.reports.progress import Progress, choose_progress
+from fedseed.runs.joining import Loading, make_client, read_identities
+from fedseed.runs.model_setup import host_examples
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import ClientData
 from fedseed.transport import transport
@@ -62,13 +63,13 @@ class TrainerLoss(Objective):
         self._collate = trainer.get_train_dataloader().collate_fn
         config = {**trainer.model.config.to_dict(), "architectures": [type(trainer.model).__name__]}
         self._causal = architecture_of(config) == "causal"
-        own = type(trainer).compute_loss
+        overridden = type(trainer).compute_loss
         plain = trainer.compute_loss_func is None and trainer.label_smoother is None
         # TRL's own, which is the model's but for these
-        if own.__module__ == "trl.trainer.sft_trainer":
+        if overridden.__module__ == "trl.trainer.sft_trainer":
             plain &= trainer.args.loss_type == "nll" and not trainer.aux_loss_enabled
-            own = Trainer.compute_loss
-        self._whole = self._causal and plain and own is Trainer.compute_loss
+            overridden = Trainer.compute_loss
+        self._whole = self._causal and plain and overridden is Trainer.compute_loss
         self._made = 0
 
     def items(self, example: Any) -> list[_Row]:
@@ -78,14 +79,18 @@ class TrainerLoss(Objective):
         if labels is None or labels.ndim < 2 or labels.is_floating_point():
             return [row]
         terms = int((labels[:, 1:] if self._causal else labels).ne(IGNORE).sum())
-        return [replace(row, terms=terms)] if terms else []
+        if terms:
+            return [replace(row, terms=terms)]
+        return []
 
     def weight(self, item: _Row) -> int:
         return item.terms
 
     def losses(self, model: torch.nn.Module, items: Sequence[_Row]) -> torch.Tensor:
         device = next(model.parameters()).device
-        batch = self._batch(items, device) if self._whole else {}
+        batch = {}
+        if self._whole:
+            batch = self._batch(items, device)
         labels = batch.pop("labels", None)
         # not where a collator puts all into one row
         if labels is not None and len(labels) == len(items):
@@ -101,10 +106,10 @@ class TrainerLoss(Objective):
             torch.default_generator.manual_seed(
                 hash(tuple(item.number for item in items)) & (1 << 62) - 1
             )
-            made = self._collate([copy.copy(item.features) for item in items])
+            collated = self._collate([copy.copy(item.features) for item in items])
         return {
             name: one.to(device) if isinstance(one, torch.Tensor) else one
-            for name, one in made.items()
+            for name, one in collated.items()
         }
 
 
@@ -127,12 +132,12 @@ class _TrainersPart(Loading):
         if client not in self.names:
             raise RecipeError(f"patch: client {client}: the recipe's are {', '.join(self.names)}")
         self.recipe, self.progress, self.party = recipe, progress, True
-        self.identities = identities(recipe, [client], identity)
+        self.identities = read_identities(recipe, [client], identity)
         self._trainer, self._client = trainer, client
         self._base: torch.nn.Module | None = None
 
     def __call__(self) -> Hosted:
-        """Returns the Trainer's model at its base, with its rows.
+        """Return the Trainer's model at its base, with its rows.
 
         Later a copy, should the weights be made anew.
         """
@@ -153,20 +158,26 @@ class _TrainersPart(Loading):
             if isinstance(tokenizer, PreTrainedTokenizerBase):
                 examine(model, [tokenizer(text)["input_ids"] for text in PROBES])
         objective = TrainerLoss(trainer)
-        spec = RunSpec.of(recipe, trainable=patterns)
+        spec = RunSpec.from_recipe(recipe, trainable=patterns)
         data = trainer.get_train_dataloader().dataset
         rows = [ClientData(client, [data[i] for i in range(len(data))])]
-        there = None if trainer.eval_dataset is None else trainer.get_eval_dataloader().dataset
-        held = [] if there is None else objective.prepare([there[i] for i in range(len(there))])
+        dataset = None
+        if trainer.eval_dataset is not None:
+            dataset = trainer.get_eval_dataloader().dataset
+        held_out = []
+        if dataset is not None:
+            held_out = objective.prepare([dataset[i] for i in range(len(dataset))])
 
         def evaluate(model: Any) -> dict[str, Any]:
             # in a private run a client evaluates nothing, whatever the coordinator asks for
             if not recipe.evaluates:
                 return {}
-            found = {"loss": mean_loss(model, objective, held)} if held else {}
-            return {"by_client": {client: {HELD_OUT: len(held), **found}}, **found}
+            metrics = {}
+            if held_out:
+                metrics = {"loss": mean_loss(model, objective, held_out)}
+            return {"by_client": {client: {HELD_OUT: len(held_out), **metrics}}, **metrics}
 
-        hosted = hosted_of(spec, model, objective, rows, self.names, evaluate)
+        hosted = host_examples(spec, model, objective, rows, self.names, evaluate)
         return replace(
             hosted,
             party=True,
@@ -198,7 +209,7 @@ def patch(
     ca: Path | None = None,
     identity: Path | None = None,
 ) -> None:
-    """Makes a Trainer a client of a federation: its `train()` takes part in the run, and leaves it
+    """Make a Trainer a client of a federation: its `train()` takes part in the run, and leaves it
     the tuned model.
 
     The Trainer's model is the base that all share, its `train_dataset`, collator and loss are this
@@ -210,40 +221,45 @@ def patch(
         trainer: a `transformers.Trainer`, or one of a subclass (TRL's `SFTTrainer`).
         recipe: the run's: a TOML file, or the recipe.
         client: the name of this client.
-        nats: the server; None: as the recipe says, and so are the next three.
+        nats: the server; None: the recipe's, as for the next three.
         run: the run's name on the server.
         key: file with this client's NKEY seed.
         ca: file with the certificates to trust.
         identity: file with the key that signs for it in secure sums.
 
     Raises:
-        RecipeError: the recipe has no such client, deals out data itself, or says nowhere where the
-            server is.
+        RecipeError: the recipe has no such client, deals out data itself, or has no
+            address of the server.
     """
     from transformers.trainer_utils import TrainOutput
 
-    checked = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
-    name = (
-        run or checked.federation.run or ("" if isinstance(recipe, Recipe) else Path(recipe).stem)
-    )
+    if isinstance(recipe, Recipe):
+        checked, file_name = recipe, ""
+    else:
+        checked, file_name = read_recipe(recipe), Path(recipe).stem
+    name = run or checked.federation.run or file_name
     way = transport(checked.federation.access(client, nats, key, ca), check_run(name))
-    load = _TrainersPart(trainer, checked, client, identity, shown_by(None))
+    load = _TrainersPart(trainer, checked, client, identity, choose_progress(None))
 
     def train(*_: Any, **__: Any) -> TrainOutput:
-        """Takes part in the run until it is over.
+        """Take part in the run until it is over.
 
         Returns the rounds as steps, the mean loss of all its local training, which a private
         method does not tell (NaN), and the weights' digest.
         """
-        process = joining(load, name, way)
+        process = make_client(load, name, way)
         digest = _apart(process.run)
         assert process.replica is not None
         trainer.model = trainer.model_wrapped = process.replica.hosted.worker.space.model
         trainer.state.global_step = process.last_step
-        last = process.evaluations[-1] if process.evaluations else {}
+        last = {}
+        if process.evaluations:
+            last = process.evaluations[-1]
         measured = {key: value for key, value in last.items() if isinstance(value, float)}
         training = process.training
-        loss = training.losses / training.counted if training.counted else nan
+        loss = nan
+        if training.counted:
+            loss = training.losses / training.counted
         return TrainOutput(process.last_step, loss, {**measured, "weights_digest": digest})
 
     trainer.train = train

@@ -1,6 +1,12 @@
 """Differential privacy: mechanisms, accounts of what they have spent, and wrappers of a method."""
 
-from fedseed.privacy.protection import mechanism_of, misfit, protect, protection_of, settings_of
+from fedseed.privacy.protection import (
+    find_misfit,
+    mechanism_of,
+    protect,
+    protection_of,
+    settings_of,
+)
 from fedseed.privacy.scalars import PrivateScalars, noise_for
 from fedseed.privacy.settings import Level, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
@@ -10,8 +16,8 @@ __all__ = [
     "PrivacySettings",
     "PrivateScalars",
     "PrivateSign",
+    "find_misfit",
     "mechanism_of",
-    "misfit",
     "noise_for",
     "protect",
     "protection_of",

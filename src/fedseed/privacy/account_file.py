@@ -22,7 +22,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from fedseed.durable import NO_LINK, NO_WAIT, Appender, locked, make_folder, write_whole
+from fedseed.durable import (
+    NO_LINK,
+    NO_WAIT,
+    Appender,
+    finished_files,
+    locked,
+    make_folder,
+    write_whole,
+)
 from fedseed.errors import PrivacyError, StorageError
 from fedseed.privacy.account import Account, Limits, Turn
 from fedseed.text import first_problem
@@ -89,7 +97,7 @@ class AccountFile:
         self.path = path
         self.turns: dict[str, Turn] = {}  # by question
         self.places: set[str] = set()
-        self._size = 0  # bytes read
+        self.size = 0  # bytes read
         self._lines = 0
         self._last_line = b""
         self._checksum = ""
@@ -97,6 +105,13 @@ class AccountFile:
     def create(self, client: str) -> None:
         """Make the file, for a client without one."""
         write_whole(self.path, _encode_line("", _About(client=client)))
+
+    def has_changed(self) -> bool:
+        """Return whether the file has another size than what was read of it, or is gone."""
+        try:
+            return self.path.stat().st_size != self.size
+        except OSError:
+            return True
 
     def read_on(self) -> list[Turn]:
         """Read new lines, and cut off an incomplete last one.
@@ -121,7 +136,7 @@ class AccountFile:
         if torn:
             appender = Appender(self.path)
             try:
-                appender.cut(self._size)
+                appender.cut(self.size)
             finally:
                 appender.close()
         return [turn for turn in turns if turn is not None]
@@ -158,10 +173,12 @@ class AccountFile:
             raise self._refusal("the file is gone, while this process works with it") from error
         except OSError as error:
             raise StorageError(f"{self.path}: can't be read: {error.strerror}") from error
+        # before `open`, which refuses a folder with the handle's number in place of a name
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise StorageError(f"{self.path}: no regular file; --account names a file")
         with open(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise StorageError(f"{self.path}: no regular file")
-            file.seek(self._size - len(self._last_line))
+            file.seek(self.size - len(self._last_line))
             if file.read(len(self._last_line)) != self._last_line:
                 raise self._refusal("it was set back or changed while this process worked with it")
             return file.read()
@@ -174,7 +191,7 @@ class AccountFile:
         if line != body + _end(checksum):
             raise self._refusal(f"line {number} is damaged, or lines before it are missing")
         turn = self._read_line(number, body + b"}")
-        self._size += len(line)
+        self.size += len(line)
         self._lines, self._last_line, self._checksum = number, line, checksum
         if turn is not None:
             self.turns[turn.question] = turn
@@ -228,11 +245,14 @@ class FileAccount(Account):
         self._path = path
         make_folder(path.parent, 0o700)
         self._lock = path.parent.resolve() / LOCK
+        self._counts_other_files = bool(data_place)
         with self._locked():
-            self._files = self._open(data_place)
-        for file in self._files:
-            for turn in file.turns.values():
+            own_file = self._open_own(data_place)
+            self._files = [own_file]  # those that count for this client
+            self._files_seen = {path: own_file}  # all in the folder, by path
+            for turn in own_file.turns.values():
                 self._take(turn)
+            self._read_on()
 
     @property
     def place(self) -> str:
@@ -280,25 +300,38 @@ class FileAccount(Account):
                 "suspended in the middle of that; end it, or let it go on"
             ) from error
 
-    def _open(self, data_place: str) -> list[AccountFile]:
-        """Return the files that count for this client, its own first."""
+    def _open_own(self, data_place: str) -> AccountFile:
+        """Return the client's own file, which has the place of its data."""
         own_file = AccountFile(self._path)
         if not self._path.exists():
             own_file.create(self.client)
         own_file.read_on()
         if data_place and data_place not in own_file.places:
             own_file.add_place(data_place)
-        files = [own_file]
-        if data_place:
-            paths = sorted(self._path.parent.glob(f"*{SUFFIX}"))
-            for other_file in [AccountFile(path) for path in paths if path != self._path]:
-                other_file.read_on()
-                if other_file.places & own_file.places:
-                    files.append(other_file)
-        return files
+        return own_file
 
     def _read_on(self) -> None:
-        """Take the turns that other processes have added."""
+        """Take the turns that other processes have added.
+
+        Accounts that were made since count, too: their process may have been killed after it had
+        written a turn into its own file, and before it wrote it into this one.
+        """
+        if self._counts_other_files:
+            self._find_files()
         for file in self._files:
             for turn in file.read_on():
                 self._take(turn)
+
+    def _find_files(self) -> None:
+        """Find the other accounts in the folder that count for this client."""
+        own_places = self._files[0].places
+        for path in finished_files(self._path.parent, f"*{SUFFIX}"):
+            file = self._files_seen.setdefault(path, AccountFile(path))
+            if file in self._files:
+                continue
+            if file.has_changed():
+                file.read_on()
+            if file.places & own_places:
+                self._files.append(file)
+                for turn in file.turns.values():
+                    self._take(turn)

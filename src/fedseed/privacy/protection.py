@@ -27,7 +27,7 @@ from fedseed.aggregation import AggregationRule, Mean
 from fedseed.errors import NonFiniteError
 from fedseed.methods import REGISTRY, base
 from fedseed.methods.base import ALL, Answer, Answers, Method
-from fedseed.methods.payload import About, Payload, State, Summand
+from fedseed.methods.payload import DecodeContext, Payload, State, Summand
 from fedseed.methods.zeroth import Projection, ZerothOrder
 from fedseed.privacy.draws import private_batches
 from fedseed.privacy.scalars import PrivateScalars, shorten
@@ -258,7 +258,7 @@ def protection_of(method: Method) -> "Protection | None":
     settings, epsilon = settings_of(method), vote_epsilon(method)
     if epsilon is not None:
         nowhere: Any = None  # the number of votes depends on the settings alone
-        votes = summand(method).words(About(method, nowhere, "update"))
+        votes = summand(method).words(DecodeContext(method, nowhere, "update"))
         return ProtectedVotes(method, PrivateSign(epsilon, votes))
     if settings is None:
         return None
@@ -270,7 +270,7 @@ def protection_of(method: Method) -> "Protection | None":
     )
 
 
-def misfit(method: Method, rule: AggregationRule, per_round: int | None = None) -> str | None:
+def find_misfit(method: Method, rule: AggregationRule, per_round: int | None = None) -> str | None:
     """Return the reason why a rule can't combine a method's answers; None: it can.
 
     Args:
@@ -280,7 +280,7 @@ def misfit(method: Method, rule: AggregationRule, per_round: int | None = None) 
     """
     settings, epsilon = settings_of(method), vote_epsilon(method)
     rule_text = f'aggregation.name = "{rule.name}"'
-    problem = base.misfit(method, rule)
+    problem = base.find_misfit(method, rule)
     if problem is not None:
         return problem
     if settings is not None and settings.level == "client" and type(rule) is not Mean:
@@ -357,8 +357,11 @@ class ProtectedClients(Protection):
 
         Without a usable loss it is an update of zeros, because sending nothing would reveal that.
         """
-        context, kind = About(self.method, state, "update", client.round), summand(self.method)
-        update = kind.of(np.zeros(kind.words(context)), context)
+        context, kind = (
+            DecodeContext(self.method, state, "update", client.round),
+            summand(self.method),
+        )
+        update = kind.from_vector(np.zeros(kind.words(context)), context)
         with suppress(NonFiniteError):
             update = self.method.train(state, plan, client)  # type: ignore[assignment]
         bounded_vector = shorten(
@@ -368,7 +371,10 @@ class ProtectedClients(Protection):
 
     def combine(self, state: State, answers: Answers, client_count: int) -> Answers:
         """Return one answer that stands for all: the noisy mean of the bounded vectors."""
-        context, kind = About(self.method, state, "update", answers.round), summand(self.method)
+        context, kind = (
+            DecodeContext(self.method, state, "update", answers.round),
+            summand(self.method),
+        )
 
         def add_noise(updates: Sequence[Any], client_count: int) -> Any:
             return context.unit * self.mechanism.mean(
@@ -383,7 +389,9 @@ class ProtectedClients(Protection):
             return replace(answers, answers=tuple(noisy_answers))
         if not answers:
             return answers
-        return _replace_answers(answers, kind.of(add_noise(answers.updates, client_count), context))
+        return _replace_answers(
+            answers, kind.from_vector(add_noise(answers.updates, client_count), context)
+        )
 
 
 class ProtectedVotes(Protection):
@@ -396,10 +404,10 @@ class ProtectedVotes(Protection):
         """Return one vote that stands for all, drawn by the sum of equally weighted votes."""
         if not answers:
             return answers
-        context = About(self.method, state, "update", answers.round)
+        context = DecodeContext(self.method, state, "update", answers.round)
         sums = np.sum([update.vector(context) for update in answers.updates], axis=0)
         votes = np.array(self.mechanism.draw(sums), dtype=np.float64)
-        return _replace_answers(answers, summand(self.method).of(votes, context))
+        return _replace_answers(answers, summand(self.method).from_vector(votes, context))
 
 
 def _replace_answers(answers: Answers, update: Payload) -> Answers:

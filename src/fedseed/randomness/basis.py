@@ -65,11 +65,13 @@ class Basis:
     @property
     def tile(self) -> int:
         """Return B, the size of the Hadamard matrix, a power of two (1 for the other bases)."""
-        return 1 << (self.size - 1).bit_length() if self.name == "hadamard" else 1
+        if self.name == "hadamard":
+            return 1 << (self.size - 1).bit_length()
+        return 1
 
     @property
     def spec(self) -> Spec:
-        """Returns the basis as the kernels take it.
+        """Return the basis as the kernels take it.
 
         Raises ValueError for "lowrank": see `spec_on`.
         """
@@ -91,7 +93,9 @@ class Basis:
         """Return rho, the variance of an entry in a block of `length` parameters (1 but for
         "truncated_normal").
         """
-        return entries.variance(length) if self.name == "truncated_normal" else 1.0
+        if self.name == "truncated_normal":
+            return entries.variance(length)
+        return 1.0
 
     def direction(
         self,
@@ -101,7 +105,7 @@ class Basis:
         length: int | None = None,
         matrices: Matrices | None = None,
     ) -> NDArray[np.float32]:
-        """Computes elements start..stop of direction k.
+        """Compute elements start..stop of direction k.
 
         Args:
             k: direction index, from 0 to 2**32 - 1.

@@ -96,7 +96,7 @@ def bound(length: int) -> float:
 
 
 def variance(length: int) -> float:
-    """Returns rho, the variance of an entry in a block with `length` parameters (Ferret, after Eqs.
+    """Return rho, the variance of an entry in a block with `length` parameters (Ferret, after Eqs.
     6 and 8).
 
     rho tends to 1/(3 d); the relative error stays below 1e-14 for any d >= 1.

@@ -67,9 +67,9 @@ class Matrices:
         if not 0 <= start <= stop <= self.size:
             raise ValueError(f"elements {start}..{stop}: the tensors have {self.size}")
         index = bisect_right(self._starts, start) - 1
-        at = start
-        while at < stop:
+        position = start
+        while position < stop:
             matrix = self._all[index]
             end = min(stop, matrix.start + matrix.size)
-            yield Run(at - start, end - start, matrix)
-            at, index = end, index + 1
+            yield Run(position - start, end - start, matrix)
+            position, index = end, index + 1

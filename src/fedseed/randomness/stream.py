@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedseed.errors import RecipeError
-from fedseed.text import shown
+from fedseed.text import show_text
 
 STREAM_VERSION = 1
 
@@ -91,21 +91,21 @@ def split_seed(seed: int) -> tuple[int, int]:
     return seed & _LOW, seed >> 32
 
 
-def check_seed(seed: int, where: str = "seed") -> int:
-    """Checks and returns a seed given in Python or on a command line.
+def check_seed(seed: int, name: str = "seed") -> int:
+    """Check and returns a seed given in Python or on a command line.
 
     In a recipe, `Seed` checks it.
 
     Args:
         seed: the number.
-        where: what an error calls it.
+        name: what an error calls it.
 
     Raises:
         RecipeError: it is no whole number of 64 bits.
     """
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= index(seed) < SEEDS:
         raise RecipeError(
-            f"{where} = {shown(seed)}: a whole number from 0 to 2**64 - 1 is expected"
+            f"{name} = {show_text(seed)}: a whole number from 0 to 2**64 - 1 is expected"
         )
     return index(seed)
 
@@ -138,8 +138,10 @@ def words(seed: int, domain: int, direction: int, first_block: int, blocks: int)
         uint32 array of shape (blocks, 4).
     """
     if blocks <= FEW:
-        few = [block(seed, domain, direction, int(first_block) + i) for i in range(blocks)]
-        return np.array(few, dtype=np.uint32).reshape(blocks, 4)
+        blocks_of_words = [
+            block(seed, domain, direction, int(first_block) + i) for i in range(blocks)
+        ]
+        return np.array(blocks_of_words, dtype=np.uint32).reshape(blocks, 4)
     numbers = np.uint64(first_block) + np.arange(blocks, dtype=np.uint64)
     counter = numbers & _LOW, numbers >> 32, int(direction), int(domain)
     return np.stack(philox4x32(counter, split_seed(seed)), axis=-1).astype(np.uint32)
@@ -159,9 +161,9 @@ def derive(seed: int, domain: int, position: int = 0, direction: int = 0) -> int
 
 
 def coins(seed: int, step: int, count: int) -> NDArray[np.int8]:
-    """Returns a step's coins, +1 or -1, at most 65,536; everybody knows them."""
-    drawn = words(seed, Domain.COIN, 0, step * (1 << 14), -(-count // 4)).reshape(-1)
-    return np.where(drawn[:count] & 1, 1, -1).astype(np.int8)
+    """Return a step's coins, +1 or -1, at most 65,536; everybody knows them."""
+    coin_words = words(seed, Domain.COIN, 0, step * (1 << 14), -(-count // 4)).reshape(-1)
+    return np.where(coin_words[:count] & 1, 1, -1).astype(np.int8)
 
 
 def rate_number(seed: int, number: int, client: int) -> float:
@@ -172,7 +174,7 @@ def rate_number(seed: int, number: int, client: int) -> float:
 
 
 def uniform_integers(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.uint64]:
-    """Returns `count` independent 64-bit integers."""
+    """Return `count` independent 64-bit integers."""
     rows = words(seed, domain, direction, 0, (count + 1) // 2)
     return rows.astype("<u4").view("<u8").reshape(-1)[:count].astype(np.uint64, copy=False)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import isfinite
 from statistics import fmean, stdev
 from typing import Literal
@@ -68,7 +68,7 @@ COSTS: tuple[tuple[str, Axis, Callable[[RoundLine], float]], ...] = (
 def curves(
     runs: Mapping[str, Seeds], heading: str = "", names: Sequence[str] | None = None
 ) -> list[Panel]:
-    """Returns charts of each metric of some runs over rounds and over costs: means over seeds, with
+    """Return charts of each metric of some runs over rounds and over costs: means over seeds, with
     deviations.
 
     Args:
@@ -76,53 +76,61 @@ def curves(
         heading: stands before each title, such as a scenario.
         names: names of the metrics; None: all that are shown.
     """
-    every = [lines for seeds in runs.values() for lines in seeds if lines]
-    made = []
+    every = [lines for lines in chain.from_iterable(runs.values()) if lines]
+    panels = []
     for name in names or shown_metrics(
-        dict.fromkeys(name for lines in every for name in lines[0].metrics)
+        dict.fromkeys(chain.from_iterable(lines[0].metrics for lines in every))
     ):
-        title, axis = (
-            f"{heading}: " * bool(heading) + metric_title(name),
-            Axis(metric_title(name, unit=True)),
-        )
-        by_round = [
-            Series(
-                label,
-                *_mean([{line.round: line.metrics.get(name) for line in lines} for lines in seeds]),
-                number,
-            )
-            for number, (label, seeds) in enumerate(runs.items())
-        ]
-        made.append(Panel(f"{title} over rounds", by_round, ROUND, axis))
-        for what, x, cost in COSTS:
-            series = [_over(line, runs[line.name][0], cost) for line in by_round if line.points]
-            made.append(Panel(f"{title} over {what}", series, x, axis))
-    return made
+        title, axis = metric_title(name), Axis(metric_title(name, unit=True))
+        if heading:
+            title = f"{heading}: {title}"
+        by_round = []
+        for number, (label, seeds) in enumerate(runs.items()):
+            values = [_values_by_round(lines, name) for lines in seeds]
+            by_round.append(Series(label, *_mean(values), number))
+        panels.append(Panel(f"{title} over rounds", by_round, ROUND, axis))
+        for axis_title, x, cost in COSTS:
+            series = [
+                _plot_over(line, runs[line.name][0], cost) for line in by_round if line.points
+            ]
+            panels.append(Panel(f"{title} over {axis_title}", series, x, axis))
+    return panels
+
+
+def _values_by_round(lines: Sequence[RoundLine], name: str) -> dict[int, float | None]:
+    return {line.round: line.metrics.get(name) for line in lines}
 
 
 def _mean(
     tables: Sequence[Mapping[int, float | None]],
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float, float]]]:
-    """Returns the mean of several seeds' curves where all have a point, and a deviation to both
+    """Return the mean of several seeds' curves where all have a point, and a deviation to both
     sides.
     """
     points: list[tuple[float, float]] = []
     band: list[tuple[float, float, float]] = []
-    for at in tables[0] if tables else ():
+    for position in tables[0] if tables else ():
         values = [
-            value for table in tables if (value := table.get(at)) is not None and isfinite(value)
+            value
+            for table in tables
+            if (value := table.get(position)) is not None and isfinite(value)
         ]
         if len(values) == len(tables):
-            points.append((at, fmean(values)))
+            points.append((position, fmean(values)))
         if len(values) == len(tables) > 1:
-            band.append((at, fmean(values) - stdev(values), fmean(values) + stdev(values)))
+            band.append((position, fmean(values) - stdev(values), fmean(values) + stdev(values)))
     return points, band
 
 
-def _over(series: Series, lines: Sequence[RoundLine], cost: Callable[[RoundLine], float]) -> Series:
-    """Returns a curve over rounds as a curve over what the rounds had cost by then."""
+def _plot_over(
+    series: Series, lines: Sequence[RoundLine], cost: Callable[[RoundLine], float]
+) -> Series:
+    """Return a curve over rounds as a curve over what the rounds had cost by then."""
     spent = dict(zip((line.round for line in lines), accumulate(map(cost, lines)), strict=True))
-    band = [(spent[int(at)], low, high) for at, low, high in series.band]
+    band = [(spent[int(position)], low, high) for position, low, high in series.band]
     return Series(
-        series.name, [(spent[int(at)], value) for at, value in series.points], band, series.number
+        series.name,
+        [(spent[int(position)], value) for position, value in series.points],
+        band,
+        series.number,
     )

@@ -32,10 +32,18 @@ class Compared:
     failed: int = 0  # how many of its runs failed
 
 
+def _mean_text(key: str, form: Callable[[float], str], summaries: Sequence[Summary]) -> str:
+    return form(fmean(summary[key] for summary in summaries))
+
+
+def _total_seconds(summaries: Sequence[Summary]) -> list[float]:
+    return [summary["seconds"]["total"] for summary in summaries]
+
+
 def results_sheet(
     title: str, lines: Sequence[Compared], seeds: int = 1, brief: bool = False
 ) -> Sheet:
-    """Returns a table of what each line's runs came to, with what the untuned base measures
+    """Return a table of what each line's runs came to, with what the untuned base measures
     (zero-shot) first.
 
     Args:
@@ -48,32 +56,36 @@ def results_sheet(
     # most runs begin with
     starts = [line.summaries[0] for line in lines if line.summaries]
     counted = Counter(str(summary["baseline"]) for summary in starts)
-    known = max(starts, key=lambda summary: counted[str(summary["baseline"])], default=None)
-    measured = [] if known is None else shown_metrics(known["final"])
+    summary_known = max(starts, key=lambda summary: counted[str(summary["baseline"])], default=None)
+    measured = []
+    if summary_known is not None:
+        measured = shown_metrics(summary_known["final"])
     columns: dict[str, Callable[[Sequence[Summary]], str]] = {
-        "rounds": lambda found: f"{fmean(s['rounds'] for s in found):g}",
+        "rounds": partial(_mean_text, "rounds", "{:g}".format),
         **{metric_title(name, unit=not brief): partial(_score, name) for name in measured},
-        "bytes up": lambda found: human_bytes(fmean(s["payload_bytes_up"] for s in found)),
-        "bytes down": lambda found: human_bytes(fmean(s["payload_bytes_down"] for s in found)),
+        "bytes up": partial(_mean_text, "payload_bytes_up", human_bytes),
+        "bytes down": partial(_mean_text, "payload_bytes_down", human_bytes),
     }
     if brief:
-        columns["time"] = lambda found: human_seconds(fmean(s["seconds"]["total"] for s in found))
+        columns["time"] = lambda summaries: human_seconds(fmean(_total_seconds(summaries)))
     else:
-        columns["forward"] = lambda found: f"{fmean(s['forward_passes'] for s in found):,.0f}"
-        columns["backward"] = lambda found: f"{fmean(s['backward_passes'] for s in found):,.0f}"
-        columns["memory"] = lambda found: human_bytes(fmean(s["peak_memory_bytes"] for s in found))
-        columns["seconds"] = lambda found: mean_and_deviation(
-            [s["seconds"]["total"] for s in found], 0
-        )
+        columns["forward"] = partial(_mean_text, "forward_passes", "{:,.0f}".format)
+        columns["backward"] = partial(_mean_text, "backward_passes", "{:,.0f}".format)
+        columns["memory"] = partial(_mean_text, "peak_memory_bytes", human_bytes)
+        columns["seconds"] = lambda summaries: mean_and_deviation(_total_seconds(summaries), 0)
     rows = []
-    if known is not None:
-        base = [metric_text(name, known["baseline"][name]) for name in measured]
+    if summary_known is not None:
+        base = [metric_text(name, summary_known["baseline"][name]) for name in measured]
         rows.append(["zero-shot", "0", *base, *["-"] * (len(columns) - 1 - len(base))])
     for line in lines:
-        lost = f" ({line.failed} failed)" if line.summaries and line.failed else ""
+        lost = ""
+        if line.summaries and line.failed:
+            lost = f" ({line.failed} failed)"
         cells = [tell(line.summaries) if line.summaries else "failed" for tell in columns.values()]
         rows.append([f"{line.label}{line.mark}{lost}", *cells])
-    note = [f"Mean ± deviation over {seeds} seeds, on test examples."] if seeds > 1 else []
+    note = []
+    if seeds > 1:
+        note = [f"Mean ± deviation over {seeds} seeds, on test examples."]
     note.append("Bytes: payload per client and round in which it takes part.")
     if not brief:
         note.append(
@@ -81,36 +93,56 @@ def results_sheet(
         )
     if any(name.startswith("unseen_") for name in measured):
         note.append("Unseen: tasks that no client holds.")
+    note += _privacy_notes(lines)
+    return Sheet(title or _describe_clients(lines), ["method", *columns], rows, " ".join(note))
+
+
+def _privacy_notes(lines: Sequence[Compared]) -> list[str]:
+    """Return a sentence about each line whose runs are private."""
+    notes = []
     for line in lines:
-        if line.summaries and (spent := line.summaries[0].get("privacy")):
-            note.append(f"Privacy spent by {line.label}: {privacy_spent(spent)}.")
-    return Sheet(title or _who(lines), ["method", *columns], rows, " ".join(note))
+        if line.summaries and line.summaries[0].get("privacy"):
+            spent = privacy_spent(line.summaries[0]["privacy"])
+            notes.append(f"Privacy spent by {line.label}: {spent}.")
+    return notes
 
 
-def _score(name: str, found: Sequence[Summary]) -> str:
-    return mean_and_deviation([s["final"].get(name, nan) for s in found], metric_of(name)[1].digits)
+def _score(name: str, summaries: Sequence[Summary]) -> str:
+    return mean_and_deviation(
+        [s["final"].get(name, nan) for s in summaries], metric_of(name)[1].digits
+    )
 
 
-def _who(lines: Sequence[Compared]) -> str:
-    """Returns who took part, and how many parameters each method tunes."""
+def _describe_clients(lines: Sequence[Compared]) -> str:
+    """Return who took part, and how many parameters each method tunes."""
     lines = [line for line in lines if line.summaries]
     if not lines:
         return "Comparison"
     first = lines[0].summaries[0]
-    who = f"{plural(first['clients'], 'client')}, {first['clients_per_round']:,} a round"
+    clients_text = f"{plural(first['clients'], 'client')}, {first['clients_per_round']:,} a round"
     tuned: dict[int, list[str]] = {}
     for line in lines:
         tuned.setdefault(line.summaries[0]["parameters"], []).append(line.label)
     if len(tuned) == 1:
         adapter = " of an adapter" if first.get("adapter") else ""
-        return f"{plural(first['parameters'], 'parameter')}{adapter}, {who}"
-    return f"{who}; parameters: " + ", ".join(
+        return f"{plural(first['parameters'], 'parameter')}{adapter}, {clients_text}"
+    return f"{clients_text}; parameters: " + ", ".join(
         f"{count:,} ({', '.join(names)})" for count, names in tuned.items()
     )
 
 
+def _mean_of(tables: Sequence[Mapping[str, Any]], key: str, default: float) -> float:
+    return fmean(float(table.get(key, default)) for table in tables)
+
+
+def _seconds_a_round(summary: Summary) -> float:
+    """Return the seconds of all phases in a round, of all clients together."""
+    seconds = sum(summary["seconds"].get(phase, 0.0) for phase in PHASES)
+    return float(seconds / max(1, summary["rounds"]))
+
+
 def costs_sheet(title: str, lines: Sequence[Compared]) -> Sheet:
-    """Returns a table of what a round costs a client, as in Ferret's Tables 4, 5 and 10, and a
+    """Return a table of what a round costs a client, as in Ferret's Tables 4, 5 and 10, and a
     simulated round.
     """
     head = (
@@ -125,67 +157,74 @@ def costs_sheet(title: str, lines: Sequence[Compared]) -> Sheet:
     )
     rows = []
     for line in lines:
-        if not (found := line.summaries):
+        summaries = line.summaries
+        if not summaries:
             continue
-        of_client = [s.get("seconds_per_client") or {} for s in found]
-        phases = [
-            fmean(float(seconds.get(phase, nan)) for seconds in of_client) for phase in PHASES
-        ]
-        every = fmean(
-            sum(s["seconds"].get(phase, 0.0) for phase in PHASES) / max(1, s["rounds"])
-            for s in found
-        )
-        shown = map(human_seconds, (*phases, sum(phases)))
+        of_client = [s.get("seconds_per_client") or {} for s in summaries]
+        phases = [_mean_of(of_client, phase, nan) for phase in PHASES]
+        every = fmean(map(_seconds_a_round, summaries))
+        seconds_shown = map(human_seconds, (*phases, sum(phases)))
         rows.append(
-            [line.label, *shown, _exchanged(found[0].get("exchanged")), human_seconds(every)]
+            [
+                line.label,
+                *seconds_shown,
+                _exchanged(summaries[0].get("exchanged")),
+                human_seconds(every),
+            ]
         )
     note = (
         "Seconds and scalars (parameters, both ways) of one client in a round in which it takes "
-        "part. Local and "
-        "projection are Ferret's local update; aggregation, the answers to a step, and rebuild, "
-        "the step to weights, "
-        "its global aggregation. All clients: a simulated round, its clients one after the other."
+        "part. Local and projection are Ferret's local update; aggregation, the answers to a "
+        "step, and rebuild, the step to weights, its global aggregation. All clients: a simulated "
+        "round, its clients one after the other."
     )
     return Sheet(title, head, rows, note)
 
 
-def _exchanged(found: Mapping[str, float] | None) -> str:
-    """Returns the scalars that a client and the coordinator exchange in a round, or votes."""
-    if not found:
+def _exchanged(numbers: Mapping[str, float] | None) -> str:
+    """Return the scalars that a client and the coordinator exchange in a round, or votes."""
+    if not numbers:
         return "-"
     bits, scalars = (
-        found["bits_up"] + found["bits_down"],
-        found["scalars_up"] + found["scalars_down"],
+        numbers["bits_up"] + numbers["bits_down"],
+        numbers["scalars_up"] + numbers["scalars_down"],
     )
     if bits and not scalars:
         return f"{bits:,.3g} bits"
-    return f"{scalars:,.0f}" if scalars < 1e6 else f"{scalars:.1e}"
+    if scalars < 1e6:
+        return f"{scalars:,.0f}"
+    return f"{scalars:.1e}"
 
 
 def comparison_lines(lines: Sequence[Compared]) -> list[str]:
-    """Returns what the numbers say of each line beside that whose clients send most: a sentence
+    """Return what the numbers say of each line beside that whose clients send most: a sentence
     each.
 
     Lines are left out whose runs have failed, measure no loss or send nothing.
     """
-    up, sent, gained = {}, {}, {}
+    bytes_up, numbers_sent, gains = {}, {}, {}
     for line in lines:
         if line.summaries and "loss" in line.summaries[0]["final"]:
-            up[line.label] = fmean(s["payload_bytes_up"] for s in line.summaries)
-            sent[line.label] = up[line.label] + fmean(
+            bytes_up[line.label] = fmean(s["payload_bytes_up"] for s in line.summaries)
+            numbers_sent[line.label] = bytes_up[line.label] + fmean(
                 s["payload_bytes_down"] for s in line.summaries
             )
-            gained[line.label] = fmean(
+            gains[line.label] = fmean(
                 s["baseline"]["loss"] - s["final"]["loss"] for s in line.summaries
             )
-    most = max(up, key=lambda label: up[label], default="")
-    said = []
-    for label, own in gained.items():
-        if label == most or not sent[label] or not gained[most] > 0:
+    dearest = max(bytes_up, key=lambda label: bytes_up[label], default="")
+    lines_text = []
+    for label, gain in gains.items():
+        if label == dearest or not numbers_sent[label] or not gains[dearest] > 0:
             continue
-        few, many = sorted((sent[label], sent[most]))
-        ratio, word = many / few, "fewer" if sent[label] <= sent[most] else "more"
-        times = f"{ratio:.1f} times {word}" if ratio < 10 else f"{ratio:,.0f} times {word}"
-        kept = f"{label} keeps {own / gained[most]:.0%} of {most}'s loss improvement"
-        said.append(f"{kept} with {'about as many' if ratio < 1.05 else times} bytes.")
-    return said
+        least_sent, most_sent = sorted((numbers_sent[label], numbers_sent[dearest]))
+        ratio, word = (
+            most_sent / least_sent,
+            "fewer" if numbers_sent[label] <= numbers_sent[dearest] else "more",
+        )
+        times = f"{ratio:,.0f} times {word}"
+        if ratio < 10:
+            times = f"{ratio:.1f} times {word}"
+        share_text = f"{label} keeps {gain / gains[dearest]:.0%} of {dearest}'s loss improvement"
+        lines_text.append(f"{share_text} with {'about as many' if ratio < 1.05 else times} bytes.")
+    return lines_text

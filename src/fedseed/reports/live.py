@@ -1,13 +1,12 @@
 """One live page of a run: the report, made anew whenever the run's files have grown.
 
-The browser opens `/`, and hears of each change by server-sent events at `/events`. It then fetches
+The browser opens `/`, and gets each change as a server-sent event from `/events`. It then fetches
 `/page`, the report as it is now, and takes over its body. What speaks HTTP comes with the extra
 `serve`.
 """
 
 import asyncio
 import json
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fedseed.errors import FedseedError
+from fedseed.reports.listening import open_port
 from fedseed.reports.pages import framed_page, run_page
 from fedseed.reports.view import view_folder
 
@@ -57,22 +57,22 @@ def stamp_of(folder: Path) -> Stamp:
 async def follow_run(
     folder: Path, look_seconds: float = LOOK_SECONDS, keep_seconds: float = KEEP_SECONDS
 ) -> AsyncIterator[str]:
-    """Give server-sent events: one at once, one at each change, and "over" once the run is over.
+    """Yield server-sent events: one at once, one at each change, and "over" once the run is over.
 
     Args:
         folder: the run's.
         look_seconds: between looks at the files.
         keep_seconds: between signs of life.
     """
-    seen: Stamp | None = None
+    last_stamp: Stamp | None = None
     alive = time.monotonic()
     while True:
-        now = stamp_of(folder)
-        if now != seen:
-            seen, alive = now, time.monotonic()
-            over = now[FILES.index("summary.json")] is not None
-            yield f"data: {json.dumps({'over': over})}\n\n"
-            if over:
+        stamp = stamp_of(folder)
+        if stamp != last_stamp:
+            last_stamp, alive = stamp, time.monotonic()
+            is_over = stamp[FILES.index("summary.json")] is not None
+            yield f"data: {json.dumps({'over': is_over})}\n\n"
+            if is_over:
                 yield "event: over\ndata: {}\n\n"
                 return
         elif time.monotonic() - alive >= keep_seconds:
@@ -104,7 +104,7 @@ class LivePage:
         )
 
     def text(self) -> str:
-        """Return the report as it is now, or a page that says that there is no run yet."""
+        """Return the report as it is now, or a page without figures if there is no run yet."""
         try:
             return run_page(view_folder(self.folder))
         except FedseedError:
@@ -126,19 +126,17 @@ class LivePage:
         )
 
     def serve(self, host: str, port: int, ready: Callable[[str], None]) -> None:
-        """Serve the page until the process is told to end.
+        """Serve the page until the process is interrupted.
 
         Args:
             host: the address.
             port: the port; 0: any that is free.
-            ready: is told the page's address.
+            ready: called with the page's address.
 
         Raises:
-            OSError: the port is not to be had.
+            OSError: the port is taken or not allowed.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.create_server((host, port), family=family) as listening:
-            shown = f"[{host}]" if ":" in host else host
-            ready(f"http://{shown}:{listening.getsockname()[1]}/")
+        with open_port(host, port) as (listening, address):
+            ready(f"{address}/")
             config = uvicorn.Config(self.app(), log_level="warning", timeout_graceful_shutdown=1)
             uvicorn.Server(config).run(sockets=[listening])

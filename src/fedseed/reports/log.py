@@ -1,4 +1,4 @@
-"""Keeps in log.txt of a run's folder what the run says: notes, warnings, and when its sessions
+"""Keeps a run's messages in log.txt of its folder: notes, warnings, and when its sessions
 began and ended.
 """
 
@@ -15,7 +15,7 @@ NAME = "log.txt"
 
 
 class Logged(Progress):
-    """Passes on what it is told, and writes it down once it knows where.
+    """Passes messages on, and writes them to a file once it has a folder.
 
     A disk that is full stops no run.
 
@@ -23,8 +23,8 @@ class Logged(Progress):
         shown: shows the run going on.
     """
 
-    def __init__(self, shown: Progress) -> None:
-        self.shown = shown
+    def __init__(self, progress: Progress) -> None:
+        self.shown = progress
         # what was said before the folder was known to be the run's
         self._early: list[str] | None = []
         self._file: io.TextIOWrapper | None = None
@@ -77,16 +77,16 @@ class Logged(Progress):
 
 
 def stamp() -> str:
-    """Returns the time in seconds, such as 2026-01-31T12:00:00Z."""
+    """Return the time in seconds, such as 2026-01-31T12:00:00Z."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def first_stamp(folder: Path | None) -> str | None:
-    """Returns when the first session of a folder's run began, as its log.txt has it."""
+    """Return when the first session of a folder's run began, as its log.txt has it."""
     try:
-        text = (
-            "" if folder is None else (folder / NAME).read_text(encoding="utf-8", errors="replace")
-        )
+        text = ""
+        if folder is not None:
+            text = (folder / NAME).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     return next(

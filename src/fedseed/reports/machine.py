@@ -26,30 +26,31 @@ PACKAGES = ("torch", "transformers", "peft", "tokenizers", "numpy", "numba", "tr
 
 @cache
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that decide a run's bits, as far as they
+    """Return the versions of Python and of the packages that decide a run's bits, as far as they
     are installed.
     """
-    found = {"python": platform.python_version(), "fedseed": fedseed.__version__}
+    versions_here = {"python": platform.python_version(), "fedseed": fedseed.__version__}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions_here[name] = version(name)
+    return versions_here
 
 
 @cache
 def host() -> dict[str, Any]:
-    """Returns what the machine is: system, processor, cores, memory, GPUs that torch sees (where
+    """Return what the machine is: system, processor, cores, memory, GPUs that torch sees (where
     torch is in use).
     """
     processor = platform.processor()
     with suppress(OSError):
-        named = [
+        model_names = [
             line
             for line in Path("/proc/cpuinfo").read_text().splitlines()
             if line.startswith("model name")
         ]
-        processor = named[0].partition(":")[2].strip() if named else processor
-    found: dict[str, Any] = {
+        if model_names:
+            processor = model_names[0].partition(":")[2].strip()
+    facts: dict[str, Any] = {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "processor": processor,
@@ -58,35 +59,37 @@ def host() -> dict[str, Any]:
     }
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return found
+        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return facts
 
 
 def command() -> str:
-    """Returns this process' command line, its program by its last part.
+    """Return this process' command line, its program by its last part.
 
     A token that it was given is left out.
     """
-    first = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    words = ["***" if before == "--token" else word for before, word in pairwise(sys.argv)]
+    first = "python"
+    if sys.argv and sys.argv[0]:
+        first = Path(sys.argv[0]).name
+    words = ["***" if previous == "--token" else word for previous, word in pairwise(sys.argv)]
     return shlex.join([first, *words])
 
 
 def resident_memory(peak: bool = False) -> int:
-    """Returns this process' resident memory in bytes, now or at its peak; 0: it is not told."""
+    """Return this process' resident memory in bytes, now or at its peak; 0: it is not told."""
     if resource is None:
         return 0
     if peak or not Path("/proc/self/statm").exists():
-        # macOS counts bytes, Linux kilobytes; macOS tells no more than the peak
+        # macOS counts bytes, Linux kilobytes; macOS reports the peak alone
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def available_memory() -> tuple[int, int]:
-    """Returns (all, free) of this machine's memory in bytes, or of this container's.
+    """Return (all, free) of this machine's memory in bytes, or of this container's.
 
-    Without Linux' /proc all of it counts as free, and where nothing is told, both are 0.
+    Without Linux' /proc all of it counts as free, and where nothing is known, both are 0.
     """
     if not Path("/proc/meminfo").exists():
         try:
@@ -95,13 +98,13 @@ def available_memory() -> tuple[int, int]:
             total = 0
         return total, total
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    found = {
+    meminfo = {
         line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")
     }
-    total, free = found["MemTotal"], found["MemAvailable"]
+    total, free = meminfo["MemTotal"], meminfo["MemAvailable"]
     try:  # a container's limit
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        used_bytes = int(Path("/sys/fs/cgroup/memory.current").read_text())
     except (OSError, ValueError):
         return total, free
-    return min(total, limit), min(free, limit - used)
+    return min(total, limit), min(free, limit - used_bytes)

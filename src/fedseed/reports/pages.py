@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -19,6 +20,7 @@ import fedseed
 from fedseed.metrics import metric_text, metric_title, shown_metrics
 from fedseed.reports.charts import ROUND, Axis, Panel, Series, curves
 from fedseed.reports.plots import COLOURS, DARK_COLOURS, chart, swatch
+from fedseed.reports.results import RoundLine
 from fedseed.reports.tables import Sheet, human_bytes, human_seconds
 from fedseed.reports.view import RunView
 from fedseed.text import flat
@@ -37,13 +39,10 @@ PHASE_NAMES = {
 
 
 def run_page(view: RunView) -> str:
-    """Returns a run's report, as far as the run has come."""
+    """Return a run's report, as far as the run has come."""
     clients = view.clients()
-    columns = list(
-        dict.fromkeys(
-            name for row in clients for name in row.metrics if not name.endswith("perplexity")
-        )
-    )
+    names = dict.fromkeys(chain.from_iterable(row.metrics for row in clients))
+    columns = [name for name in names if not name.endswith("perplexity")]
     return framed_page(
         view.title,
         "run.html",
@@ -61,48 +60,45 @@ def run_page(view: RunView) -> str:
     )
 
 
+def _lines_by_label(
+    runs: Mapping[str, Sequence[RunView]], labels: Sequence[str]
+) -> dict[str, list[list[RoundLine]]]:
+    """Return the lines of metrics of each label's runs; none for a label without a run."""
+    return {label: [view.lines for view in runs.get(label, ())] for label in labels}
+
+
 def comparison_page(
     title: str,
     blocks: Mapping[str, Mapping[str, Sequence[RunView]]],
     sheets: Sequence[Sheet],
     lines: Sequence[str] = (),
 ) -> str:
-    """Returns a page with several runs side by side.
+    """Return a page with several runs side by side.
 
     Args:
         title: above the page.
         blocks: by scenario ("" if there is one only) and label, the run with each seed.
         sheets: tables to show.
-        lines: sentences, each of which says something that the numbers show.
+        lines: sentences about what the numbers show.
     """
-    labels = list(dict.fromkeys(label for runs in blocks.values() for label in runs))
-    firsts = {
-        " ".join(filter(None, (scenario, label))): views[0]
-        for scenario, runs in blocks.items()
-        for label, views in runs.items()
-        if views
-    }
+    labels = list(dict.fromkeys(chain.from_iterable(blocks.values())))
+    firsts = {}
+    charts = []
+    for scenario, runs in blocks.items():
+        for label, views in runs.items():
+            if views:
+                firsts[" ".join(filter(None, (scenario, label)))] = views[0]
+        charts.append((scenario, render_charts(curves(_lines_by_label(runs, labels)))))
     tables = [flat(view.settings) for view in firsts.values()]
-    values = {
-        key: [str(table.get(key, "-")) for table in tables]
-        for key in sorted({k for t in tables for k in t})
-    }
+    values = {}
+    for key in sorted(set(chain.from_iterable(tables))):
+        values[key] = [str(table.get(key, "-")) for table in tables]
     return framed_page(
         title,
         "comparison.html",
-        count=sum(len(views) for runs in blocks.values() for views in runs.values()),
+        count=sum(sum(map(len, runs.values())) for runs in blocks.values()),
         legend=[(label, swatch(number)) for number, label in enumerate(labels)],
-        blocks=[
-            (
-                scenario,
-                drawn(
-                    curves(
-                        {label: [view.lines for view in runs.get(label, ())] for label in labels}
-                    )
-                ),
-            )
-            for scenario, runs in blocks.items()
-        ],
+        blocks=charts,
         sheets=sheets,
         lines=lines,
         labels=list(firsts),
@@ -117,7 +113,7 @@ def comparison_page(
 
 
 def framed_page(title: str, template: str, package: str = "fedseed.reports", **content: Any) -> str:
-    """Returns a page in the frame that all pages have.
+    """Return a page in the frame that all pages have.
 
     Args:
         title: the page's title, which its template is given, too.
@@ -127,8 +123,10 @@ def framed_page(title: str, template: str, package: str = "fedseed.reports", **c
         content: what the template is given; besides it gets `made`, which fedseed made the page,
             and when.
     """
-    made = f"fedseed {fedseed.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    body = _environment(package).get_template(template).render(made=made, title=title, **content)
+    stamp_text = f"fedseed {fedseed.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    body = (
+        _environment(package).get_template(template).render(made=stamp_text, title=title, **content)
+    )
     # Jinja has escaped what goes into the body
     return (
         _environment("fedseed.reports")
@@ -138,23 +136,30 @@ def framed_page(title: str, template: str, package: str = "fedseed.reports", **c
 
 
 def _tiles(view: RunView) -> list[tuple[str, str, str]]:
-    """Returns the headline figures: what, how much, and a word about it."""
+    """Return the headline figures: what, how much, and a word about it."""
     tiles, summary = [], view.summary or {}
     for name in shown_metrics(dict.fromkeys(view.measured))[:4]:
-        before, after = view.before_and_after(name)
-        beside = "" if before is None else f"{metric_text(name, before)} before tuning"
-        tiles.append((metric_title(name), metric_text(name, after), beside))
-    if (payload := view.payload()) is not None:
-        up, down = payload
-        beside = f"a client: {human_bytes(up)} up, {human_bytes(down)} down"
-        tiles.append(("bytes a round", human_bytes(up + down), beside))
+        first, last = view.before_and_after(name)
+        beside = ""
+        if first is not None:
+            beside = f"{metric_text(name, first)} before tuning"
+        tiles.append((metric_title(name), metric_text(name, last), beside))
+    payload = view.payload()
+    if payload is not None:
+        bytes_up, bytes_down = payload
+        beside = f"a client: {human_bytes(bytes_up)} up, {human_bytes(bytes_down)} down"
+        tiles.append(("bytes a round", human_bytes(bytes_up + bytes_down), beside))
         whole = summary.get("fedavg_bytes")
-        if whole and up + down > 0:
-            ratio = whole / (up + down)
-            times = f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.2g} times"
+        if whole and bytes_up + bytes_down > 0:
+            ratio = whole / (bytes_up + bytes_down)
+            times = f"{ratio:.2g} times"
+            if ratio >= 10:
+                times = f"{ratio:,.0f} times"
             tiles.append(("whole weights would take", times, f"{human_bytes(whole)} both ways"))
     seconds = summary.get("seconds", {}).get("total")
-    spent = sum(view.seconds().values()) if seconds is None else seconds
+    spent = seconds
+    if seconds is None:
+        spent = sum(view.seconds().values())
     tiles.append(("rounds", f"{view.round:,}", f"of {view.rounds:,}" if view.rounds else ""))
     if spent:
         tiles.append(
@@ -166,7 +171,7 @@ def _tiles(view: RunView) -> list[tuple[str, str, str]]:
 
 
 def _run_charts(view: RunView) -> list[Drawn]:
-    """Returns the curves of a run."""
+    """Return the curves of a run."""
     panels, local = [], view.curve("train_loss")
     for name in shown_metrics(view.measured):
         series = [Series(metric_title(name), view.curve(name))]
@@ -178,44 +183,46 @@ def _run_charts(view: RunView) -> list[Drawn]:
     if "loss" not in view.measured:
         panels.append(Panel("clients' local loss", [Series("local loss", local)], ROUND, Axis("")))
     if view.payload() is not None:
-        both = [
+        panels_of_bytes = [
             Series("up", view.bytes_curve("bytes_up")),
             Series("down", view.bytes_curve("bytes_down"), number=1),
         ]
         panels.append(
-            Panel("payload of a client that takes part, summed up", both, ROUND, Axis("", unit="B"))
+            Panel(
+                "payload of a client that takes part, summed up",
+                panels_of_bytes,
+                ROUND,
+                Axis("", unit="B"),
+            )
         )
     spent = []
     for number, phase in enumerate(view.seconds()):
         lines = [line for line in view.lines if phase in line.seconds]
-        each = [
+        charts = [
             (line.round, line.seconds[phase] / (1 if phase == "evaluation" else line.rounds))
             for line in lines
         ]
-        spent.append(Series(PHASE_NAMES.get(phase, phase), each, number=number))
+        spent.append(Series(PHASE_NAMES.get(phase, phase), charts, number=number))
     panels.append(Panel("seconds a round, by phase", spent, ROUND, Axis("", unit="s")))
-    return drawn(panels)
+    return render_charts(panels)
 
 
-def drawn(panels: Sequence[Panel]) -> list[Drawn]:
-    """Returns what a page shows of each chart that shows anything: title, SVG, vertical axis,
+def render_charts(panels: Sequence[Panel]) -> list[Drawn]:
+    """Return what a page shows of each chart that shows anything: title, SVG, vertical axis,
     legend.
     """
-    found = [
-        (
-            panel.title,
-            chart(panel),
-            panel.y.label,
-            [(line.name, swatch(line.number)) for line in panel.series],
-        )
-        for panel in panels
-    ]
-    return [(title, svg, label, legend) for title, svg, label, legend in found if svg is not None]
+    charts = []
+    for panel in panels:
+        svg = chart(panel)
+        if svg is not None:
+            legend = [(line.name, swatch(line.number)) for line in panel.series]
+            charts.append((panel.title, svg, panel.y.label, legend))
+    return charts
 
 
 @cache
 def _environment(package: str) -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader(package),
         autoescape=True,
         undefined=StrictUndefined,
@@ -223,10 +230,10 @@ def _environment(package: str) -> Environment:
         lstrip_blocks=True,
     )
     # a number of a table with its deviation and unit stays on one line
-    made.filters["unbroken"] = lambda cell: (
+    environment.filters["unbroken"] = lambda cell: (
         cell.replace(" ", "\N{NO-BREAK SPACE}") if NUMBER.fullmatch(cell) else cell
     )
-    made.globals.update(
+    environment.globals.update(
         colours=COLOURS,
         dark_colours=DARK_COLOURS,
         human_seconds=human_seconds,
@@ -234,4 +241,4 @@ def _environment(package: str) -> Environment:
         metric_title=metric_title,
         human_bytes=human_bytes,
     )
-    return made
+    return environment

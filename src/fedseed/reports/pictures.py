@@ -22,18 +22,19 @@ def draw_run(folder: Path, summary: Mapping[str, Any]) -> None:
     from fedseed.reports.view import view_folder
 
     view = view_folder(folder, summary)
-    if made := curves({summary["method"]: [view.lines]}):
+    panels = curves({summary["method"]: [view.lines]})
+    if panels:
         with replacing(folder / "metrics.png") as picture:
-            draw(made, picture, across=4)
+            draw(panels, picture, across=4)
     write_whole(folder / "report.html", run_page(view).encode())
 
 
 def draw_apart(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Does what `draw_run` does in a process of its own: Matplotlib takes more memory than a whole
+    """Do what `draw_run` does in a process of its own: Matplotlib takes more memory than a whole
     coordinator.
 
     Raises:
-        FedseedError: it can't be drawn; the text says why.
+        FedseedError: it can't be drawn; the text has the reason.
     """
     process, connection = start(_tell, folder, dict(summary), new=True)
     problem = "its process died"
@@ -44,10 +45,10 @@ def draw_apart(folder: Path, summary: Mapping[str, Any]) -> None:
         raise FedseedError(problem)
 
 
-def _tell(heard: object, say: object, *given: Any) -> str:
-    """Draws, and returns what went wrong: "" if nothing did."""
+def _tell(order: object, say: object, *arguments: Any) -> str:
+    """Draw, and return what went wrong: "" if nothing did."""
     try:
-        draw_run(*given)
+        draw_run(*arguments)
     except Exception as error:
         return one_line(error)
     return ""

@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from io import BytesIO, StringIO
+from itertools import chain
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from PIL import Image
 
 from fedseed.reports.charts import Panel
 from fedseed.reports.partition import SHOWN_CLIENTS, PartitionStatistics
-from fedseed.text import shown
+from fedseed.text import show_text
 
 # twelve colours that stay apart also for colour-blind readers, and the same before a dark ground
 COLOURS = (
@@ -105,7 +106,7 @@ matplotlib.rcParams.update(
 
 
 def _line_style(number: int) -> dict[str, Any]:
-    """Returns how the line of this number looks: 48 lines look different, most neighbours also
+    """Return how the line of this number looks: 48 lines look different, most neighbours also
     without colours.
     """
     dashes = number // len(COLOURS) % len(DASHES)
@@ -120,7 +121,7 @@ def _line_style(number: int) -> dict[str, Any]:
 
 
 def draw(panels: Sequence[Panel], path: Path, across: int = 3) -> None:
-    """Draws charts side by side into a PNG file, as `figure_of` does.
+    """Draw charts side by side into a PNG file, as `figure_of` does.
 
     Nothing is written if there are none.
     """
@@ -129,20 +130,19 @@ def draw(panels: Sequence[Panel], path: Path, across: int = 3) -> None:
 
 
 def figure_of(panels: Sequence[Panel], across: int = 3) -> Figure:
-    """Returns a figure with charts side by side.
+    """Return a figure with charts side by side.
 
     Args:
         panels: at least one.
         across: how many stand in a row.
     """
-    names = list(dict.fromkeys(line.name for panel in panels for line in panel.series))
+    names_by_panel = [[line.name for line in panel.series] for panel in panels]
+    names = list(dict.fromkeys(chain.from_iterable(names_by_panel)))
     across = min(across, len(panels))
     rows = ceil(len(panels) / across)
     figure = Figure(figsize=(4.6 * across, 3.5 * rows))
     grid = list(figure.subplots(rows, across, squeeze=False).flat)
-    together = len(names) > 1 and all(
-        [line.name for line in panel.series] == names for panel in panels
-    )
+    together = len(names) > 1 and all(one == names for one in names_by_panel)
     for axes, panel in zip(grid, panels, strict=False):
         _plot(axes, panel)
         axes.set_title(panel.title, loc="left")
@@ -156,10 +156,10 @@ def figure_of(panels: Sequence[Panel], across: int = 3) -> Figure:
 
 
 def _plot(axes: Axes, panel: Panel) -> None:
-    """Draws a chart's lines, bands and axes."""
-    there = False
+    """Draw a chart's lines, bands and axes."""
+    has_band = False
     for series in panel.series:
-        points = _kept(series.points, panel)
+        points = _select_points(series.points, panel)
         style = {
             **_line_style(series.number),
             **({} if len(points) <= MARKED else {"marker": None}),
@@ -171,64 +171,68 @@ def _plot(axes: Axes, panel: Panel) -> None:
             clip_on=False,
             **style,
         )
-        there = there or bool(points)
+        has_band = has_band or bool(points)
         band = [
             (x, low, high)
             for x, low, high in series.band
-            if _kept([(x, low), (x, high)], panel)[1:]
+            if _select_points([(x, low), (x, high)], panel)[1:]
         ]
         if band:
-            at, low, high = zip(*band, strict=True)
+            positions, low, high = zip(*band, strict=True)
             axes.fill_between(
-                at, low, high, color=style["color"], alpha=0.15, linewidth=0, clip_on=False
+                positions, low, high, color=style["color"], alpha=0.15, linewidth=0, clip_on=False
             )
     if panel.start is not None and isfinite(panel.start):
         axes.axhline(panel.start, color=SOFT, linewidth=0.8, linestyle=":")
     axes.set_xlabel(panel.x.label)
     axes.set_ylabel(panel.y.label)
-    for way, axis, about in (("x", axes.xaxis, panel.x), ("y", axes.yaxis, panel.y)):
-        if about.log and there:
+    for way, axis, title in (("x", axes.xaxis, panel.x), ("y", axes.yaxis, panel.y)):
+        if title.log and has_band:
             axes.set(**{f"{way}scale": "log"})
             first, last = axis.get_view_interval()
             axis.set_major_locator(
                 LogLocator(subs=(1.0,) if last > 100 * first else (1.0, 2.0, 5.0), numticks=7)
             )
             axis.set_minor_locator(NullLocator())
-            if first < 0.1 and not about.unit:
+            if first < 0.1 and not title.unit:
                 axis.set_major_formatter(StrMethodFormatter("{x:g}"))
                 continue
-        elif about.whole:
+        elif title.whole:
             axis.set_major_locator(MaxNLocator(6, integer=True))
-        if about.unit or about.log:
-            axis.set_major_formatter(EngFormatter(about.unit, sep=" " if about.unit else ""))
+        if title.unit or title.log:
+            axis.set_major_formatter(EngFormatter(title.unit, sep=" " if title.unit else ""))
 
 
-def _kept(points: Sequence[tuple[float, float]], panel: Panel) -> list[tuple[float, float]]:
-    """Returns the points that can be shown.
+def _select_points(
+    points: Sequence[tuple[float, float]], panel: Panel
+) -> list[tuple[float, float]]:
+    """Return the points that can be shown.
 
     Of very many it keeps an even choice, with the last one.
     """
-    kept = [
+    indices = [
         (x, y)
         for x, y in points
         if isfinite(x) and isfinite(y) and (x > 0 or not panel.x.log) and (y > 0 or not panel.y.log)
     ]
-    every = ceil(len(kept) / MOST_POINTS)
-    return [*kept[:-1:every], kept[-1]] if every > 1 else kept
+    every = ceil(len(indices) / MOST_POINTS)
+    if every > 1:
+        return [*indices[:-1:every], indices[-1]]
+    return indices
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a picture as a PNG file."""
+    """Write a picture as a PNG file."""
     figure.tight_layout()
     rows = figure.get_figheight() / 3.5
-    with BytesIO() as drawn:
+    with BytesIO() as buffer:
         dpi = 110 * min(1.0, (ROWS / rows) ** 0.5)
-        figure.savefig(drawn, dpi=dpi, bbox_inches="tight", format="png")
-        Image.open(drawn).convert("RGB").quantize(SHADES).save(path, format="PNG", optimize=True)
+        figure.savefig(buffer, dpi=dpi, bbox_inches="tight", format="png")
+        Image.open(buffer).convert("RGB").quantize(SHADES).save(path, format="PNG", optimize=True)
 
 
 def chart(panel: Panel) -> Markup | None:
-    """Returns a chart as SVG for a page, whose style sheet has its colours.
+    """Return a chart as SVG for a page, whose style sheet has its colours.
 
     None if there is nothing to show.
 
@@ -237,16 +241,16 @@ def chart(panel: Panel) -> Markup | None:
     Args:
         panel: the chart.
     """
-    if not any(_kept(series.points, panel) for series in panel.series):
+    if not any(_select_points(series.points, panel) for series in panel.series):
         return None
     figure = Figure(figsize=(4.6, 2.5), layout="constrained")
     axes = figure.subplots()
     _plot(axes, panel)
     axes.set_ylabel("")
-    with StringIO() as drawn:
+    with StringIO() as buffer:
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(drawn, format="svg", transparent=True, metadata=nothing)
-        text = drawn.getvalue()
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+        text = buffer.getvalue()
     box = re.search(r'viewBox="[^"]*"', text)
     assert box is not None
     head = (
@@ -261,49 +265,57 @@ def chart(panel: Panel) -> Markup | None:
 
 
 def swatch(number: int) -> Markup:
-    """Returns a short line with the look of a number, for a legend."""
+    """Return a short line with the look of a number, for a legend."""
     style = _line_style(number)
     dashes = {"-": "", "--": "6 3", ":": "2 2", "-.": "7 2 2 2"}[style["linestyle"]]
-    drawn = (
+    shapes = (
         f'<path d="M1 6H27" style="stroke: var(--c{number % len(COLOURS)}); stroke-dasharray: '
         f'{dashes or 0}"/>'
     )
-    return Markup(f'<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{drawn}</svg>')
+    return Markup(f'<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{shapes}</svg>')
 
 
-def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
+def draw_partition(statistics: PartitionStatistics, title: str, path: Path) -> None:
     """Draw stacked bars of each client by label: how many, and which share.
 
     Many clients are put in the order of their most frequent label and its share, so that the whole
     can be read.
 
     Args:
-        held: who holds what.
+        statistics: who holds what.
         title: above the picture.
         path: PNG file to write.
     """
-    many = len(held.clients) > SHOWN_CLIENTS
-    shares = held.counts / np.maximum(held.sizes, 1)[:, None]
+    many = len(statistics.clients) > SHOWN_CLIENTS
+    shares = statistics.counts / np.maximum(statistics.sizes, 1)[:, None]
     # clients with nothing come last
-    top = np.where(held.sizes > 0, shares.argmax(axis=1), len(held.labels))
-    order = np.lexsort((-shares.max(axis=1), top)) if many else np.arange(len(held.clients))
-    labelled = held.labels != ("",)
+    top = np.where(statistics.sizes > 0, shares.argmax(axis=1), len(statistics.labels))
+    order = np.lexsort((-shares.max(axis=1), top)) if many else np.arange(len(statistics.clients))
+    labelled = statistics.labels != ("",)
     figure = Figure(figsize=(8.5, 5.4 if labelled else 3))
     axes = figure.subplots(2 if labelled else 1, 1, squeeze=False, sharex=True)
-    few = len(held.labels) <= len(COLOURS)
-    colours = COLOURS if few else colormaps["turbo"](np.linspace(0.02, 0.98, len(held.labels)))
-    x = np.arange(len(held.clients))
+    is_few = len(statistics.labels) <= len(COLOURS)
+    colours: Any = COLOURS
+    if not is_few:
+        colours = colormaps["turbo"](np.linspace(0.02, 0.98, len(statistics.labels)))
+    x = np.arange(len(statistics.clients))
     for row, (values, heading) in enumerate(
-        ((held.counts, "examples"), (100 * shares, "share, %"))[: len(axes)]
+        ((statistics.counts, "examples"), (100 * shares, "share, %"))[: len(axes)]
     ):
         bottom = np.zeros(len(x))
-        for i, label in enumerate(held.labels):
-            each = values[order, i]
+        for i, label in enumerate(statistics.labels):
+            label_counts = values[order, i]
             # without a gap between many bars, and no edges: they would be wider than the bars
             axes[row][0].bar(
-                x, each, 1.0 if many else 0.85, bottom, color=colours[i], label=label, linewidth=0
+                x,
+                label_counts,
+                1.0 if many else 0.85,
+                bottom,
+                color=colours[i],
+                label=label,
+                linewidth=0,
             )
-            bottom += each
+            bottom += label_counts
         axes[row][0].set_ylabel(heading)
         axes[row][0].yaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes[row][0].set_xlim(-0.6, len(x) - 0.4)
@@ -315,24 +327,24 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
         )
         last.set_xticks([])
     else:
-        crowded = len(x) * max(map(len, held.clients)) > 80
+        crowded = len(x) * max(map(len, statistics.clients)) > 80
         last.set_xticks(
             x,
-            [shown(name, SHORT) for name in held.clients],
+            [show_text(name, SHORT) for name in statistics.clients],
             rotation=90 if crowded else 0,
             fontsize=8,
         )
     if len(axes) > 1:
         axes[1][0].set_ylim(0, 100)
     axes[0][0].set_title(
-        f"{title} (mixtures {held.skew:.2f} apart)" if labelled else title, loc="left"
+        f"{title} (mixtures {statistics.skew:.2f} apart)" if labelled else title, loc="left"
     )
-    if labelled and few:
+    if labelled and is_few:
         handles, names = axes[0][0].get_legend_handles_labels()
-        legend = [shown(name, SHORT) for name in names[::-1]]
+        legend = [show_text(name, SHORT) for name in names[::-1]]
         figure.legend(handles[::-1], legend, loc="center left", bbox_to_anchor=(1.0, 0.5))
     elif labelled:
         figure.text(
-            1.0, 0.5, f"{len(held.labels):,} labels,\na colour each", fontsize=8, va="center"
+            1.0, 0.5, f"{len(statistics.labels):,} labels,\na colour each", fontsize=8, va="center"
         )
     save(figure, path)

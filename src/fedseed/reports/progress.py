@@ -39,45 +39,49 @@ class Screen(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Returns what is shown: texts cleaned, in tables and bars, too."""
+        """Return what is shown: texts cleaned, in tables and bars, too."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean(segment.text), segment.style)
 
 
 class Progress:
-    """What the engine tells while it runs; here nothing comes of it."""
+    """The engine's messages while it runs; this class ignores them."""
 
     def running(self, name: str, rounds: int) -> AbstractContextManager[None]:
-        """Returns a context that lasts as long as the run."""
+        """Return a context that lasts as long as the run."""
         return nullcontext()
 
     def round(self, line: RoundLine) -> None:
-        """Hears that a round is over: its line of metrics."""
+        """Show that a round is over: its line of metrics."""
 
     def advance(self, number: int) -> None:
-        """Hears that a round is over which gets no line of its own."""
+        """Show that a round is over which gets no line of its own."""
 
     def note(self, text: str) -> None:
-        """Hears something about the run's data, when it starts."""
+        """Show something about the run's data, when it starts."""
 
     def warn(self, text: str) -> None:
-        """Hears something that a person should know; the run goes on."""
+        """Show something that a person should know; the run goes on."""
 
 
-def shown_by(progress: Progress | bool | None) -> Progress:
-    """Returns what shows a run: as given; True: a console; False: nothing.
+def choose_progress(progress: Progress | bool | None) -> Progress:
+    """Return what shows a run: as given; True: a console; False: nothing.
 
     None: a console if somebody sees it.
     """
     if not isinstance(progress, bool) and progress is not None:
         return progress
     console = Screen(stderr=True)
-    wanted = console.is_terminal or console.is_jupyter if progress is None else progress
-    return Shown(console) if wanted else Progress()
+    is_shown = progress
+    if progress is None:
+        is_shown = console.is_terminal or console.is_jupyter
+    if is_shown:
+        return Shown(console)
+    return Progress()
 
 
 def describe(line: RoundLine) -> str:
-    """Returns one round in a few words."""
+    """Return one round in a few words."""
     parts = [
         f"{metric_title(name)} {metric_text(name, line.metrics[name])}"
         for name in shown_metrics(line.metrics)

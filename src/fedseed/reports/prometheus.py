@@ -68,25 +68,25 @@ class Exporter:
         self._thread.join()
 
     def collect(self) -> Iterator[Any]:
-        """Returns the figures, as prometheus_client asks for them at each request."""
+        """Return the figures, as prometheus_client asks for them at each request."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
         status = self._last = self._ask() or self._last
         with self._lock:
             counts = dict(self._counts)
-        about = "Payload of all clients since this process began."
-        sent = CounterMetricFamily("fedseed_payload_bytes", about, labels=["direction"])
+        description = "Payload of all clients since this process began."
+        payload = CounterMetricFamily("fedseed_payload_bytes", description, labels=["direction"])
         for direction in ("up", "down"):
-            sent.add_metric([direction], counts[direction])
-        yield sent
-        about = "Rounds that counted since this process began."
-        yield CounterMetricFamily("fedseed_rounds_done", about, value=counts["rounds"])
+            payload.add_metric([direction], counts[direction])
+        yield payload
+        description = "Rounds that counted since this process began."
+        yield CounterMetricFamily("fedseed_rounds_done", description, value=counts["rounds"])
         if status is None:
             return
         yield InfoMetricFamily(
             "fedseed_run", "The run.", value={"run": status["run"], "method": status["method"]}
         )
-        for name, about, value in (
+        for name, description, value in (
             ("fedseed_round", "The round that is open, or the last one.", status["round"]),
             ("fedseed_rounds", "Rounds that the run is to have.", status["rounds"]),
             ("fedseed_clients", "Clients of the run.", status["clients"]),
@@ -112,19 +112,21 @@ class Exporter:
                 status["memory_bytes"],
             ),
         ):
-            yield GaugeMetricFamily(name, about, value=value)
+            yield GaugeMetricFamily(name, description, value=value)
         last = {name: value for name, value in status["last"].items() if isinstance(value, float)}
         for name in shown_metrics(
             name for name in last if PLAIN.fullmatch(name) and not name.startswith("bytes_")
         ):
             words = metric_title(name, unit=True)
             newest = "evaluation" if metric_of(name)[1].held_out else "round"
-            about = f"{words[0].upper()}{words[1:]}, of the last {newest}."
-            yield GaugeMetricFamily(f"fedseed_{name}", about, value=last[name])
-        about = "Rounds begun again for want of answers."
-        yield CounterMetricFamily("fedseed_repeated_rounds", about, value=status["repeated_rounds"])
-        about = "Messages not accepted, by client."
-        refused = CounterMetricFamily("fedseed_refused_messages", about, labels=["client"])
+            description = f"{words[0].upper()}{words[1:]}, of the last {newest}."
+            yield GaugeMetricFamily(f"fedseed_{name}", description, value=last[name])
+        description = "Rounds begun again for want of answers."
+        yield CounterMetricFamily(
+            "fedseed_repeated_rounds", description, value=status["repeated_rounds"]
+        )
+        description = "Messages not accepted, by client."
+        refused = CounterMetricFamily("fedseed_refused_messages", description, labels=["client"])
         for client, reasons in status["refusals"].items():
             refused.add_metric([client], sum(reasons.values()))
         yield refused

@@ -55,32 +55,34 @@ class RoundLine:
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any], file: str = "", number: int = 0) -> "RoundLine":
-        """Reads a line as metrics.jsonl has it.
+        """Read a line as metrics.jsonl has it.
 
         Args:
             table: the line.
             file: the name of the file that it stands in; "": it may have been written to any.
             number: the line's number there, from 1.
 
-        Raises ValueError or TypeError if it is none, has been altered, or was written elsewhere.
+        Raises ValueError or TypeError if it is no such line, was altered, or was written elsewhere.
         """
         if not isinstance(table, Mapping) or not isinstance(table.get("round"), int):
             raise ValueError("it has no round")
         if "sum" in table:
             _check_sum(table, file, number)
-        known = {name: value for name, value in table.items() if name in FIELDS}
+        fields_known = {name: value for name, value in table.items() if name in FIELDS}
         others = {name: value for name, value in table.items() if name not in FIELDS}
         metrics = {name: value for name, value in others.items() if isinstance(value, int | float)}
-        return cls(**known, metrics=metrics)
+        return cls(**fields_known, metrics=metrics)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the line as metrics.jsonl has it."""
+        """Return the line as metrics.jsonl has it."""
         left_out = {name for name in SELDOM if not getattr(self, name)}
-        names = OF_THE_BASE if self.round == 0 else FIELDS
+        names = FIELDS
+        if self.round == 0:
+            names = OF_THE_BASE
         return {name: getattr(self, name) for name in names if name not in left_out} | self.metrics
 
-    def written(self, file: str, number: int) -> bytes:
-        """Returns the line as a file has it: with a sum over its place and all but seconds, by
+    def encode(self, file: str, number: int) -> bytes:
+        """Return the line as a file has it: with a sum over its place and all but seconds, by
         which a line that was altered, or put elsewhere, is found.
 
         Args:
@@ -92,15 +94,17 @@ class RoundLine:
         return json.dumps({**table, "sum": place + _sum(table, place)}).encode() + b"\n"
 
     def get(self, name: str) -> float | None:
-        """Returns a number of the line by its name there, measured or not.
+        """Return a number of the line by its name there, measured or not.
 
         None where the line has none.
         """
         value = getattr(self, name) if name in NUMBERS and self.round else self.metrics.get(name)
-        return None if value is None else float(value)
+        if value is None:
+            return None
+        return float(value)
 
     def passes(self) -> float:
-        """Returns the forward passes; a backward pass counts as two."""
+        """Return the forward passes; a backward pass counts as two."""
         return float(self.forward_passes + 2 * self.backward_passes)
 
 
@@ -124,15 +128,15 @@ NUMBERS = (
 
 
 def _check_sum(table: Mapping[str, Any], file: str, number: int) -> None:
-    """Raise ValueError if a line's sum says that it was altered, or written elsewhere."""
-    said = str(table["sum"])
-    place, colon, _ = said.rpartition(":")
+    """Raise ValueError if a line's sum shows that it was altered, or written elsewhere."""
+    written_sum = str(table["sum"])
+    place, colon, _ = written_sum.rpartition(":")
     place += colon  # "": of an earlier fedseed, whose sums say nothing of the place
-    if said != place + _sum(table, place):
+    if written_sum != place + _sum(table, place):
         raise ValueError("it is not as it was written: its sum differs")
     if place and file and place != f"{file}:{number}:":
-        other, line = place.split(":")[:2]
-        raise ValueError(f"it was written as line {line} of {other}, and stands here")
+        file_name, line = place.split(":")[:2]
+        raise ValueError(f"it was written as line {line} of {file_name}, and stands here")
 
 
 def _sum(table: Mapping[str, Any], place: str) -> str:
@@ -143,22 +147,22 @@ def _sum(table: Mapping[str, Any], place: str) -> str:
 
 
 def read_lines(folder: Path) -> list[RoundLine]:
-    """Returns the lines of a run's metrics.jsonl.
+    """Return the lines of a run's metrics.jsonl.
 
     Raises FedseedError for one that is damaged or was altered.
     """
-    found: list[RoundLine] = []
+    round_lines: list[RoundLine] = []
     with open(folder / "metrics.jsonl", encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                found.append(RoundLine.from_json(json.loads(line), "metrics.jsonl", number))
+                round_lines.append(RoundLine.from_json(json.loads(line), "metrics.jsonl", number))
             except (ValueError, TypeError) as error:
                 raise FedseedError(f"{lines.name}: line {number} is not valid: {error}") from error
-    return found
+    return round_lines
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a run's metrics.jsonl as tables.
+    """Return the lines of a run's metrics.jsonl as tables.
 
     Raises FedseedError like `read_lines`.
     """
@@ -166,13 +170,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Returns a finished run's summary.json."""
+    """Return a finished run's summary.json."""
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
 
 
 def best_rounds(lines: Sequence[RoundLine]) -> dict[str, dict[str, Any]]:
-    """Finds the best round by each metric, the first of equal ones; the base is round 0.
+    """Find the best round by each metric, the first of equal ones; the base is round 0.
 
     Args:
         lines: round 0 first: what it measured counts.
@@ -180,12 +184,14 @@ def best_rounds(lines: Sequence[RoundLine]) -> dict[str, dict[str, Any]]:
     Returns:
         {"round": ..., "value": ...} by the metric's name.
     """
-    found = {}
+    best_by_metric = {}
     for name in lines[0].metrics if lines else ():
-        sign = 1.0 if lower_is_better(name) else -1.0
+        sign = -1.0
+        if lower_is_better(name):
+            sign = 1.0
         measured = [line for line in lines if not isnan(line.metrics.get(name, nan))]
         if measured:
             # the first of equal ones
             best = min(measured, key=lambda line: sign * line.metrics[name])
-            found[name] = {"round": best.round, "value": best.metrics[name]}
-    return found
+            best_by_metric[name] = {"round": best.round, "value": best.metrics[name]}
+    return best_by_metric

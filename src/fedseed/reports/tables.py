@@ -13,10 +13,12 @@ from rich.table import Table
 
 
 def human_bytes(count: float) -> str:
-    """Returns a number of bytes with a unit, three digits."""
+    """Return a number of bytes with a unit, three digits."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+            if unit == "B" or count >= 100:
+                return f"{count:.0f} {unit}"
+            return f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
 
@@ -24,28 +26,28 @@ def human_bytes(count: float) -> str:
 def plain_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], widest: int | None = 32
 ) -> Table:
-    """Returns a table for a console, the first column on the left and the others on the right.
+    """Return a table for a console, the first column on the left and the others on the right.
 
     Args:
         head: the columns' names; no name in it: it is not shown.
         rows: a text for each column.
         widest: how wide the first column may be; None: as wide as it is.
     """
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_header=any(head))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_header=any(head))
     for number, name in enumerate(head):
-        made.add_column(
+        table.add_column(
             name,
             justify="right" if number else "left",
             no_wrap=True,
             max_width=None if number else widest,
         )
     for row in rows:
-        made.add_row(*row)
-    return made
+        table.add_row(*row)
+    return table
 
 
 def privacy_spent(spent: Mapping[str, Any]) -> str:
-    """Returns what a private run has spent, of its summary or status: "epsilon per vote 0.5, votes
+    """Return what a private run has spent, of its summary or status: "epsilon per vote 0.5, votes
     48".
     """
     return ", ".join(
@@ -55,15 +57,19 @@ def privacy_spent(spent: Mapping[str, Any]) -> str:
 
 
 def mean_and_deviation(values: Sequence[float], digits: int) -> str:
-    """Returns mean and sample deviation of a few numbers.
+    """Return mean and sample deviation of a few numbers.
 
     Those that are not finite are counted apart.
     """
     finite = [v for v in values if isfinite(v)]
     if not finite:
         return "-"
-    deviation = f" ± {stdev(finite):.{digits}f}" if len(finite) > 1 else ""
-    lost = f" ({len(values) - len(finite)} not finite)" if len(finite) < len(values) else ""
+    deviation = ""
+    if len(finite) > 1:
+        deviation = f" ± {stdev(finite):.{digits}f}"
+    lost = ""
+    if len(finite) < len(values):
+        lost = f" ({len(values) - len(finite)} not finite)"
     return f"{mean(finite):,.{digits}f}{deviation}{lost}"
 
 
@@ -78,15 +84,15 @@ class Sheet:
     note: str = ""  # what to know when reading it
 
     def table(self) -> Table:
-        """Returns the table for a console, each column's name on two lines."""
+        """Return the table for a console, each column's name on two lines."""
         heads = [name.replace(" ", "\n", 1) if " " in name else f"\n{name}" for name in self.head]
-        shown = plain_table(heads, self.rows, widest=None)
-        shown.title, shown.caption, shown.show_edge = self.title, self.note, False
-        shown.title_justify = shown.caption_justify = "left"
-        return shown
+        table = plain_table(heads, self.rows, widest=None)
+        table.title, table.caption, table.show_edge = self.title, self.note, False
+        table.title_justify = table.caption_justify = "left"
+        return table
 
     def show(self, console: Console) -> None:
-        """Prints the table.
+        """Print the table.
 
         On a console too narrow for it as plain text, whose lines are broken but not cut.
         """
@@ -100,9 +106,9 @@ class Sheet:
             console.print(self.text(), highlight=False, soft_wrap=True)
 
     def text(self) -> str:
-        """Returns the table as plain text, columns padded."""
+        """Return the table as plain text, columns padded."""
         lines = [self.head, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
         def padded(line: Sequence[str]) -> str:
             rest = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
@@ -116,23 +122,27 @@ class Sheet:
         return "\n".join([self.title, "", *ruled, *(["", self.note] if self.note else [])]) + "\n"
 
     def markdown(self) -> str:
-        """Returns the table for a document."""
+        """Return the table for a document."""
         lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
-        table = [
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-        ]
+        table = list(map(_markdown_row, lines))
         return (
             "\n".join([f"**{self.title}**", "", *table, *(["", self.note] if self.note else [])])
             + "\n"
         )
 
 
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
 def human_seconds(seconds: float) -> str:
-    """Returns a time with a unit; "-" if it is not known."""
+    """Return a time with a unit; "-" if it is not known."""
     if isnan(seconds):
         return "-"
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:
         return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

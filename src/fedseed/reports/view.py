@@ -1,4 +1,4 @@
-"""What a run's folder says about the run, finished or going on, as a page shows it.
+"""The content of a run's folder, finished or going on, as a page shows it.
 
 Free of torch and Matplotlib.
 """
@@ -24,7 +24,7 @@ class ClientRow:
 
     name: str  # the client's
     rounds: float = 0.0  # in which it took part
-    about: bool = False  # the number of rounds is an estimate: only sums were written
+    is_estimate: bool = False  # the number of rounds is an estimate: only sums were written
     # rounds in which it sent nothing that counts, by reason
     skipped: Counter[str] = field(default_factory=Counter)
     attacker: bool = False  # it was made to lie
@@ -46,49 +46,58 @@ class RunView:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Returns the recipe's tables."""
-        return tomllib.loads(self.recipe) if self.recipe else {}
+        """Return the recipe's tables."""
+        if self.recipe:
+            return tomllib.loads(self.recipe)
+        return {}
 
     @property
     def method(self) -> str:
-        """Returns the method's name; "" if nothing says it."""
+        """Return the method's name; "" if it is not known."""
         return str(
             (self.summary or {}).get("method") or self.settings.get("method", {}).get("name", "")
         )
 
     @property
     def title(self) -> str:
-        """Returns the recipe's title, or the run's name."""
+        """Return the recipe's title, or the run's name."""
         return str(self.settings.get("title") or self.name)
 
     @property
     def measured(self) -> list[str]:
-        """Returns the names of the metrics that are measured on held-out examples."""
-        return list(self.lines[0].metrics) if self.lines else []
+        """Return the names of the metrics that are measured on held-out examples."""
+        if self.lines:
+            return list(self.lines[0].metrics)
+        return []
 
     def before_and_after(self, name: str) -> tuple[float | None, float | None]:
-        """Returns a metric before any round, and the newest value.
+        """Return a metric before any round, and the newest value.
 
         None where it was not measured.
         """
-        found = self.curve(name)
-        return (found[0][1] if found and found[0][0] == 0 else None), (
-            found[-1][1] if found else None
-        )
+        points = self.curve(name)
+        first = last = None
+        if points:
+            last = points[-1][1]
+            if points[0][0] == 0:
+                first = points[0][1]
+        return first, last
 
     def curve(self, name: str) -> list[tuple[float, float]]:
-        """Returns (round, value) wherever a metric was measured."""
+        """Return (round, value) wherever a metric was measured."""
         return [(line.round, value) for line in self.lines if (value := line.get(name)) is not None]
 
     def bytes_curve(self, name: Literal["bytes_up", "bytes_down"]) -> list[tuple[float, float]]:
-        """Returns (round, payload bytes of a client that takes part in every round, up to and with
+        """Return (round, payload bytes of a client that takes part in every round, up to and with
         it).
         """
-        each = [getattr(line, name) * line.rounds for line in self.lines]
-        return list(zip((line.round for line in self.lines), accumulate(each), strict=True))
+        bytes_by_line = [getattr(line, name) * line.rounds for line in self.lines]
+        return list(
+            zip((line.round for line in self.lines), accumulate(bytes_by_line), strict=True)
+        )
 
     def payload(self) -> tuple[float, float] | None:
-        """Returns the mean payload bytes of a client and round, up and down.
+        """Return the mean payload bytes of a client and round, up and down.
 
         None before the first round.
         """
@@ -96,29 +105,32 @@ class RunView:
         count = sum(line.rounds for line in lines)
         if not count:
             return None
-        up, down = (
-            sum(getattr(line, name) * line.rounds for line in lines)
-            for name in ("bytes_up", "bytes_down")
-        )
-        return up / count, down / count
+        bytes_up = sum(line.bytes_up * line.rounds for line in lines)
+        bytes_down = sum(line.bytes_down * line.rounds for line in lines)
+        return bytes_up / count, bytes_down / count
 
     def seconds(self) -> dict[str, float]:
-        """Returns all seconds by phase."""
-        phases = dict.fromkeys(phase for line in self.lines for phase in line.seconds)
-        return {phase: sum(line.seconds.get(phase, 0.0) for line in self.lines) for phase in phases}
+        """Return all seconds by phase."""
+        seconds: dict[str, float] = {}
+        for line in self.lines:
+            for phase, spent in line.seconds.items():
+                seconds[phase] = seconds.get(phase, 0.0) + spent
+        return seconds
 
     def clients(self) -> list[ClientRow]:
-        """Returns what is known of each client that any line names, in the order of their names."""
+        """Return what is known of each client that any line names, in the order of their names."""
         rows: dict[str, ClientRow] = {}
 
         def row(name: str) -> ClientRow:
             return rows.setdefault(name, ClientRow(name))
 
         for line in self.lines:
-            part = line.taking_part / len(line.clients) if line.rounds > 1 and line.clients else 1.0
+            part = 1.0
+            if line.rounds > 1 and line.clients:
+                part = line.taking_part / len(line.clients)
             for name in line.clients:
                 row(name).rounds += part
-                row(name).about |= part != int(part)
+                row(name).is_estimate |= part != int(part)
             for skipped in line.skipped:
                 row(skipped["client"]).skipped[skipped["reason"]] += 1
             for name in line.attacked:
@@ -152,16 +164,18 @@ def view_folder(folder: Path, summary: Mapping[str, Any] | None = None) -> RunVi
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    return ""
 
 
 def _whole_lines(path: Path) -> list[RoundLine]:
-    """Returns the lines that were written to their ends.
+    """Return the lines that were written to their ends.
 
     What comes after a damaged one is left out.
     """
-    found: list[RoundLine] = []
+    lines: list[RoundLine] = []
     with suppress(ValueError, TypeError):
         for number, text in enumerate(_text(path).split("\n")[:-1], start=1):
-            found.append(RoundLine.from_json(json.loads(text), path.name, number))
-    return found
+            lines.append(RoundLine.from_json(json.loads(text), path.name, number))
+    return lines

@@ -9,6 +9,7 @@ answer that counted, and the clients whose answers did not count.
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from fedseed.durable import is_irregular
 from fedseed.errors import FedseedError
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.methods import Method
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.feedsign import Votes
@@ -44,15 +45,15 @@ class Line(BaseModel):
 
     @property
     def complete(self) -> bool:
-        """Whether the line says of everybody who was asked what came of it."""
+        """Return whether every client that was asked has an answer or is listed as silent."""
         without_answer = set(self.asked) - set(self.answers)
         return self.silent is None or without_answer == set(self.silent)
 
 
-def written(number: int, coordinator: Coordinator, names: Sequence[str]) -> list[bytes]:
-    """Returns the first line of all, and that of the round that a coordinator is about to close."""
+def encode_lines(number: int, coordinator: Coordinator, names: Sequence[str]) -> list[bytes]:
+    """Return the first line of all, and that of the round that a coordinator is about to close."""
     current = coordinator.current
-    kept = {
+    counted = {
         client: (coordinator.examples[client], update.encode())
         for client, update in current.updates.items()
     }
@@ -61,8 +62,8 @@ def written(number: int, coordinator: Coordinator, names: Sequence[str]) -> list
         Line(
             round=number,
             asked=list(current.clients),
-            answers=kept,
-            silent=[client for client in current.clients if client not in kept],
+            answers=counted,
+            silent=[client for client in current.clients if client not in counted],
         ),
     )
     return [line.model_dump_json(exclude_defaults=True).encode() + b"\n" for line in lines]
@@ -77,7 +78,7 @@ class Answers(NamedTuple):
 
 
 def read_answers(path: Path) -> Answers:
-    """Returns a run's answers. Raises FedseedError if the file is missing or malformed."""
+    """Return a run's answers. Raises FedseedError if the file is missing or malformed."""
     if is_irregular(path):
         raise FedseedError(f"{path}: no regular file (a pipe or a device): reading it may not end")
     try:
@@ -91,7 +92,7 @@ def read_answers(path: Path) -> Answers:
     except (OSError, ValidationError, ValueError) as error:
         raise FedseedError(f"{path}: not a run's answers, or damaged: {error}") from error
     rounds, count = [line.round for line in rest], len(first.clients)
-    numbers = {client for line in rest for client in (*line.asked, *line.answers)}
+    numbers = set(chain.from_iterable((*line.asked, *line.answers) for line in rest))
     if first.round or len(set(first.clients)) < count or rounds != sorted({*rounds, *rounds} - {0}):
         raise FedseedError(
             f"{path}: not a run's answers: its clients' names or its rounds are out of order"
@@ -103,7 +104,7 @@ def read_answers(path: Path) -> Answers:
     )
 
 
-def unverifiable(method: Method, secure_sums: bool) -> str | None:
+def find_obstacle(method: Method, secure_sums: bool) -> str | None:
     """Return the reason why a party can't verify the answers it sent; None if it can."""
     if secure_sums:
         return (

@@ -11,7 +11,7 @@ from typing import Any
 from fedseed.actors import Cluster
 from fedseed.attacks.updates import flip_labels
 from fedseed.errors import RecipeError
-from fedseed.federation.hosted import Hosted
+from fedseed.federation.client.state import Hosted
 from fedseed.methods import Method
 from fedseed.models import PACKAGED
 from fedseed.objectives.evaluation import measure
@@ -20,21 +20,22 @@ from fedseed.objectives.prepared import prepare_sets, with_reference
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.processes import warm
-from fedseed.reports.progress import Progress, shown_by
-from fedseed.runs.equipment import (
+from fedseed.recipe.reading import parse_stored_recipe, read_recipe
+from fedseed.recipe.settings import Recipe
+from fedseed.reports.progress import Progress, choose_progress
+from fedseed.runs.model_setup import (
     Equipment,
     Evaluation,
     equip,
-    evaluation_of,
     examine_base,
     fingerprint_of,
-    hosted_of,
-    loss_of,
-    within,
+    host_examples,
+    limit_settings,
+    make_evaluation,
+    make_loss_evaluation,
 )
-from fedseed.runs.parties import joined, load_data, load_parties
-from fedseed.runs.rates import find_rate, settled, with_rate
-from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
+from fedseed.runs.parties import join_parties, load_data, load_parties
+from fedseed.runs.rates import find_rate, restore_rate, with_rate
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
@@ -42,6 +43,29 @@ from fedseed.tasks.data import BETA, ClientData, TaskData
 from fedseed.tasks.files import Record, dataset_rows, is_dataset
 from fedseed.tasks.forms import examples_in
 from fedseed.tasks.record import clients_record, held_out_record, record_of
+
+
+def _client_data(datasets: Sequence[Any]) -> list[ClientData]:
+    """Return the clients' data with their names.
+
+    Raises:
+        RecipeError: the datasets, or one of them, are a mapping or a text: its keys or characters
+            would be taken for clients or examples.
+    """
+    if isinstance(datasets, (Mapping, str, bytes)):
+        raise RecipeError(
+            f"Federation: datasets is a {type(datasets).__name__}; give a list with each client's "
+            "rows, such as [rows, rows] (ClientData(name, rows) gives a client a name)"
+        )
+    clients = []
+    for number, rows in enumerate(datasets):
+        if isinstance(rows, (Mapping, str, bytes)):
+            raise RecipeError(
+                f"Federation: datasets[{number}] is a {type(rows).__name__}; give a list of rows"
+            )
+        named = isinstance(rows, ClientData)
+        clients.append(rows if named else ClientData(f"client-{number}", rows))
+    return clients
 
 
 class Federation(Simulation):
@@ -69,7 +93,7 @@ class Federation(Simulation):
             `workers`; and `beta` of preferences ("chosen" and "rejected" in the rows).
 
     Raises:
-        RecipeError: something of it can't be; says what.
+        RecipeError: a setting is impossible; the text names it.
     """
 
     def __init__(
@@ -86,18 +110,26 @@ class Federation(Simulation):
     ) -> None:
         workers: Workers | None = settings.pop("workers", None)
         beta: float = settings.pop("beta", BETA)
-        clients = [
-            c if isinstance(c, ClientData) else ClientData(f"client-{i}", c)
-            for i, c in enumerate(datasets)
-        ]
-        measure = evaluation if callable(evaluation) else None
-        held_out = {} if callable(evaluation) or evaluation is None else evaluation
-        held_out = held_out if isinstance(held_out, Mapping) else {"": held_out}
+        clients = _client_data(datasets)
+        measure = None
+        if callable(evaluation):
+            measure = evaluation
+        held_out = evaluation
+        if callable(evaluation) or evaluation is None:
+            held_out = {}
+        if not isinstance(held_out, Mapping):
+            held_out = {"": held_out}
         if tokenizer is not None:
             sets = {client.name: client.examples for client in clients}
-            fitting, clients, fits, more = _learning(model, tokenizer, sets, held_out, beta)
+            fitting, clients, fits, model_settings = _learning(
+                model, tokenizer, sets, held_out, beta
+            )
             objective, measure = objective or fitting, measure or fits
-            settings = {"base": str(getattr(model, "name_or_path", "")), **more, **settings}
+            settings = {
+                "base": str(getattr(model, "name_or_path", "")),
+                **model_settings,
+                **settings,
+            }
         if objective is None:
             raise RecipeError(
                 "Federation: give the model's tokenizer, or an objective (fedseed.objectives)"
@@ -107,11 +139,11 @@ class Federation(Simulation):
             record = {**clients_record(clients), **held_out_record(held_out)}
             spec = replace(spec, data_record=record, fingerprint=fingerprint_of(tokenizer))
         measure, names = (
-            measure or loss_of(objective, held_out, model),
+            measure or make_loss_evaluation(objective, held_out, model),
             [client.name for client in clients],
         )
         super().__init__(
-            spec, hosted_of(spec, model, objective, clients, names, measure), progress, workers
+            spec, host_examples(spec, model, objective, clients, names, measure), progress, workers
         )
 
     @classmethod
@@ -126,7 +158,7 @@ class Federation(Simulation):
         workers: int | None = None,
         threads: int | None = None,
     ) -> "Federation":
-        """Returns a federation from a recipe: a TOML file, or the name of one that comes with
+        """Return a federation from a recipe: a TOML file, or the name of one that comes with
         fedseed.
 
         Args:
@@ -149,10 +181,19 @@ class Federation(Simulation):
         return build(
             read_recipe(path, overrides, plugins, trust_plugins),
             out,
-            shown_by(progress),
+            choose_progress(progress),
             workers,
             threads,
         )
+
+
+class _RecipeFederation(Federation):
+    """A federation whose model and clients come from a recipe (`build`)."""
+
+    def __init__(
+        self, spec: RunSpec, hosted: Hosted, progress: Progress | None, workers: Workers | None
+    ) -> None:
+        Simulation.__init__(self, spec, hosted, progress, workers)
 
 
 def _learning(
@@ -169,31 +210,35 @@ def _learning(
     from fedseed.models.traits import settle
     from fedseed.objectives.kinds import kind_of
 
-    whole = model.get_base_model() if hasattr(model, "peft_config") else model
+    whole = model
+    if hasattr(model, "peft_config"):
+        whole = model.get_base_model()
     architecture = architecture_of(
         {**whole.config.to_dict(), "architectures": [type(whole).__name__]}
     )
-    named, labels = tuple(map(str, whole.config.id2label.values())), tuple[str, ...]()
+    class_names, labels = tuple(map(str, whole.config.id2label.values())), tuple[str, ...]()
     score_field = None
-    if architecture == "classification" and len(named) == 1:
+    if architecture == "classification" and len(class_names) == 1:
         score_field = _score_field([*sets.values(), *held_out.values()])
     elif architecture == "classification":
-        labels = _class_labels(named, [*sets.values(), *held_out.values()])
+        labels = _class_labels(class_names, [*sets.values(), *held_out.values()])
     names = {prefix: f"evaluation {prefix}".strip() for prefix in held_out}
-    found, notes = examples_in(
+    examples_by_set, notes = examples_in(
         {**sets, **{names[prefix]: rows for prefix, rows in held_out.items()}},
         labels,
         score_field,
     )
-    clients = [ClientData(name, found[name]) for name in sets]
-    data = TaskData(clients, {prefix: found[name] for prefix, name in names.items()}, beta=beta)
-    settings, limit = within(EvaluationSettings(rouge=False), longest_input(model))
+    clients = [ClientData(name, examples_by_set[name]) for name in sets]
+    data = TaskData(
+        clients, {prefix: examples_by_set[name] for prefix, name in names.items()}, beta=beta
+    )
+    settings, limit = limit_settings(EvaluationSettings(rouge=False), longest_input(model))
     try:
         kind, _ = kind_of(data, architecture)
         objective = kind.objective(tokenizer, settings)
         traits = settle(model, str(getattr(model, "name_or_path", "")) or type(model).__name__)
         examine_base(model, objective)
-        prepared, more = prepare_sets(objective, data.evaluation, limit)
+        prepared, left_out = prepare_sets(objective, data.evaluation, limit)
         prepared = {
             prefix: with_reference(objective, model, one) for prefix, one in prepared.items()
         }
@@ -201,20 +246,18 @@ def _learning(
         raise RecipeError(f"Federation: {error}") from error
 
     def evaluate(model: Any) -> dict[str, float]:
-        found = (
-            (prefix, measure(model, objective, own, data.scores, settings))
-            for prefix, own in prepared.items()
-        )
-        return {
-            prefix + name: value for prefix, metrics in found for name, value in metrics.items()
-        }
+        figures: dict[str, float] = {}
+        for prefix, examples in prepared.items():
+            metrics = measure(model, objective, examples, data.scores, settings)
+            figures |= {prefix + name: value for name, value in metrics.items()}
+        return figures
 
-    about = {
-        "notes": (*notes, *traits.notes, *more),
+    model_settings = {
+        "notes": (*notes, *traits.notes, *left_out),
         "limit": limit,
-        "classes": named if labels or score_field else (),
+        "classes": class_names if labels or score_field else (),
     }
-    return objective, clients, evaluate, about
+    return objective, clients, evaluate, model_settings
 
 
 def _score_field(sets: Iterable[Iterable[Any]]) -> str:
@@ -222,21 +265,23 @@ def _score_field(sets: Iterable[Iterable[Any]]) -> str:
     for rows in sets:
         first = next(iter(rows), None)
         if isinstance(first, Mapping):
-            return "score" if "score" in first and "label" not in first else "label"
+            if "score" in first and "label" not in first:
+                return "score"
+            return "label"
     return "label"
 
 
-def _class_labels(named: Sequence[str], sets: Iterable[Iterable[Any]]) -> tuple[str, ...]:
+def _class_labels(class_names: Sequence[str], sets: Iterable[Iterable[Any]]) -> tuple[str, ...]:
     """Return the labels that rows use for a classifier's classes, in the order of its outputs.
 
     Rows name classes as the model does, or number them. A data set that declares its classes may
     write their names in other letters; else its numbers count.
 
     Args:
-        named: the model's names of its classes.
+        class_names: the model's names of its classes.
         sets: the rows of clients and of what is held out.
     """
-    seen, declared = set[str](), set[tuple[str, ...]]()
+    used_labels, declared = set[str](), set[tuple[str, ...]]()
     for rows in sets:
         if is_dataset(rows):
             records = [row for row in dataset_rows("", rows) if isinstance(row, Record)]
@@ -244,21 +289,44 @@ def _class_labels(named: Sequence[str], sets: Iterable[Iterable[Any]]) -> tuple[
             records = [Record("", row) for row in rows if isinstance(row, Mapping)]
         for record in records:
             declared.add(record.class_names.get("label", ()))
-            if (label := record.values.get("label")) is not None:
-                seen.add(str(label))
-    names = declared.pop() if len(declared) == 1 else ()
+            label = record.values.get("label")
+            if label is not None:
+                used_labels.add(str(label))
+    names: tuple[str, ...] = ()
+    if len(declared) == 1:
+        names = declared.pop()
     if names:
         alike = {name.casefold(): name for name in names}
-        if all(name.casefold() in alike for name in named):
-            return tuple(alike[name.casefold()] for name in named)
-        return names if len(names) == len(named) else tuple(named)
-    numbers = tuple(map(str, range(len(named))))
-    return numbers if seen.issubset(numbers) else tuple(named)
+        if all(name.casefold() in alike for name in class_names):
+            return tuple(alike[name.casefold()] for name in class_names)
+        if len(names) == len(class_names):
+            return names
+        return tuple(class_names)
+    numbers = tuple(map(str, range(len(class_names))))
+    if used_labels.issubset(numbers):
+        return numbers
+    return tuple(class_names)
+
+
+def check_apart(recipe: Recipe, out: Path) -> None:
+    """Check that a run's files do not go into the folder of its data.
+
+    Raises:
+        RecipeError: they would, and be taken for a client's file the next time.
+    """
+    place = getattr(recipe.task, "path", None)
+    if not place or not Path(place).expanduser().is_dir():
+        return
+    if Path(place).expanduser().resolve() == out.expanduser().resolve():
+        raise RecipeError(
+            f"--out {out}: it is the folder of the data (task.path), and the run's files would be "
+            "taken for a client's; choose another folder"
+        )
 
 
 def build(
     recipe: Recipe,
-    out: Path | str | None = None,
+    folder: Path | str | None = None,
     progress: Progress | None = None,
     workers: int | None = None,
     threads: int | None = None,
@@ -270,7 +338,7 @@ def build(
 
     Args:
         recipe: the recipe.
-        out: folder for the run's files; None: nothing is written.
+        folder: folder for the run's files; None: nothing is written.
         progress: shows the run going on.
         workers: processes that the clients are dealt to; None: all is done in this one.
         threads: that each process computes with while it runs.
@@ -285,60 +353,89 @@ def build(
     """
     for tracker in recipe.tracking:
         tracker.check()
+    if folder is not None:
+        check_apart(recipe, Path(folder))
     if workers is not None and ray is None:
         warm()
-    parts = load_parties(recipe) if recipe.of_parties and data is None else None
-    if data is None:
-        data = recipe.task.load() if parts is None else joined(recipe, parts)
+    parts = None
+    if data is None and recipe.of_parties:
+        parts = load_parties(recipe)
+        data = join_parties(recipe, parts)
+    elif data is None:
+        data = recipe.task.load()
     count = len(data.clients)
     recipe.federation.check(count)
-    if resume and out is not None:
-        recipe = settled(recipe, Path(out))
+    if resume and folder is not None:
+        recipe = restore_rate(recipe, Path(folder))
     if recipe.tune_rate:
         say = (progress or Progress()).note
-        found = find_rate(recipe, data, say)
+        tuning = find_rate(recipe, data, say)
         say(
-            f"{found.key} = {found.rate:g}, found with {found.passes / found.whole:.0%} of the "
+            f"{tuning.key} = {tuning.rate:g}, found with {tuning.passes / tuning.whole:.0%} of the "
             "run's passes"
         )
-        recipe = with_rate(recipe, found.rate)
+        recipe = with_rate(recipe, tuning.rate)
     per_round = recipe.federation.count(count)
     team = None
     if workers is not None:
-        note = (progress or Progress()).note
-        cluster = None if ray is None else Cluster(ray, workers, threads, note)
-        team = Workers(partial(_load_for_worker, recipe.to_toml()), workers, threads, cluster)
-        team.limit(per_round)
-        team.load()  # while this process loads, too
+        team = _start_workers(recipe, per_round, workers, threads, ray, progress or Progress())
     try:
 
         def evaluate_with(equipment: Equipment) -> tuple[Evaluation, list[str]]:
             if recipe.evaluates:
-                return evaluation_of(recipe, equipment, data, parts)
+                return make_evaluation(recipe, equipment, data, parts)
             return _nothing, [
                 "a private run: nothing is evaluated (evaluation.disclose is not set)"
             ]
 
-        base = Path(recipe.model.base).expanduser()
-        more: dict[str, Any] = {
+        options: dict[str, Any] = {
             "per_round": per_round,
             "threads": threads,
             "chat_template": data.chat_template,
             # a run without files is never taken up again
-            "data_record": {} if out is None else record_of(data),
+            "data_record": {} if folder is None else record_of(data),
+            "base_folder": _relative_base(recipe),
         }
-        if recipe.model.base not in PACKAGED and not base.is_absolute() and base.is_dir():
-            more["base_folder"] = str(base.resolve())  # the path means another place from elsewhere
         spec, hosted = host(
-            recipe, data, [one.name for one in data.clients], evaluate_with, out, **more
+            recipe, data, [one.name for one in data.clients], evaluate_with, folder, **options
         )
-        made = Federation.__new__(Federation)
-        Simulation.__init__(made, spec, hosted, progress, team)
-        return made
+        return _RecipeFederation(spec, hosted, progress, team)
     except BaseException:
         if team is not None:
             team.close()
         raise
+
+
+def _relative_base(recipe: Recipe) -> str:
+    """Return the absolute path of a base whose path is relative; "" for any other base.
+
+    Such a path means another place from another folder.
+    """
+    base = Path(recipe.model.base).expanduser()
+    if recipe.model.base in PACKAGED or base.is_absolute() or not base.is_dir():
+        return ""
+    return str(base.resolve())
+
+
+def _start_workers(
+    recipe: Recipe,
+    per_round: int,
+    workers: int,
+    threads: int | None,
+    ray: str | None,
+    progress: Progress,
+) -> Workers:
+    """Return worker processes that load a recipe's model and data while this process loads, too.
+
+    Args: as of `build`; `per_round` is the number of clients in a round.
+    """
+    cluster = None
+    if ray is not None:
+        cluster = Cluster(ray, workers, threads, progress.note)
+    team = Workers(partial(_load_for_worker, recipe.to_toml()), workers, threads, cluster)
+    team.limit(per_round)
+    team.load()
+    return team
 
 
 def host(
@@ -346,18 +443,18 @@ def host(
     data: TaskData,
     names: Sequence[str],
     evaluate_with: Callable[[Equipment], tuple[Evaluation, list[str]]],
-    out: Path | str | None = None,
-    **more: Any,
+    folder: Path | str | None = None,
+    **options: Any,
 ) -> tuple[RunSpec, Hosted]:
-    """Returns a recipe's run, and its model at its base with some clients' examples.
+    """Return a recipe's run, and its model at its base with some clients' examples.
 
     Args:
         recipe: the recipe.
         data: the examples of those that are hosted.
         names: all clients of the run, in the order of their numbers, as far as they are known here.
         evaluate_with: returns what measures the model, and notes about the evaluation's data.
-        out: folder for the run's files; None: nothing is written.
-        more: what else the run is (`RunSpec`).
+        folder: folder for the run's files; None: nothing is written.
+        options: what else the run is (`RunSpec`).
 
     Raises:
         RecipeError: the model can't be had, or does not fit the data or the method; there are too
@@ -374,31 +471,33 @@ def host(
         attackers = list(range(len(names) - attack.clients, len(names)))
     equipment = equip(recipe, data)
     evaluate, notes = evaluate_with(equipment)
-    spec = RunSpec.of(
+    spec = RunSpec.from_recipe(
         recipe,
-        out,
+        folder,
         trainable=equipment.trainable,
         classes=equipment.classes,
         limit=equipment.limit,
         notes=(*data.notes, *equipment.notes, *notes),
         attackers=attackers,
-        **more,
+        **options,
     )
-    held = data.clients
+    hosted_clients = data.clients
     if attack is not None and attack.kind == "labels":
         lying, classes = {names[number]: number for number in attackers}, len(data.classes)
-        held = [
+        hosted_clients = [
             flip_labels(one, recipe.seed, lying[one.name], classes) if one.name in lying else one
-            for one in held
+            for one in hosted_clients
         ]
-    hosted = hosted_of(spec, equipment.model, equipment.objective, held, names, evaluate)
+    hosted = host_examples(
+        spec, equipment.model, equipment.objective, hosted_clients, names, evaluate
+    )
     fingerprint = fingerprint_of(equipment.processor)
     spec = replace(spec, fingerprint=fingerprint)
     return spec, replace(hosted, processor=equipment.processor, fingerprint=fingerprint)
 
 
 def _nothing(model: Any) -> dict[str, float]:
-    """Measures nothing: a private run tells nothing, and workers do not evaluate."""
+    """Measure nothing: private runs disclose nothing, and workers do not evaluate."""
     return {}
 
 
@@ -410,7 +509,7 @@ def _load_for_worker(text: str) -> Hosted:
 
     # the run's own process has shown how the base loads
     quiet()
-    recipe = stored_recipe(text)
+    recipe = parse_stored_recipe(text)
     data = load_data(recipe)
     return host(
         recipe, data, [client.name for client in data.clients], lambda equipment: (_nothing, [])

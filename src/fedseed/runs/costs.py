@@ -11,26 +11,27 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fedseed.errors import FedseedError
 from fedseed.methods import Method
-from fedseed.methods.payload import NUMBERS, Content, total
+from fedseed.methods.payload import NUMBERS, Content, sum_contents
 from fedseed.reports.results import PHASES, RoundLine
 
 PASSES = ("forward_passes", "backward_passes")
 COLUMNS = ("bytes", *NUMBERS)
 
 
-def exchanged(
+def count_exchanged(
     clients: int,
     updates: int,
     received: Sequence[Content],
     planned: Content,
-    fetched: Sequence[Content],
+    downloads: Sequence[Content],
 ) -> dict[str, float]:
-    """Returns the numbers that one client sends and receives in a round: means over those who take
+    """Return the numbers that one client sends and receives in a round: means over those who take
     part.
 
     Args:
@@ -39,49 +40,70 @@ def exchanged(
             refused.
         received: what each message that counts held.
         planned: what a plan held.
-        fetched: what each client caught up on.
+        downloads: what each client caught up on.
     """
-    up, down = total(received), total(fetched)
+    upload, download = sum_contents(received), sum_contents(downloads)
     # updates that are not known are like the others
-    sent, many = updates / max(1, len(received)), max(1, clients)
-    numbers = {f"{name}_up": getattr(up, name) * sent / many for name in NUMBERS}
-    plan = clients / many
+    sent_per_message, client_count = updates / max(1, len(received)), max(1, clients)
+    numbers = {
+        f"{name}_up": getattr(upload, name) * sent_per_message / client_count for name in NUMBERS
+    }
+    plan = clients / client_count
     return numbers | {
-        f"{n}_down": getattr(down, n) / many + getattr(planned, n) * plan for n in NUMBERS
+        f"{n}_down": getattr(download, n) / client_count + getattr(planned, n) * plan
+        for n in NUMBERS
     }
 
 
 def mean_exchanged(lines: Sequence[RoundLine]) -> dict[str, float]:
-    """Returns the mean over the rounds of some lines.
+    """Return the mean over the rounds of some lines.
 
     Nothing if none is known, as in lines of an earlier fedseed.
     """
-    known = [(line.exchanged, line.rounds) for line in lines if line.exchanged]
-    rounds = sum(count for _, count in known)
-    names = known[0][0] if known else ()
-    return {name: sum(found[name] * count for found, count in known) / rounds for name in names}
+    counted_lines = [(line.exchanged, line.rounds) for line in lines if line.exchanged]
+    rounds = sum(count for _, count in counted_lines)
+    if not counted_lines:
+        return {}
+    names = counted_lines[0][0]
+    means = {}
+    for name in names:
+        means[name] = sum(figures[name] * count for figures, count in counted_lines) / rounds
+    return means
+
+
+def mean_by_round(lines: Sequence[RoundLine], name: str) -> float:
+    """Return the mean over the rounds of one of the numbers in lines of metrics; 0 without lines.
+
+    Args:
+        lines: of metrics, without round 0.
+        name: the number, such as "bytes_up".
+    """
+    if not lines:
+        return 0.0
+    count = sum(line.rounds for line in lines)
+    return sum(getattr(line, name) * line.rounds for line in lines) / count
 
 
 def seconds_per_client(lines: Sequence[RoundLine]) -> dict[str, float]:
-    """Returns the mean seconds by phase of one client in a round in which it takes part.
+    """Return the mean seconds by phase of one client in a round in which it takes part.
 
     Args:
         lines: of metrics, without round 0.
     """
     rounds = sum(line.rounds for line in lines)
     taking_part = sum(line.taking_part for line in lines)
-    found = {}
+    means = {}
     for phase in PHASES:
-        rebuild, own = phase == "rebuild", phase in ("local", "projection")
+        rebuild, is_client_work = phase == "rebuild", phase in ("local", "projection")
         spent = sum(
             line.seconds.get(phase, 0.0) / max(1, rebuild * (line.processes or 1)) for line in lines
         )
-        found[phase] = spent / max(1, taking_part if own else rounds)
-    return found
+        means[phase] = spent / max(1, taking_part if is_client_work else rounds)
+    return means
 
 
 def merge_rounds(lines: Sequence[RoundLine]) -> RoundLine:
-    """Makes one line of metrics for several rounds: counts and seconds add up.
+    """Make one line of metrics for several rounds: counts and seconds add up.
 
     Bytes, numbers and losses are means.
     """
@@ -92,25 +114,32 @@ def merge_rounds(lines: Sequence[RoundLine]) -> RoundLine:
         return sum(getattr(line, key) for line in lines)
 
     losses = [line.train_loss for line in lines if line.train_loss is not None]
-    phases = sorted({phase for line in lines for phase in line.seconds})
+    seconds: dict[str, float] = {}
+    metrics: dict[str, Any] = {}
+    skipped = []
+    for line in lines:
+        metrics |= line.metrics
+        skipped += [{**one, "round": line.round} for one in line.skipped]
+        for phase, spent in line.seconds.items():
+            seconds[phase] = seconds.get(phase, 0.0) + spent
     return replace(
         lines[-1],
         rounds=len(lines),
-        clients=sorted({name for line in lines for name in line.clients}),
-        attacked=sorted({name for line in lines for name in line.attacked}),
-        skipped=[{**one, "round": line.round} for line in lines for one in line.skipped],
-        not_taken=[one for line in lines for one in line.not_taken],
+        clients=sorted(set(chain.from_iterable(line.clients for line in lines))),
+        attacked=sorted(set(chain.from_iterable(line.attacked for line in lines))),
+        skipped=skipped,
+        not_taken=list(chain.from_iterable(line.not_taken for line in lines)),
         exchanged=mean_exchanged(lines),
         train_loss=sum(losses) / len(losses) if losses else None,
-        seconds={phase: sum(line.seconds.get(phase, 0.0) for line in lines) for phase in phases},
-        metrics={name: value for line in lines for name, value in line.metrics.items()},
+        seconds=dict(sorted(seconds.items())),
+        metrics=metrics,
         **{key: together(key) for key in ("taking_part", "refused", "skipped_steps", *PASSES)},
         **{key: together(key) / len(lines) for key in ("bytes_up", "bytes_down")},
     )
 
 
 def by_client(lines: Sequence[RoundLine]) -> dict[str, Any]:
-    """Returns, of parties that each evaluate on what they hold out, their figures before and after
+    """Return, of parties that each evaluate on what they hold out, their figures before and after
     the run, by name.
 
     One that was away at the last evaluation has the round of its last one ("round").
@@ -118,14 +147,14 @@ def by_client(lines: Sequence[RoundLine]) -> dict[str, Any]:
     evaluated = [(line.round, line.by_client) for line in lines if line.by_client is not None]
     if not evaluated:
         return {}
-    found: dict[str, Any] = {}
+    figures_by_client: dict[str, Any] = {}
     for number, figures in evaluated:
         for name, final in figures.items():
-            found[name] = {"baseline": evaluated[0][1].get(name), "final": final}
+            figures_by_client[name] = {"baseline": evaluated[0][1].get(name), "final": final}
             # the client was away at the end: take its last result, and the round of it
             if number < evaluated[-1][0]:
-                found[name]["round"] = number
-    return {"by_client": found}
+                figures_by_client[name]["round"] = number
+    return {"by_client": figures_by_client}
 
 
 class Downloads:
@@ -145,35 +174,35 @@ class Downloads:
         self._totals = {name: array("q", [0]) for name in COLUMNS}
         self.changed = 0  # number of the newest step that is not empty
 
-    def of(self, client: int) -> Content:
+    def count_missed(self, client: int) -> Content:
         """Return the content of the steps that bring a client up to date, and count it as up to
         date.
         """
-        has, last = self._has[client], len(self._totals["bytes"]) - 1
-        self._has[client] = last
-        steps = self._method.catch_up.needs(has, last, self.changed)
+        received, newest = self._has[client], len(self._totals["bytes"]) - 1
+        self._has[client] = newest
+        steps = self._method.catch_up.steps_to_download(received, newest, self.changed)
         if not steps:
             return Content()
-        first, last = steps.start - 1, steps.stop - 1
+        first, newest = steps.start - 1, steps.stop - 1
         return Content(
-            **{name: column[last] - column[first] for name, column in self._totals.items()}
+            **{name: column[newest] - column[first] for name, column in self._totals.items()}
         )
 
     def add(self, step: Content) -> None:
-        """Counts a new step, which holds this."""
+        """Count a new step, which holds this."""
         for name, column in self._totals.items():
             column.append(column[-1] + getattr(step, name))
         if step.bytes:
             self.changed = len(self._totals["bytes"]) - 1
 
-    def take_up(self, steps: Sequence[Content], picked: Sequence[Sequence[int]]) -> None:
-        """Counts the rounds of an earlier session.
+    def take_up(self, steps: Sequence[Content], participants: Sequence[Sequence[int]]) -> None:
+        """Count the rounds of an earlier session.
 
         Args:
             steps: what each round's step held.
-            picked: the clients that took part in each round.
+            participants: the clients that took part in each round.
         """
-        for number, (step, members) in enumerate(zip(steps, picked, strict=True)):
+        for number, (step, members) in enumerate(zip(steps, participants, strict=True)):
             for client in members:
                 self._has[client] = max(self._has[client], number)
             self.add(step)
@@ -197,7 +226,7 @@ class RunResult:
 
     @cached_property
     def model(self) -> Any:
-        """Returns the tuned model: the one that was trained, with its adapter.
+        """Return the tuned model: the one that was trained, with its adapter.
 
         Or made of the run's files.
 

@@ -1,7 +1,7 @@
 """The newest round on record in a run's folder, which its orbit or weights must agree with.
 
 An orbit whose last records were cut off between two of them is a whole file of fewer steps. Nothing
-in it says what is missing, but the run's other files do. Free of torch.
+in it shows what is missing, but the run's other files do. Free of torch.
 """
 
 from pathlib import Path
@@ -16,11 +16,11 @@ from fedseed.reports.results import read_lines, read_summary
 class Ending(NamedTuple):
     """The newest round that one of a run's files has on record."""
 
-    file: Path  # the file that says so
+    file: Path  # the file with the record
     round: int  # the newest round
     # of the weights after it; None: the file does not say
     digest: str | None
-    over: bool  # whether the run has ended there
+    is_final: bool  # whether the run has ended there
 
     def check(self, path: Path, header: Header, last: int, digest: str | None) -> None:
         """Raise OrbitError if an orbit, or weights, are not those that the run ended with.
@@ -31,16 +31,18 @@ class Ending(NamedTuple):
             last: the last round that the file has.
             digest: of the weights after it; None: it is not known.
         """
-        file_says = f"{self.file} says that the run {'ended after' if self.over else 'has reached'}"
+        file_says = (
+            f"{self.file} says that the run {'ended after' if self.is_final else 'has reached'}"
+        )
         if last < self.round:
             problem = (
                 f"its last round is {last}, and {file_says} round {self.round}: steps are missing"
             )
-        elif self.over and last > self.round:
+        elif self.is_final and last > self.round:
             problem = (
                 f"its last round is {last}, and {file_says} round {self.round}: another run's file"
             )
-        elif self.over and None not in (digest, self.digest) and digest != self.digest:
+        elif self.is_final and None not in (digest, self.digest) and digest != self.digest:
             problem = (
                 f"the weights after round {last} have the digest {digest}, and {file_says} round "
                 f"{self.round} with {self.digest}: another run's file"
@@ -61,7 +63,7 @@ class Ending(NamedTuple):
 
 
 def can_be_made_again(path: Path, header: Header) -> bool:
-    """Whether a run may make again the steps that its orbit has lost.
+    """Return whether a run may make again the steps that its orbit has lost.
 
     In a private run they would be drawn anew, which spends what no account knows of.
     """

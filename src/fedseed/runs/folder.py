@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ from pydantic import ValidationError
 from fedseed.durable import Appender, is_irregular, lock_file, sync_path, write_whole
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation.fingerprint import Fingerprint
-from fedseed.orbit import NO_DIGEST
+from fedseed.orbit import NO_DIGEST, Orbit
 from fedseed.orbit.file import scan, write_orbit
+from fedseed.recipe.keys import list_fields
+from fedseed.recipe.reading import make_paths_absolute, read_toml
+from fedseed.recipe.settings import Recipe
 from fedseed.registry import INCIDENTAL
 from fedseed.reports.results import RoundLine, read_summary
 from fedseed.runs.ending import can_be_made_again, read_ending
-from fedseed.runs.keys import own_fields
-from fedseed.runs.recipe import Recipe, from_anywhere, read_toml
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.record import (
     DataRecord,
@@ -107,25 +109,25 @@ class RunFolder:
         self.lazy = False
         # of metrics and of progress, which their sums name
         self._lines = 0, 0
-        there = [name for name in FILES if (path / name).exists()]
-        self.finished = "summary.json" in there
-        for name in (*there, "log.txt"):
+        existing = [name for name in FILES if (path / name).exists()]
+        self.finished = "summary.json" in existing
+        for name in (*existing, "log.txt"):
             if is_irregular(path / name):
                 raise FedseedError(
                     f"{path / name}: no regular file (a pipe or a device), which would hang: "
                     "delete it"
                 )
-        if there and not resume:
-            what, remedy = (
+        if existing and not resume:
+            content, remedy = (
                 ("a run", "")
                 if self.finished
                 else ("an unfinished run", "continue it with --resume, ")
             )
             raise FedseedError(
-                f"{path} holds {what} already ({', '.join(there)}): {remedy}delete it, or choose "
-                "another folder with --out (run --overwrite deletes it)"
+                f"{path} holds {content} already ({', '.join(existing)}): {remedy}delete it, or "
+                "choose another folder with --out (run --overwrite deletes it)"
             )
-        if recipe is not None and "recipe.toml" in there:
+        if recipe is not None and "recipe.toml" in existing:
             compare_recipes(path, recipe, extensible=not claim)
         if resume:
             compare_data(path, data or {}, fingerprint)
@@ -138,7 +140,7 @@ class RunFolder:
             raise StorageError(f"{path}: can't be written: {error.strerror}") from error
         self._answers: Appender | None = None
         self._metrics: Appender | None = None
-        self._made_progress = "progress.jsonl" not in there
+        self._made_progress = "progress.jsonl" not in existing
         self._progress = Appender(path / "progress.jsonl")
         try:
             # gone when the process is
@@ -162,7 +164,7 @@ class RunFolder:
         try:
             recipe, template = self.path / "recipe.toml", self.path / CHAT_TEMPLATE
             if self._recipe is not None and not recipe.exists():
-                table = from_anywhere(tomllib.loads(self._recipe))
+                table = make_paths_absolute(tomllib.loads(self._recipe))
                 write_whole(recipe, tomli_w.dumps(table).encode())
             if self._chat_template and not template.exists():
                 write_whole(template, self._chat_template.encode())
@@ -180,14 +182,16 @@ class RunFolder:
         metrics = self.path / "metrics.jsonl"
         return metrics.exists() and metrics.read_bytes().count(b"\n") > 1
 
-    def take_up(self, done: int, fill: bool = False) -> tuple[list[RoundLine], list[RoundLine]]:
+    def take_up(
+        self, last_round: int, fill: bool = False
+    ) -> tuple[list[RoundLine], list[RoundLine]]:
         """Return the lines that earlier sessions wrote about rounds that count.
 
         Anything later is cut off.
 
         Args:
-            done: the last round that counts: the orbit's or the weights'.
-            fill: write lines of progress that say nothing for rounds whose own were not on disk yet
+            last_round: the last round that counts: the orbit's or the weights'.
+            fill: write empty lines of progress for rounds whose own were not on disk yet
                 at a power cut.
 
         Returns:
@@ -199,31 +203,38 @@ class RunFolder:
         """
         if (self.path / "answers.jsonl").exists():
             self._answers = Appender(self.path / "answers.jsonl")
-            self._cut(self._answers, done)
+            self._cut(self._answers, last_round)
         assert self._metrics is not None
-        metrics, progress = self._cut(self._metrics, done), self._cut(self._progress, done)
-        known = max((line.round for line in (*metrics, *progress)), default=done)
-        for line in [RoundLine(number) for number in range(known + 1, done + 1)] if fill else ():
+        metrics, progress = (
+            self._cut(self._metrics, last_round),
+            self._cut(self._progress, last_round),
+        )
+        newest = max((line.round for line in (*metrics, *progress)), default=last_round)
+        for line in (
+            [RoundLine(number) for number in range(newest + 1, last_round + 1)] if fill else ()
+        ):
             progress.append(line)
-            self._progress.append(line.written(self._progress.path.name, len(progress)))
+            self._progress.append(line.encode(self._progress.path.name, len(progress)))
         self._lines = len(metrics), len(progress)
-        if not metrics and done:
+        if not metrics and last_round:
             raise FedseedError(
-                f"{self.path}: model.orbit is at round {done}, but metrics.jsonl has no round 0"
+                f"{self.path}: model.orbit is at round {last_round}, but metrics.jsonl has "
+                "no round 0"
             )
-        last = metrics[-1].round if metrics else 0
+        last = 0
+        if metrics:
+            last = metrics[-1].round
         pending = [line for line in progress if line.round > last]
-        if [line.round for line in pending] != list(range(last + 1, done + 1)):
+        if [line.round for line in pending] != list(range(last + 1, last_round + 1)):
             raise FedseedError(
-                f"{self.path}: model.orbit is at round {done}, but what rounds {last + 1} to "
-                f"{done} have cost "
-                "(progress.jsonl) is not known: cut the orbit back with `fedseed orbit rollback "
-                f"--to {last}`"
+                f"{self.path}: model.orbit is at round {last_round}, but what rounds {last + 1} "
+                f"to {last_round} have cost (progress.jsonl) is not known: cut the orbit back "
+                f"with `fedseed orbit rollback --to {last}`"
             )
         return metrics, pending
 
-    def _cut(self, file: Appender, done: int) -> list[RoundLine]:
-        """Reads the whole lines of a file up to round `done`; what comes after is cut off."""
+    def _cut(self, file: Appender, last_round: int) -> list[RoundLine]:
+        """Read the whole lines of a file up to round `last_round`; what comes after is cut off."""
         lines: list[RoundLine] = []
         position = 0
         data = file.path.read_bytes()
@@ -232,7 +243,7 @@ class RunFolder:
         for number, text in enumerate(texts, start=1):
             try:
                 line = RoundLine.from_json(json.loads(text), file.path.name, number)
-                beyond = line.round > done
+                beyond = line.round > last_round
             except (ValueError, TypeError) as error:
                 if number == len(texts) and isinstance(error, json.JSONDecodeError):
                     # zeros that a power cut left where a line was to be
@@ -262,7 +273,7 @@ class RunFolder:
         """Note what a round has cost, on disk before this returns; its step comes next."""
         metrics, progress = self._lines
         self._progress.append(
-            line.written(self._progress.path.name, progress + 1), sync=not self.lazy
+            line.encode(self._progress.path.name, progress + 1), sync=not self.lazy
         )
         self._lines = metrics, progress + 1
 
@@ -274,21 +285,21 @@ class RunFolder:
         """Append one line to metrics.jsonl, on disk before this returns."""
         assert self._metrics is not None
         metrics, _ = self._lines
-        self._metrics.append(line.written(self._metrics.path.name, metrics + 1))
-        self._progress.cut(0)  # the line says it all
+        self._metrics.append(line.encode(self._metrics.path.name, metrics + 1))
+        self._progress.cut(0)  # the line has it all
         self._lines = metrics + 1, 0
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json, last of all: the run is over."""
+        """Write summary.json, last of all: the run is over."""
         self.release()
         (self.path / "progress.jsonl").unlink(missing_ok=True)
         write_whole(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
-    def left(self) -> list[Path]:
-        """Returns the files of a finished run that others may want to have."""
-        there = [self.path / name for name in FILES if name not in KEPT_INSIDE]
-        inside = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in there]
-        return [path for paths in inside for path in paths if path.is_file()]
+    def list_artefacts(self) -> list[Path]:
+        """Return the files of a finished run that others may want to have."""
+        shared = [self.path / name for name in FILES if name not in KEPT_INSIDE]
+        inside = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in shared]
+        return [path for path in chain.from_iterable(inside) if path.is_file()]
 
     def release(self) -> None:
         """Close the files as they are; again is fine."""
@@ -322,8 +333,8 @@ def clear_run(path: Path) -> list[str]:
     """
     if path.exists() and not path.is_dir():
         raise FedseedError(f"{path}: no folder")
-    there = [name for name in (*FILES, "log.txt") if os.path.lexists(path / name)]
-    if not there:
+    existing = [name for name in (*FILES, "log.txt") if os.path.lexists(path / name)]
+    if not existing:
         return []
     guard = Appender(path / "progress.jsonl")
     try:
@@ -331,13 +342,13 @@ def clear_run(path: Path) -> list[str]:
             lock_file(guard.handle)
         except OSError as error:
             raise FedseedError(f"{path}: another process is running in this folder") from error
-        for name in there:
+        for name in existing:
             _delete(path / name)
     finally:
         guard.close()
     with suppress(FileNotFoundError):
         (path / "progress.jsonl").unlink()
-    return there
+    return existing
 
 
 def _delete(path: Path) -> None:
@@ -366,34 +377,34 @@ def compare_recipes(
         RecipeError: it is another one; names the keys and both values of each.
     """
     tables = [
-        from_anywhere(table) for table in (read_toml(path / "recipe.toml"), tomllib.loads(recipe))
+        make_paths_absolute(table)
+        for table in (read_toml(path / "recipe.toml"), tomllib.loads(recipe))
     ]
     # of a plug-in that is not there any more, say: they are compared as they stand
     with suppress(ValidationError):
         # with the defaults of keys that an earlier fedseed did not have
         tables = [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]
-    apart = {
-        key
-        for table in tables
-        for key, field in own_fields(Recipe, table)
-        if INCIDENTAL in field.metadata
-    }
-    there, here = map(flat, tables)
+    fields = chain.from_iterable(list_fields(Recipe, table) for table in tables)
+    apart = {key for key, field in fields if INCIDENTAL in field.metadata}
+    folder_values, given_values = map(flat, tables)
     differences: list[str] = []
-    for key in dict.fromkeys([*there, *here]):
-        values = there.get(key), here.get(key)
+    for key in dict.fromkeys([*folder_values, *given_values]):
+        values = folder_values.get(key), given_values.get(key)
         # not the folder of its file; a base is known by its digest
         if key in ("reward.function", "model.base"):
             values = str(values[0]).rpartition("/")[2], str(values[1]).rpartition("/")[2]
         if values[0] != values[1] and key not in apart and key not in besides:
-            a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
-            more = f" (--resume --rounds {b} lets it have so many)"
+            a, b = (
+                repr(table[key]) if key in table else "not set"
+                for table in (folder_values, given_values)
+            )
+            remark = f" (--resume --rounds {b} lets it have so many)"
             differences.append(
-                f"{key} is {a} there, {b} here{more if key == 'rounds' and extensible else ''}"
+                f"{key} is {a} there, {b} here{remark if key == 'rounds' and extensible else ''}"
             )
     if len(differences) > MOST_DIFFERENCES:
-        more = f"and {len(differences) - MOST_DIFFERENCES} more keys differ"
-        differences[MOST_DIFFERENCES:] = [more]
+        remark = f"and {len(differences) - MOST_DIFFERENCES} more keys differ"
+        differences[MOST_DIFFERENCES:] = [remark]
     if differences:
         raise RecipeError(f"{path} was started with another recipe: {'; '.join(differences)}")
 
@@ -402,21 +413,23 @@ def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) 
     """Check that a run that goes on has the data and the tokens that it began with.
 
     Args:
-        path: its folder. One of an earlier fedseed does not say what it began with.
+        path: its folder. A folder of an earlier fedseed has no record of them.
         data: digests of the data that are here.
         fingerprint: what the base's tokenizer makes of texts here.
 
     Raises:
         RecipeError: they have changed; names the part and the way out.
-        FedseedError: what the folder says of them can't be read.
+        FedseedError: the folder's record of them can't be read.
     """
     file = path / DATA
     if not file.is_file():
         return
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-        before = record_from_json(said["data"])
-        began_with = Fingerprint.from_json(said["tokens"]) if said.get("tokens") else None
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        earlier_record = record_from_json(stored["data"])
+        began_with = None
+        if stored.get("tokens"):
+            began_with = Fingerprint.from_json(stored["tokens"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise FedseedError(
             f"{file}: can't be read ({error}): without it nobody knows whether the data changed; "
@@ -426,7 +439,10 @@ def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) 
         f"put it back as it was, or begin another run with --out; {file} can be deleted to go on "
         "nevertheless, and the figures before and after can't be compared then"
     )
-    if data and (changes := describe_changes(before, data)):
+    changes = []
+    if data:
+        changes = describe_changes(earlier_record, data)
+    if changes:
         raise RecipeError(f"{path} was started with other data: {', '.join(changes)}: {way_out}")
     if fingerprint is not None and began_with is not None:
         difference = fingerprint.difference_from(began_with)
@@ -435,9 +451,11 @@ def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) 
 
 
 def _write_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) -> None:
-    tokens = None if fingerprint is None else fingerprint.to_json()
-    about = {"data": record_to_json(data), "tokens": tokens}
-    write_whole(path / DATA, (json.dumps(about, indent=1) + "\n").encode())
+    tokens = None
+    if fingerprint is not None:
+        tokens = fingerprint.to_json()
+    table = {"data": record_to_json(data), "tokens": tokens}
+    write_whole(path / DATA, (json.dumps(table, indent=1) + "\n").encode())
 
 
 def extend(settings: RunSpec) -> str | None:
@@ -452,8 +470,8 @@ def extend(settings: RunSpec) -> str | None:
         settings: what the run is to be; its `folder` holds the run.
 
     Returns:
-        What was done, for a person; None: nothing (there is no run yet, or it has so many rounds
-        already).
+        What was done, for a person; None: nothing (there is no run yet, or it has that number of
+        rounds already).
 
     Raises:
         RecipeError: another recipe, or fewer rounds than the run has.
@@ -465,38 +483,55 @@ def extend(settings: RunSpec) -> str | None:
     if settings.recipe_text is not None and (path / "recipe.toml").is_file():
         compare_recipes(path, settings.recipe_text, besides=("rounds",))
     compare_data(path, settings.data_record, settings.fingerprint)
-    summary = read_summary(path) if (path / "summary.json").is_file() else {}
-    had = int(summary.get("rounds", 0))
-    if had > settings.rounds:
+    summary = {}
+    if (path / "summary.json").is_file():
+        summary = read_summary(path)
+    earlier_rounds = int(summary.get("rounds", 0))
+    if earlier_rounds > settings.rounds:
         raise RecipeError(
-            f"--rounds {settings.rounds}: the run in {path} has had {had}; fedseed export --upto "
-            "goes back"
+            f"--rounds {settings.rounds}: the run in {path} has had {earlier_rounds}; fedseed "
+            "export --upto goes back"
         )
-    if summary and (had == settings.rounds or (summary.get("stopped") or {}).get("early")):
+    if summary and (
+        earlier_rounds == settings.rounds or (summary.get("stopped") or {}).get("early")
+    ):
         # a run that stopped early would stop at the same round
         return None
-    orbit = damage = None
-    if (path / "model.orbit").is_file():
-        orbit, damage = scan((path / "model.orbit").read_bytes(), str(path / "model.orbit"))
-    if damage is not None and not damage.torn:
-        raise OrbitError(damage.text)
-    if orbit is not None and orbit.header.first > 1:
-        raise OrbitError(f"{path / 'model.orbit'} is compacted: a run can't go on from it")
+    ended_orbit = _find_ended_orbit(path / "model.orbit")
     file = path / "recipe.toml"
-    if file.is_file() and (recipe := read_toml(file)).get("rounds") != settings.rounds:
-        write_whole(file, tomli_w.dumps({**recipe, "rounds": settings.rounds}).encode())
+    if file.is_file():
+        recipe = read_toml(file)
+        if recipe.get("rounds") != settings.rounds:
+            write_whole(file, tomli_w.dumps({**recipe, "rounds": settings.rounds}).encode())
     _take_back_evaluation(path / "metrics.jsonl", settings)
     # its end goes, and the last digest if a longer run has none there
-    if orbit is not None and damage is None:
-        parts = list(orbit.parts)
-        if parts and not settings.digests(orbit.last):
+    if ended_orbit is not None:
+        parts = list(ended_orbit.parts)
+        if parts and not settings.digests(ended_orbit.last):
             parts[-1] = replace(parts[-1], digest=NO_DIGEST)
-        write_orbit(path / "model.orbit", orbit.start, parts)
+        write_orbit(path / "model.orbit", ended_orbit.start, parts)
     if not summary:  # it was interrupted, and goes on anyhow
         return None
     (path / "summary.json").unlink()
     sync_path(path)
-    return f"the run in {path} had {had} rounds: it goes on to {settings.rounds}"
+    return f"the run in {path} had {earlier_rounds} rounds: it goes on to {settings.rounds}"
+
+
+def _find_ended_orbit(file: Path) -> Orbit | None:
+    """Return a run's orbit if it is whole, with its end; None if there is none or it was cut off.
+
+    Raises OrbitError: it is damaged, or compacted.
+    """
+    if not file.is_file():
+        return None
+    orbit, damage = scan(file.read_bytes(), str(file))
+    if damage is not None and not damage.torn:
+        raise OrbitError(damage.text)
+    if orbit.header.first > 1:
+        raise OrbitError(f"{file} is compacted: a run can't go on from it")
+    if damage is not None:
+        return None
+    return orbit
 
 
 def reopen_cut_run(path: Path) -> str | None:
@@ -524,7 +559,7 @@ def reopen_cut_run(path: Path) -> str | None:
     missing = ending is not None and orbit.last < ending.round
     if ending is None or not missing or not can_be_made_again(file, orbit.header):
         return None
-    write_orbit(file, orbit.start, orbit.parts)  # without the record that says it is over
+    write_orbit(file, orbit.start, orbit.parts)  # without the record of its end
     (path / "summary.json").unlink()
     sync_path(path)
     return (
@@ -544,7 +579,7 @@ def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
             for number in (1, len(texts))
         )
     except (ValueError, LookupError, TypeError):
-        return  # a damaged file: taking the run up says so
+        return  # a damaged file: taking the run up reports it
     if settings.evaluates(last.round):
         return
     last.metrics = {
@@ -554,5 +589,5 @@ def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
     last.weights_norm = None
     if not settings.digests(last.round):
         last.weights_digest = None
-    kept = b"".join(text + b"\n" for text in texts[:-1])
-    write_whole(file, kept + last.written(file.name, len(texts)))
+    earlier_lines = b"".join(text + b"\n" for text in texts[:-1])
+    write_whole(file, earlier_lines + last.encode(file.name, len(texts)))

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.errors import FedseedError, OrbitError, RecipeError
-from fedseed.federation.accounts import limits_of, settings_with_account
-from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.hosted import Hosted
-from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.client.accounts import limits_of, settings_with_account
+from fedseed.federation.client.network import NetworkClient
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.protocol import list_names
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
@@ -28,13 +29,13 @@ from fedseed.privacy import mechanism_of
 from fedseed.privacy.account import Account
 from fedseed.privacy.account_file import SUFFIX, FileAccount
 from fedseed.privacy.secure.settings import identity_text
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Progress
 from fedseed.runs.assembly import host
-from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of
-from fedseed.runs.recipe import Recipe
+from fedseed.runs.model_setup import Equipment, Evaluation, equip, make_evaluation
 from fedseed.tasks.data import OwnData, TaskData
 from fedseed.tasks.record import DataRecord, clients_record, held_out_record
-from fedseed.text import shown
+from fedseed.text import show_text
 from fedseed.transport.base import Transport
 from fedseed.transport.subjects import name_problem
 
@@ -43,10 +44,10 @@ ORBIT = "model.orbit"
 MOST_NOTED = 10
 
 
-def joining(
+def make_client(
     load: "Loading", run: str, transport: Transport, orbit: Path | None = None
 ) -> NetworkClient:
-    """Returns a process that takes part in a recipe's run.
+    """Return a process that takes part in a recipe's run.
 
     Args:
         load: its model, data and keys.
@@ -87,7 +88,7 @@ class SiteAccount(NamedTuple):
     Args:
         file: an account's file, used alone; "{name}" in it stands for the client. None: in the
             user's state folder, by the client's name.
-        budget: the most epsilon of all runs together; None: as the recipe says.
+        budget: the most epsilon of all runs together; None: as in the recipe.
     """
 
     file: Path | None = None
@@ -100,8 +101,8 @@ class Loading:
     Args:
         recipe: the recipe.
         clients: names or patterns of the hosted clients.
-        progress: is told about the evaluation data when that is loaded.
-        own: where the hosted clients' own data lies; None: where the recipe says.
+        progress: shows notes about the evaluation data when it is loaded.
+        own_data: where the hosted clients' own data lies; None: the recipe's paths.
         identity: the file of the key that signs for a client in secure sums; "{name}" in it stands
             for the client.
         account: where the hosted clients' privacy accounts are, and what they allow.
@@ -117,40 +118,39 @@ class Loading:
         recipe: Recipe,
         clients: Sequence[str],
         progress: Progress | None = None,
-        own: OwnData | None = None,
+        own_data: OwnData | None = None,
         identity: Path | None = None,
         account: SiteAccount | None = None,
     ) -> None:
         self.recipe = recipe
         self.progress = progress or Progress()
         self._evaluation: TaskData | None = None
-        self._own = own or OwnData()
+        self._own = own_data or OwnData()
         # the folder in which secure sums note which sums were opened
         self.opened: Path | None = None
         # the folder in which a client notes which data it has while a run goes on
         self.data_notes: Path | None = None
         self._parts: list[TaskData] | None = None  # of clients with data of their own
-        self.party = recipe.of_parties or (own is not None and recipe.task.own_data)
+        self.party = recipe.of_parties or (own_data is not None and recipe.task.own_data)
         if self.party:
             self._load_own(clients)
         else:
             names, whole = recipe.task.client_names(), None
-            if names is None:  # only the data says
+            if names is None:  # the names are in the data alone
                 whole = recipe.task.load()
                 names = [client.name for client in whole.clients]
-            self.names, self.hosted = names, matching(clients, names)
+            self.names, self.hosted = names, match_names(clients, names)
             recipe.federation.check(len(names))
-            if own is not None:
+            if own_data is not None:
                 raise RecipeError(
                     f'data of its own: task.name = "{recipe.task.name}" deals its data; take '
                     '"files"'
                 )
-            self.data = (
-                recipe.task.load_part(self.hosted, evaluate=False)
-                if whole is None
-                else whole.only(self.hosted)
-            )
-        self.identities = identities(recipe, self.hosted, identity)
+            if whole is None:
+                self.data = recipe.task.load_part(self.hosted, evaluate=False)
+            else:
+                self.data = whole.select_clients(self.hosted)
+        self.identities = read_identities(recipe, self.hosted, identity)
         self._site_account = account
         self._accounts: dict[str, Account] | None = None
 
@@ -158,7 +158,7 @@ class Loading:
         """Return the hosted clients' privacy accounts, opened once; none, if they need none.
 
         Raises:
-            RecipeError: the site says something of accounts that does not fit the recipe.
+            RecipeError: the site's settings of accounts do not fit the recipe.
             PrivacyError: an account is damaged.
             StorageError: an account can't be written.
         """
@@ -181,22 +181,23 @@ class Loading:
                 f'--account {site.file}: for {len(self.hosted)} clients it needs "{{name}}" in it'
             )
         limits = limits_of(settings, recipe.rounds, site.budget)
-        found: dict[str, Account] = {}
+        accounts: dict[str, Account] = {}
         for name in self.hosted:
             if site.file is not None:
                 path, place = Path(str(site.file).replace("{name}", name)), ""
             else:
                 path, place = self._usual_account(name)
-            found[name] = account = FileAccount(path, name, limits, place)
-            if len(found) <= MOST_NOTED:
+            accounts[name] = account = FileAccount(path, name, limits, place)
+            if len(accounts) <= MOST_NOTED:
                 self.progress.note(account.describe())
-        return found
+        return accounts
 
     def _usual_account(self, name: str) -> tuple[Path, str]:
         """Return a client's file in the state folder, and where the client's data lies."""
         folder, task = state_folder() / "accounts", self.recipe.task
-        if problem := name_problem(name):
-            raise RecipeError(f"client {shown(name)} can't have a privacy account: {problem}")
+        problem = name_problem(name)
+        if problem:
+            raise RecipeError(f"client {show_text(name)} can't have a privacy account: {problem}")
         if not self.party:
             # such clients are called alike whatever their data: by the task
             return folder / f"{name}.{task.name}{SUFFIX}", ""
@@ -204,37 +205,40 @@ class Loading:
         return folder / f"{name}{SUFFIX}", task.place_of_own(name, self._own, alone)
 
     def _load_own(self, clients: Sequence[str]) -> None:
-        """Loads the data of clients that each have their own.
+        """Load the data of clients that each have their own.
 
         Without a list they need not know who else there is.
         """
-        roster, own = self.recipe.federation.clients, self._own
+        roster, own_data = self.recipe.federation.clients, self._own
         for name in clients if roster is None else ():
-            if problem := name_problem(name):
+            problem = name_problem(name)
+            if problem:
                 raise RecipeError(
-                    f"--client {shown(name)}: {problem}; patterns need federation.clients in the "
-                    "recipe"
+                    f"--client {show_text(name)}: {problem}; patterns need federation.clients in "
+                    "the recipe"
                 )
         if roster is None and self.recipe.attack is not None:
             raise RecipeError(
                 "attack: which clients are Byzantine is not known without federation.clients"
             )
-        self.hosted = list(dict.fromkeys(clients)) if roster is None else matching(clients, roster)
+        self.hosted = (
+            list(dict.fromkeys(clients)) if roster is None else match_names(clients, roster)
+        )
         self.names = roster or self.hosted
         alone = len(self.hosted) == 1
-        if own.evaluation_file is not None and not alone:
+        if own_data.evaluation_file is not None and not alone:
             raise RecipeError("--evaluation-file: for one --client")
         # then all that lies there is the client's; otherwise each has a file there
-        alone &= own.path is not None
-        self._parts = [self.recipe.task.load_own(name, own, alone) for name in self.hosted]
+        alone &= own_data.path is not None
+        self._parts = [self.recipe.task.load_own(name, own_data, alone) for name in self.hosted]
         self.data = replace(
             self._parts[0],
-            clients=[client for part in self._parts for client in part.clients],
-            notes=tuple(note for part in self._parts for note in part.notes),
+            clients=list(chain.from_iterable(part.clients for part in self._parts)),
+            notes=tuple(chain.from_iterable(part.notes for part in self._parts)),
         )
 
     def __call__(self) -> Hosted:
-        """Returns the model at its base, and the hosted clients' examples."""
+        """Return the model at its base, and the hosted clients' examples."""
         _, hosted = host(
             self.recipe,
             self.data,
@@ -265,37 +269,39 @@ class Loading:
         """Return the function that measures the model; its first call loads the evaluation data."""
 
         @cache
-        def made() -> Evaluation:
+        def load_measure() -> Evaluation:
             first, task = self._evaluation is None, self.recipe.task
             if self._evaluation is None:
                 if self._parts is not None and not task.shares_evaluation:
                     self._evaluation = self.data
                 else:
-                    shared = (
-                        None if self._parts is None else task.load_shared(self._own.evaluation_file)
-                    )
+                    shared = None
+                    if self._parts is not None:
+                        shared = task.load_shared(self._own.evaluation_file)
                     self._evaluation = shared or task.load_part(self.hosted, evaluate=True)
             # by now the model may be far from its base
-            measure, notes = evaluation_of(
+            measure, notes = make_evaluation(
                 self.recipe,
                 equipment,
                 self._evaluation,
                 self._parts,
                 lambda: equip(self.recipe, self.data).model,
             )
-            told = () if self._evaluation is self.data else self._evaluation.notes
-            for note in (*told, *notes) if first else ():
+            data_notes: tuple[str, ...] = ()
+            if self._evaluation is not self.data:
+                data_notes = self._evaluation.notes
+            for note in (*data_notes, *notes) if first else ():
                 self.progress.note(note)
             return measure
 
         # of a private run nothing is measured, whatever a coordinator asks
-        return lambda model: made()(model) if self.recipe.evaluates else {}
+        return lambda model: load_measure()(model) if self.recipe.evaluates else {}
 
 
-def identities(
+def read_identities(
     recipe: Recipe, clients: Sequence[str], file: Path | None
 ) -> dict[str, Ed25519PrivateKey]:
-    """Returns the keys that sign for clients in secure sums, by name.
+    """Return the keys that sign for clients in secure sums, by name.
 
     None if the recipe has no public keys.
 
@@ -305,7 +311,7 @@ def identities(
         file: where they are; "{name}" in it stands for the client.
 
     Raises:
-        RecipeError: a key is missing, or is another than the recipe says.
+        RecipeError: a key is missing, or is not the recipe's.
     """
     sums = recipe.secure_sums
     if sums is None or not sums.identities:
@@ -314,28 +320,29 @@ def identities(
                 f"--identity {file}: the recipe has nobody's public key (secure_sums.identities)"
             )
         return {}
-    if (problem := sums.missing_key(clients)) is not None:
+    problem = sums.missing_key(clients)
+    if problem is not None:
         raise RecipeError(problem)
     if file is None:
         raise RecipeError(
             f"secure_sums.identities: where is the private key of {clients[0]}? --identity FILE, "
             "as `fedseed orbit keygen` has written it"
         )
-    found = {}
+    keys = {}
     for name in clients:
         path = Path(str(file).replace("{name}", name)).expanduser()
         try:
-            found[name] = private_key(path)
+            keys[name] = private_key(path)
         except OrbitError as error:
             raise RecipeError(f"--identity {error}") from error
-        if identity_text(found[name].public_key().public_bytes_raw()) != sums.identities[name]:
+        if identity_text(keys[name].public_key().public_bytes_raw()) != sums.identities[name]:
             raise RecipeError(
                 f"--identity {path}: it is not the key that secure_sums.identities has for {name}"
             )
-    return found
+    return keys
 
 
-def orbit_place(folder: Path) -> Path:
+def prepare_orbit_file(folder: Path) -> Path:
     """Make a folder, and return the file for the orbit while the model is not there.
 
     Raises:
@@ -353,11 +360,11 @@ def orbit_place(folder: Path) -> Path:
     return part
 
 
-def keep(client: NetworkClient, digest: str, folder: Path) -> None:
-    """Writes the tuned model, its orbit and its card into a folder, when the run is over.
+def save_model(client: NetworkClient, digest: str, folder: Path) -> None:
+    """Write the tuned model, its orbit and its card into a folder, when the run is over.
 
     Args:
-        client: the process; it has run, and written its orbit where `orbit_place` said.
+        client: the process; it has run, and written its orbit where `prepare_orbit_file` said.
         digest: of the weights.
         folder: where it goes; it holds no model.
 
@@ -371,7 +378,9 @@ def keep(client: NetworkClient, digest: str, folder: Path) -> None:
         {name: value for name, value in line.items() if isinstance(value, float)}
         for line in client.evaluations
     ]
-    first = measured[0] if measured and client.evaluations[0]["round"] == 0 else {}
+    first = {}
+    if measured and client.evaluations[0]["round"] == 0:
+        first = measured[0]
     name, size = (ORBIT, part.stat().st_size) if part.exists() else ("", None)
     facts = Facts(
         replica.at,
@@ -389,15 +398,15 @@ def keep(client: NetworkClient, digest: str, folder: Path) -> None:
         part.replace(folder / ORBIT)
 
 
-def matching(wanted: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Returns the names that are wanted, by name or pattern, in the run's order.
+def match_names(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the names that are wanted, by name or pattern, in the run's order.
 
     Raises:
         RecipeError: one fits no name.
     """
-    for pattern in wanted:
+    for pattern in patterns:
         if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
             raise RecipeError(
                 f"--client {pattern}: the recipe's clients are {list_names(names, 12)}"
             )
-    return [name for name in names if any(name == p or fnmatchcase(name, p) for p in wanted)]
+    return [name for name in names if any(name == p or fnmatchcase(name, p) for p in patterns)]

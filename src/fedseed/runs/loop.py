@@ -10,15 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.coordinator import Coordinator
+from fedseed.federation.coordinator.rounds import Gathered
+from fedseed.federation.coordinator.step_log import Logged as LoggedSteps
 from fedseed.federation.cost import rounding_warning
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.rounds import Gathered
-from fedseed.federation.step_log import Logged as LoggedSteps
 from fedseed.methods import Method
 from fedseed.orbit import NO_DIGEST, Header
 from fedseed.privacy import mechanism_of
@@ -29,7 +30,7 @@ from fedseed.reports.pictures import draw_run
 from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
 from fedseed.runs import costs, stopping, verdict
-from fedseed.runs.answers import written
+from fedseed.runs.answers import encode_lines
 from fedseed.runs.folder import RunFolder, clear_run, reopen_cut_run
 from fedseed.runs.folder import extend as extended
 from fedseed.runs.spec import RunSpec
@@ -40,6 +41,11 @@ from fedseed.tracking import Start, Trackers
 # the model.
 NOISE_WARNING = 0.1
 LONG_ACCOUNT = 20_000  # rounds whose privacy takes seconds to count
+
+
+def _heard_nobody(metrics: Sequence[RoundLine]) -> bool:
+    """Return whether there were rounds, and no client has sent anything in any of them."""
+    return len(metrics) > 1 and not any(line.bytes_up for line in metrics[1:])
 
 
 class Run(ABC):
@@ -73,24 +79,24 @@ class Run(ABC):
 
     @abstractmethod
     def catch_up(self, restored: Restored) -> None:
-        """Brings those with the weights to the last round that counts."""
+        """Bring those with the weights to the last round that counts."""
 
     @abstractmethod
     def gather(self, number: int) -> Gathered:
-        """Opens a round, sends the plans, hands the answers to the coordinator."""
+        """Open a round, sends the plans, hands the answers to the coordinator."""
 
     def apply(self, step: bytes, line: RoundLine, log: bool) -> None:  # noqa: B027
-        """Applies the step if the model is here, and adds to `line` what is known then."""
+        """Apply the step if the model is here, and add to `line` what is known then."""
 
     def publish(self, step: bytes, line: RoundLine) -> None:  # noqa: B027
-        """Tells others of the step: where there is a log, the round counts from here on."""
+        """Tell others of the step: where there is a log, the round counts from here on."""
 
     def recorded(self, line: RoundLine, log: bool) -> None:  # noqa: B027
-        """Hears that the round counts."""
+        """Note that the round counts."""
 
     @abstractmethod
     def examine(self, line: RoundLine, evaluate: bool) -> None:
-        """Adds to a line of metrics what only those with the model know: its digest, evaluation,
+        """Add to a line of metrics what only those with the model know: its digest, evaluation,
         their work.
         """
 
@@ -102,24 +108,24 @@ class Run(ABC):
         return None
 
     def finish(self) -> None:  # noqa: B027
-        """Ends what the run has besides its files, after the last round."""
+        """End what the run has besides its files, after the last round."""
 
     def draw(self, folder: RunFolder, summary: dict[str, Any]) -> None:
-        """Draws the run's pictures and writes its page."""
+        """Draw the run's pictures and writes its page."""
         draw_run(folder.path, summary)
 
     def tuned(self) -> Any:
-        """Returns the tuned model; None: it is not here."""
+        """Return the tuned model; None: it is not here."""
         return None
 
-    def about(self) -> dict[str, Any]:
+    def describe_process(self) -> dict[str, Any]:
         """Return the summary's entries about the process."""
         return {}
 
     def run(
         self, resume: bool = False, extend: bool = False, overwrite: bool = False
     ) -> costs.RunResult:
-        """Runs all rounds; returns (and writes, if there is a folder) metrics and summary.
+        """Run all rounds; return (and writes, if there is a folder) metrics and summary.
 
         Args:
             resume: go on where the run in the folder stopped, whatever stopped it, to the same end
@@ -134,26 +140,8 @@ class Run(ABC):
             FedseedError: the folder holds a run already; with `resume`: another one, or a damaged
                 one.
         """
-        if self._began:
-            raise FedseedError(
-                "this federation has run already: its model is no longer the base; make a new one"
-            )
-        if resume and self.spec.folder is None:
-            raise RecipeError("resume needs a folder (out)")
-        if extend and not resume:
-            raise RecipeError(
-                "extend goes with resume: a new run has as many rounds as its recipe says"
-            )
-        if overwrite and (resume or self.spec.folder is None):
-            raise RecipeError("overwrite goes with a folder (out), and without resume")
-        if overwrite and self.spec.folder is not None:
-            clear_run(self.spec.folder)
-        if extend and (said := extended(self.spec)):
-            self.progress.note(said)
-        if self.folder is None and resume and self.spec.folder is not None:
-            reopened = reopen_cut_run(self.spec.folder)
-            if reopened is not None:
-                self.progress.note(reopened)
+        self._check_options(resume, extend, overwrite)
+        self._change_earlier_run(resume, extend, overwrite)
         if self.folder is not None and self.folder.finished:
             return self._finished(self.folder.path)
         self._keep_to_budget()
@@ -184,139 +172,190 @@ class Run(ABC):
                 self.store.release()
             self.progress.close()
 
+    def _check_options(self, resume: bool, extend: bool, overwrite: bool) -> None:
+        """Raise FedseedError if the options of `run` do not fit each other or the run."""
+        if self._began:
+            raise FedseedError(
+                "this federation has run already: its model is no longer the base; make a new one"
+            )
+        if resume and self.spec.folder is None:
+            raise RecipeError("resume needs a folder (out)")
+        if extend and not resume:
+            raise RecipeError(
+                "extend goes with resume: a new run has as many rounds as its recipe says"
+            )
+        if overwrite and (resume or self.spec.folder is None):
+            raise RecipeError("overwrite goes with a folder (out), and without resume")
+
+    def _change_earlier_run(self, resume: bool, extend: bool, overwrite: bool) -> None:
+        """Delete, extend or reopen the run that is in the folder, as the options of `run` ask."""
+        path = self.spec.folder
+        if path is None:
+            return
+        if overwrite:
+            clear_run(path)
+        notes = []
+        if extend:
+            notes.append(extended(self.spec))
+        if resume and self.folder is None:
+            notes.append(reopen_cut_run(path))
+        for note in filter(None, notes):
+            self.progress.note(note)
+
     def _finished(self, path: Path) -> costs.RunResult:
         """Return the results that a finished run has left in its folder."""
         self.progress.note(f"the run in {path} is finished: nothing is changed")
         return costs.RunResult(read_summary(path), read_metrics(path), path)
 
     def _run(self) -> costs.RunResult:
-        spec, folder, where = self.spec, self.folder, self.spec.folder
+        spec, folder, path = self.spec, self.folder, self.spec.folder
         metrics: list[RoundLine] = []
         # a step-by-step method's rounds since the last line
         pending: list[RoundLine] = []
         began = time.perf_counter()
         self.progress.write("began", command())
         with self.progress.running(spec.method.name, spec.rounds):
-            # notes are about clients' data: in a private run they are shown to its holder, and not
-            # written to a file
-            say = self.progress.shown.note if spec.private else self.progress.note
-            for note in spec.notes:
-                say(note)
-            if excess := self._excess_bytes():
-                self.progress.warn(excess)
-            done = 0  # the last round that counts
+            self._show_notes()
+            last_round = 0  # the last round that counts
             if folder is not None:
-                found = self._restore(folder)
-                done = found.round
+                restored = self._restore(folder)
+                last_round = restored.round
                 folder.begin()
-                metrics, pending = folder.take_up(done, fill=self.waits)
+                metrics, pending = folder.take_up(last_round, fill=self.waits)
                 # nothing refuses the folder any more: now others may hear of it
-                self.catch_up(found)
+                self.catch_up(restored)
                 # what earlier sessions took, but for loading
                 began -= sum(
-                    spent for line in [*metrics, *pending] for spent in line.seconds.values()
+                    chain.from_iterable(line.seconds.values() for line in [*metrics, *pending])
                 )
-            self.progress.open(where)
+            self.progress.open(path)
             # an interrupted run may have its last round's step, but not yet its line of metrics
-            first = done if pending or not metrics else done + 1
+            first = last_round if pending or not metrics else last_round + 1
             earlier = [line.to_json() for line in metrics]
             start = Start(
                 spec.method.name,
                 spec.rounds,
                 spec.seed,
                 self.names,
-                where,
+                path,
                 spec.recipe_text,
                 earlier,
             )
             self._trackers.tell("start", start)
             for number in range(first, spec.rounds + 1):
-                # only a new line says something new
-                if not pending and stopping.over(metrics, spec.patience):
+                # only a new line can end the run early
+                if not pending and stopping.is_over(metrics, spec.patience):
                     break
                 log = spec.logs(number)
-                if number > done:
+                if number > last_round:
                     pending.append(self._round(number, log))
                 if not log:
                     self.progress.advance(number)
                     continue
                 line = costs.merge_rounds(pending) if pending else RoundLine(0)
                 pending = []
-                self.examine(line, spec.evaluates(number) and spec.measures)
-                if (
-                    number
-                    and (mechanism := mechanism_of(spec.method)) is not None
-                    and mechanism.by_turns
-                ):
-                    line.metrics["epsilon"] = mechanism.spent(self.coordinator.counted)["epsilon"]
-                if (
-                    number == 0
-                    and spec.patience is not None
-                    and stopping.VALIDATION_LOSS not in line.metrics
-                ):
-                    raise RecipeError(
-                        f"stopping: patience = {spec.patience}, but the evaluation measures no "
-                        f'"{stopping.VALIDATION_LOSS}" to stop by'
-                    )
+                self._complete_line(line, number)
                 metrics.append(line)
                 self._warn(metrics)
                 if folder is not None:
                     folder.add_metrics(line)
                 self._trackers.tell("metrics", line.to_json())
                 self.progress.round(line)
-        orbit_bytes = (
-            None
-            if self.store is None
-            else self.store.complete(metrics[-1].weights_digest or NO_DIGEST)
-        )
+        orbit_bytes = None
+        if self.store is not None:
+            orbit_bytes = self.store.complete(metrics[-1].weights_digest or NO_DIGEST)
         self.finish()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
+        if _heard_nobody(metrics):
+            self.progress.warn(
+                "no client has sent anything in any round: the model is the base, untuned; see "
+                "what each gives as its reason (log.txt, skipped in metrics.jsonl)"
+            )
         if folder is not None:
-            try:
-                self.draw(folder, summary)
-            except Exception as error:  # the run's results do not depend on pictures
-                self.progress.warn(
-                    f"{folder.path / 'report.html'}: can't be made: {one_line(error)}"
-                )
-            folder.finish(summary)
-            self._trackers.tell("artefacts", folder.left())
+            self._finish_folder(folder, summary)
         self._trackers.tell("finish", summary)
         self.progress.write(
             "ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}"
         )
-        tuned = None if self.tuned() is None else self.tuned
-        return costs.RunResult(summary, [line.to_json() for line in metrics], where, tuned)
+        tuned = None
+        if self.tuned() is not None:
+            tuned = self.tuned
+        return costs.RunResult(summary, [line.to_json() for line in metrics], path, tuned)
+
+    def _show_notes(self) -> None:
+        """Show the notes about the data, and a warning if the budget of bytes is too large."""
+        # notes are about clients' data: in a private run they are shown to its holder, and not
+        # written to a file
+        show = self.progress.note
+        if self.spec.private:
+            show = self.progress.shown.note
+        for note in self.spec.notes:
+            show(note)
+        excess = self._excess_bytes()
+        if excess:
+            self.progress.warn(excess)
+
+    def _complete_line(self, line: RoundLine, number: int) -> None:
+        """Add the evaluation and the privacy spent after a round to its line of metrics.
+
+        Raises RecipeError if the run is to stop early and the evaluation has no loss to stop by.
+        """
+        spec = self.spec
+        self.examine(line, spec.evaluates(number) and spec.measures)
+        mechanism = mechanism_of(spec.method)
+        if number and mechanism is not None and mechanism.by_turns:
+            line.metrics["epsilon"] = mechanism.spent(self.coordinator.counted)["epsilon"]
+        stops_early = spec.patience is not None
+        if number == 0 and stops_early and stopping.VALIDATION_LOSS not in line.metrics:
+            raise RecipeError(
+                f"stopping: patience = {spec.patience}, but the evaluation measures no "
+                f'"{stopping.VALIDATION_LOSS}" to stop by'
+            )
+
+    def _finish_folder(self, folder: RunFolder, summary: dict[str, Any]) -> None:
+        """Draw the run's pictures, write its summary and hand its files to the trackers."""
+        try:
+            self.draw(folder, summary)
+        except Exception as error:  # the run's results do not depend on pictures
+            self.progress.warn(f"{folder.path / 'report.html'}: can't be made: {one_line(error)}")
+        folder.finish(summary)
+        self._trackers.tell("artefacts", folder.list_artefacts())
 
     def _warn(self, metrics: list[RoundLine]) -> None:
         """Warn of noisy steps, and of a loss that diverges or stands still, in the newest line."""
-        line, at = metrics[-1], f"round {metrics[-1].round}"
+        line, place = metrics[-1], f"round {metrics[-1].round}"
         ratio = line.metrics.get("step_over_weights")
         if ratio is not None and ratio > NOISE_WARNING and not self._warned:
             # warns once; every round's ratio is in the metrics
             self._warned = True
             self.progress.warn(
-                f"{at}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
-                f"{ratio:.0%} of |w|; lower "
-                "the local rate or global_rate, or raise directions"
+                f"{place}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
+                f"{ratio:.0%} of |w|; lower the local rate or global_rate, or raise directions"
             )
-        if (moved := line.metrics.get("weights_moved")) is not None:  # in the first round
-            self.progress.warn(f"{at}: {rounding_warning(moved)}")
-        # such a round says nothing of it, and each look goes through all lines
+        moved_share = line.metrics.get("weights_moved")
+        if moved_share is not None:  # in the first round
+            self.progress.warn(f"{place}: {rounding_warning(moved_share)}")
+        # without a new loss there is nothing to judge, and each look goes through all lines
         if "loss" not in line.metrics and "loss" in metrics[0].metrics:
             return
-        if not self._warned_of_divergence and (found := self._divergence(metrics)) is not None:
+        divergence = None
+        if not self._warned_of_divergence:
+            divergence = self._divergence(metrics)
+        if divergence is not None:
             self._warned_of_divergence = True
-            self.progress.warn(f"{at}: the run has diverged: {found.reason}; {self._advise(found)}")
-        if "loss" in line.metrics and not self._warned_of_divergence:
+            self.progress.warn(
+                f"{place}: the run has diverged: {divergence.reason}; {self._advise(divergence)}"
+            )
+        if "loss" in line.metrics and not (self._warned_of_divergence or _heard_nobody(metrics)):
             self._warn_of_standing(metrics)
 
     def _warn_of_standing(self, metrics: list[RoundLine]) -> None:
         """Warn, once, of a loss that hardly moves."""
         line = metrics[-1]
-        still = stopping.standing(metrics, self.spec.rounds)
+        still = stopping.find_standstill(metrics, self.spec.rounds)
         if still is None or still[0] != line.round:
             return
-        said = (
+        problem = (
             f"round {line.round}: the loss has hardly moved, from {still[1]:.5g} to {still[2]:.5g}"
         )
         rate = rate_of(self.spec.method)
@@ -327,11 +366,11 @@ class Run(ABC):
                 *([] if local is None else [f"the clients' local loss is {local:.3g}"]),
             ]
             self.progress.warn(
-                f"{said}, though {' and '.join(figures)}: {verdict.advise(rate, 0.1)}"
+                f"{problem}, though {' and '.join(figures)}: {verdict.advise(rate, 0.1)}"
             )
         else:
             self.progress.warn(
-                f"{said}: at this pace the run tunes nothing; {verdict.advise(rate, 10)}"
+                f"{problem}: at this pace the run tunes nothing; {verdict.advise(rate, 10)}"
             )
 
     def _divergence(self, metrics: list[RoundLine]) -> verdict.Divergence | None:
@@ -341,8 +380,8 @@ class Run(ABC):
     def _guess_loss(self) -> float | None:
         return self.guess_loss()
 
-    def _advise(self, found: verdict.Divergence) -> str:
-        advice = verdict.advise(rate_of(self.spec.method), found.factor)
+    def _advise(self, divergence: verdict.Divergence) -> str:
+        advice = verdict.advise(rate_of(self.spec.method), divergence.factor)
         return f"{advice}; or look at who sends what (its metrics say what was refused)"
 
     def _excess_bytes(self) -> str:
@@ -357,30 +396,29 @@ class Run(ABC):
         )
 
     def _keep_to_budget(self) -> None:
-        """Ends the run with the last round that privacy's budget allows.
+        """End the run with the last round that privacy's budget allows.
 
         Raises RecipeError if there is none.
         """
-        wanted = self.spec.rounds
-        if wanted >= LONG_ACCOUNT and self.coordinator.by_turns:
+        rounds = self.spec.rounds
+        if rounds >= LONG_ACCOUNT and self.coordinator.by_turns:
             self.progress.note(
-                f"privacy: what {wanted:,} rounds spend is counted before the first, which may "
+                f"privacy: what {rounds:,} rounds spend is counted before the first, which may "
                 "take a minute"
             )
-        last = self.coordinator.last_round(wanted)
-        if last == wanted:
+        last = self.coordinator.last_round(rounds)
+        if last == rounds:
             return
         mechanism = mechanism_of(self.spec.method)
         assert mechanism is not None
-        about = mechanism.spent(1)
+        spending = mechanism.spent(1)
         if last == 0:
             raise RecipeError(
-                f"privacy.budget = {about['budget']:g}: the first round would spend "
-                f"{about['epsilon']:.3g}; more "
-                "privacy.noise spends less"
+                f"privacy.budget = {spending['budget']:g}: the first round would spend "
+                f"{spending['epsilon']:.3g}; more privacy.noise spends less"
             )
         self.progress.note(
-            f"privacy: a budget of {about['budget']:g} is enough for {last} of {wanted} rounds"
+            f"privacy: a budget of {spending['budget']:g} is enough for {last} of {rounds} rounds"
         )
         self.spec = replace(self.spec, rounds=last)
 
@@ -389,37 +427,42 @@ class Run(ABC):
 
         Raises FedseedError: the folder's files do not fit the run or its log.
         """
-        kind = WeightsStore if self.spec.method.catch_up.replaces else OrbitStore
+        kind: type[OrbitStore] | type[WeightsStore] = OrbitStore
+        if self.spec.method.catch_up.replaces:
+            kind = WeightsStore
         self.store = kind(folder.path, self.header, self.coordinator, self.logged())
-        found = self.store.restore(folder.has_rounds, self.progress.warn)
-        done = found.round
-        picked = [self.coordinator.sample_clients(number) for number in range(1, done + 1)]
-        self._downloads.take_up(found.contents, picked)
-        if done:
-            self.progress.note(f"resumed after round {done} of {self.spec.rounds}")
-        if done > self.spec.rounds:
-            wanted = self.spec.rounds
+        restored = self.store.restore(folder.has_rounds, self.progress.warn)
+        last_round = restored.round
+        participants = [
+            self.coordinator.sample_clients(number) for number in range(1, last_round + 1)
+        ]
+        self._downloads.take_up(restored.contents, participants)
+        if last_round:
+            self.progress.note(f"resumed after round {last_round} of {self.spec.rounds}")
+        if last_round > self.spec.rounds:
+            rounds = self.spec.rounds
             raise RecipeError(
-                f"{folder.path}: the run there has {done} rounds, this one is to have {wanted}"
+                f"{folder.path}: the run there has {last_round} rounds, this one is to have "
+                f"{rounds}"
             )
-        return found
+        return restored
 
     def _round(self, number: int, log: bool) -> RoundLine:
         """Run one round and return its line of metrics. `log`: it will be a line of its own."""
         gathered = self.gather(number)
         seconds = dict(gathered.spent.seconds)
-        fetched = [self._downloads.of(client) for client in gathered.clients]
+        downloads = [self._downloads.count_missed(client) for client in gathered.clients]
         coordinator, current, count = (
             self.coordinator,
             self.coordinator.current,
             len(gathered.clients),
         )
         received = list(current.received.values())
-        numbers = costs.exchanged(
-            count, len(gathered.update_bytes), received, current.planned, fetched
+        numbers = costs.count_exchanged(
+            count, len(gathered.update_bytes), received, current.planned, downloads
         )
         if self.folder is not None and self.spec.answers:
-            self.folder.add_answers(*written(number, coordinator, self.names))
+            self.folder.add_answers(*encode_lines(number, coordinator, self.names))
         start = time.perf_counter()
         step = coordinator.close()
         seconds["aggregation"] = time.perf_counter() - start
@@ -433,7 +476,7 @@ class Run(ABC):
             bytes_up=(sum(gathered.update_bytes) + gathered.secure_up) / max(1, count),
             bytes_down=(
                 count * gathered.plan_bytes
-                + sum(part.bytes for part in fetched)
+                + sum(part.bytes for part in downloads)
                 + gathered.secure_down
             )
             / max(1, count),
@@ -458,6 +501,11 @@ class Run(ABC):
         self.recorded(line, log)
         return line
 
+    def _describe_attack(self) -> dict[str, Any] | None:
+        if self.spec.attack is None:
+            return None
+        return {"kind": self.spec.attack, "clients": len(self.spec.byzantine)}
+
     def _summary(
         self, metrics: list[RoundLine], seconds: float, orbit_bytes: int | None
     ) -> dict[str, Any]:
@@ -475,23 +523,12 @@ class Run(ABC):
         layout, mechanism = header.layout, mechanism_of(settings.method)
         failure = self._divergence(metrics)
 
-        def mean(key: str) -> float:
-            count = sum(line.rounds for line in rounds)
-            return (
-                sum(getattr(line, key) * line.rounds for line in rounds) / count if rounds else 0.0
-            )
-
-        attack = (
-            None
-            if settings.attack is None
-            else {"kind": settings.attack, "clients": len(settings.byzantine)}
-        )
         return {
             "method": settings.method.name,
             "aggregation": self.coordinator.aggregation.model_dump(),
             "rounds": metrics[-1].round,
             "stopped": stopping.describe(metrics, settings.patience, settings.rounds),
-            "diverged": stopping.diverged(metrics),
+            "diverged": stopping.find_divergence_round(metrics),
             "failure": None if failure is None else failure.to_json(self._advise(failure)),
             "adapter": None if header.adapter is None else header.adapter.settings.model_dump(),
             "parameters": layout.size,
@@ -503,8 +540,8 @@ class Run(ABC):
             "final": {name: final[name] for name in measured},
             "best": best_rounds(metrics),
             **costs.by_client(metrics),
-            "payload_bytes_up": mean("bytes_up"),
-            "payload_bytes_down": mean("bytes_down"),
+            "payload_bytes_up": costs.mean_by_round(rounds, "bytes_up"),
+            "payload_bytes_down": costs.mean_by_round(rounds, "bytes_down"),
             "frame_bytes": FRAME_BYTES,
             "fedavg_bytes": 2 * layout.dense_bytes,
             "parameters_exchanged": numbers["scalars_up"] + numbers["scalars_down"]
@@ -517,7 +554,7 @@ class Run(ABC):
             "skipped_steps": sum(line.skipped_steps for line in rounds),
             "refused": sum(line.refused for line in rounds),
             "not_taken": sum(len(line.not_taken) for line in rounds),
-            "attack": attack,
+            "attack": self._describe_attack(),
             "privacy": None if mechanism is None else mechanism.spent(self.coordinator.counted),
             "seconds": phases,
             "seconds_per_client": costs.seconds_per_client(rounds),
@@ -529,15 +566,15 @@ class Run(ABC):
             "command": command(),
             "started": first_stamp(settings.folder) or self._began,
             "ended": stamp(),
-            **self.about(),
+            **self.describe_process(),
         }
 
 
 def rate_of(method: Method) -> tuple[str, float] | None:
-    """Returns the key that sets how far a method's steps go, and its value; None: there is none."""
+    """Return the key that sets how far a method's steps go, and its value; None: there is none."""
     places = (
         ("method.learning_rate", method),
         ("method.training.learning_rate", getattr(method, "training", None)),
     )
-    found = ((key, getattr(settings, "learning_rate", None)) for key, settings in places)
-    return next(((key, rate) for key, rate in found if rate is not None), None)
+    rates = ((key, getattr(settings, "learning_rate", None)) for key, settings in places)
+    return next(((key, rate) for key, rate in rates if rate is not None), None)

@@ -19,13 +19,14 @@ from typing import Any, TypeVar
 from fedseed.attacks.updates import SIMULATED
 from fedseed.durable import write_whole
 from fedseed.errors import NetworkError, RecipeError
+from fedseed.federation.coordinator.network import NetworkCoordinator
+from fedseed.federation.coordinator.rounds import Gathered
+from fedseed.federation.coordinator.session import CoordinatorSettings
+from fedseed.federation.coordinator.step_log import Logged
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.network_coordinator import NetworkCoordinator
-from fedseed.federation.rounds import Gathered
-from fedseed.federation.session import CoordinatorSettings
-from fedseed.federation.step_log import Logged
 from fedseed.orbit import NO_DIGEST
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.machine import resident_memory
 from fedseed.reports.pictures import draw_apart
 from fedseed.reports.progress import Progress
@@ -36,7 +37,6 @@ from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Run
 from fedseed.runs.parties import ROSTER_FILE, names_beforehand, read_names
-from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import Restored
 from fedseed.transport.base import Events, LogLostError, LogUnusableError, Transport
@@ -55,7 +55,7 @@ def coordinate(
     recipe: Recipe,
     run: str,
     transport: Transport,
-    out: Path,
+    folder: Path,
     fresh: bool = False,
     progress: Progress | None = None,
     exporter: Exporter | None = None,
@@ -66,11 +66,10 @@ def coordinate(
         recipe: the recipe.
         run: the run's name on the transport.
         transport: how to reach the clients.
-        out: folder for the run's files; with an unfinished run of this recipe in it, that run goes
-            on.
+        folder: folder for the run's files; an unfinished run of this recipe in it goes on.
         fresh: delete a run of this name from the server first.
         progress: shows the run going on.
-        exporter: tells Prometheus of it.
+        exporter: serves the run's figures to Prometheus.
 
     Raises:
         NetworkError: the server can't be reached, or another coordinator runs this run.
@@ -78,7 +77,7 @@ def coordinate(
     """
     for tracker in recipe.tracking:
         tracker.check()
-    with closing(NetworkRun(recipe, run, transport, out, fresh, progress, exporter)) as going:
+    with closing(NetworkRun(recipe, run, transport, folder, fresh, progress, exporter)) as going:
         return going.run(resume=True)
 
 
@@ -97,7 +96,7 @@ class NetworkRun(Run):
         recipe: Recipe,
         run: str,
         transport: Transport,
-        out: Path,
+        folder: Path,
         fresh: bool = False,
         progress: Progress | None = None,
         exporter: Exporter | None = None,
@@ -112,16 +111,16 @@ class NetworkRun(Run):
         if recipe.attack is not None and recipe.attack.kind in SIMULATED:
             raise RecipeError(
                 f'attack.kind = "{recipe.attack.kind}": such clients know what others send, and '
-                "what the coordinator "
-                "accepts; that can be simulated (fedseed run), not tried over a network"
+                "what the coordinator accepts; that can be simulated (fedseed run), not tried "
+                "over a network"
             )
-        self.spec = RunSpec.of(recipe, out)
+        self.spec = RunSpec.from_recipe(recipe, folder)
         self._refusals = 0  # by the server
         self._synced = 0.0
         self._talk: NetworkCoordinator | None = None
         # before anything is said to the server: a wrong folder must not end another coordinator
         self.folder = RunFolder(
-            out, self.spec.recipe_text, True, self.spec.chat_template, claim=True
+            folder, self.spec.recipe_text, True, self.spec.chat_template, claim=True
         )
         self._loop = asyncio.new_event_loop()
         if self.folder.finished:
@@ -130,7 +129,7 @@ class NetworkRun(Run):
             # before there are clients: that none comes is worth seeing
             exporter.attach(self._status)
         try:
-            self._wait(self._start(recipe, run, transport, out, fresh))
+            self._wait(self._start(recipe, run, transport, folder, fresh))
         except BaseException:
             self.close()
             raise
@@ -143,38 +142,40 @@ class NetworkRun(Run):
         try:
             return self._loop.run_until_complete(work)
         except (LogLostError, LogUnusableError) as error:
-            how = "it has the log in the orbit"
+            remedy = "it has the log in the orbit"
             if self.spec.method.catch_up.replaces:
-                how = "the weights were there, it makes all rounds again"
+                remedy = "the weights were there, it makes all rounds again"
             options = "with the same --out"
             if isinstance(error, LogUnusableError):
                 options = "with --fresh and the same --out"
-            raise NetworkError(f"{error}: start `fedseed serve` again {options}: {how}") from error
+            raise NetworkError(
+                f"{error}: start `fedseed serve` again {options}: {remedy}"
+            ) from error
 
     async def _start(
-        self, recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool
+        self, recipe: Recipe, run: str, transport: Transport, folder: Path, fresh: bool
     ) -> None:
         # by an earlier coordinator of this run
-        wanted, enrolled = recipe.federation, out / ROSTER_FILE
-        there = enrolled.is_file() and wanted.enrolment == "open" and not fresh
-        names = read_names(enrolled) if there else names_beforehand(recipe)
+        settings, roster_file = recipe.federation, folder / ROSTER_FILE
+        has_roster = roster_file.is_file() and settings.enrolment == "open" and not fresh
+        names = read_names(roster_file) if has_roster else names_beforehand(recipe)
         dealings = CoordinatorSettings(
-            wanted.deadline,
-            wanted.minimum,
-            wanted.start_with,
-            wanted.dead_after,
-            wanted.base_digest,
-            wanted.replicas,
+            settings.deadline,
+            settings.minimum,
+            settings.start_with,
+            settings.dead_after,
+            settings.base_digest,
+            settings.replicas,
             recipe.model.digest,
             tuple(names or ()),
-            wanted.enrolment == "open" and not there,
+            settings.enrolment == "open" and not has_roster,
             recipe.of_parties and not recipe.task.shares_evaluation,
             () if self.spec.patience is None else (stopping.VALIDATION_LOSS,),
-            wanted.check,
-            weights_digest=wanted.weights_digest,
+            settings.check,
+            weights_digest=settings.weights_digest,
             secure=recipe.secure_sums,
-            patience=wanted.patience,
-            proofs=out / PROOFS,
+            patience=settings.patience,
+            proofs=folder / PROOFS,
         )
         end = await transport.coordinator(
             Events(refused=self._refused, noted=self.progress.warn, failed=self._failed)
@@ -184,32 +185,32 @@ class NetworkRun(Run):
         self._talk = NetworkCoordinator(
             end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress
         )
-        self.header = await self._talk.start(fresh, (out / "model.orbit").exists())
+        self.header = await self._talk.start(fresh, (folder / "model.orbit").exists())
         self.names = self._talk.roster.names
-        if wanted.enrolment == "open" and not there:
-            out.mkdir(parents=True, exist_ok=True)
-            write_whole(enrolled, (json.dumps(list(self.names), indent=1) + "\n").encode())
+        if settings.enrolment == "open" and not has_roster:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(roster_file, (json.dumps(list(self.names), indent=1) + "\n").encode())
         self.coordinator = await self._talk.open(
-            wanted.count(len(self.names)), recipe.aggregation, recipe.bounds
+            settings.count(len(self.names)), recipe.aggregation, recipe.bounds
         )
         if recipe.attack is not None:
             count = len(self.names)
             self.spec = replace(self.spec, attackers=range(count - recipe.attack.clients, count))
 
     def _failed(self, error: NetworkError) -> None:
-        """Ends the conversation: the transport can't go on."""
+        """End the conversation: the transport can't go on."""
         if self._talk is not None:
             self._talk.session.fail(error)
 
     def _refused(self, text: str) -> None:
-        """Warns of something that the server refuses, and counts it."""
+        """Warn of something that the server refuses, and count it."""
         self._refusals += 1
         if self._refusals <= MOST_TOLD:
             self.progress.warn(f"the server refuses this coordinator: {text}")
 
     @property
     def talk(self) -> NetworkCoordinator:
-        """Returns the conversation with the clients."""
+        """Return the conversation with the clients."""
         assert self._talk is not None
         return self._talk
 
@@ -253,7 +254,7 @@ class NetworkRun(Run):
     def examine(self, line: RoundLine, evaluate: bool) -> None:
         digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.spec.digests(line.round)))
         if self.spec.private and line.round:
-            Cost().tell(line)  # whatever a client says of its work
+            Cost().tell(line)  # whatever a client reports of its work
         self.talk.tell(line)
         if evaluate:
             self.talk.line["evaluated"] = line.round
@@ -277,7 +278,7 @@ class NetworkRun(Run):
         """Draw in a process of its own, so that this one stays small and answers meanwhile."""
         self._wait(asyncio.to_thread(draw_apart, folder.path, summary))
 
-    def about(self) -> dict[str, Any]:
+    def describe_process(self) -> dict[str, Any]:
         return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}
 
     def _status(self) -> dict[str, Any] | None:
@@ -309,9 +310,9 @@ class NetworkRun(Run):
         if self._talk is not None:
             with suppress(NetworkError):
                 self._wait(self._talk.close())
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
+        unfinished = asyncio.all_tasks(self._loop)
+        for task in unfinished:
             task.cancel()
-        if left:
-            self._wait(asyncio.wait(left, timeout=1))
+        if unfinished:
+            self._wait(asyncio.wait(unfinished, timeout=1))
         self._loop.close()

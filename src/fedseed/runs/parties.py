@@ -8,11 +8,12 @@ with a file for each), or at its site. This module does not need torch.
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fedseed.errors import RecipeError
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.tasks.data import OwnData, TaskData
 
 # in the folder of a run whose clients enrolled
@@ -20,11 +21,11 @@ ROSTER_FILE = "clients.json"
 
 
 def names_beforehand(recipe: Recipe) -> list[str] | None:
-    """Returns the clients, as far as the coordinator can know them before anybody comes.
+    """Return the clients, as far as the coordinator can know them before anybody comes.
 
     Returns:
-        Their names in the order of their numbers; None: they enrol, or the first to come says, as
-        all see the same.
+        Their names in the order of their numbers; None: they enrol, or the first client sends
+        them, as all have the same.
 
     Raises:
         RecipeError: each has data of its own and nothing says who they are, or they are too few for
@@ -39,16 +40,15 @@ def names_beforehand(recipe: Recipe) -> list[str] | None:
     if len(names) < 2:
         raise RecipeError(
             f'task.name = "{task.name}": who takes part is not said, and no site sees the others\' '
-            "files: name the "
-            'clients in the recipe (federation.clients = ["north", "south"]), or let them enrol '
-            '(federation.enrolment = "open" with federation.start_with)'
+            'files: name the clients in the recipe (federation.clients = ["north", "south"]), or '
+            'let them enrol (federation.enrolment = "open" with federation.start_with)'
         )
     settings.check(len(names))
     return names
 
 
 def read_names(path: Path) -> list[str]:
-    """Returns a list of names in a file. Raises RecipeError."""
+    """Return a list of names in a file. Raises RecipeError."""
     try:
         names = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -76,31 +76,33 @@ def load_parties(recipe: Recipe) -> list[TaskData]:
                 'federation.enrolment = "open": task.path is one file; give a folder, a file for '
                 "each client"
             )
-        if not names:  # says what is wrong with the path
+        if not names:  # raises an error about the path
             task.load()
             raise RecipeError("task.path: not a folder with a file for each client")
         recipe.federation.check(len(names))
     return [task.load_own(name, OwnData(), alone=False) for name in names]
 
 
-def joined(recipe: Recipe, parts: Sequence[TaskData]) -> TaskData:
-    """Returns the clients of several parties as one federation's, with what it is evaluated on."""
-    clients = [client for part in parts for client in part.clients]
+def join_parties(recipe: Recipe, parts: Sequence[TaskData]) -> TaskData:
+    """Return the clients of several parties as one federation's, with what it is evaluated on."""
+    clients = list(chain.from_iterable(part.clients for part in parts))
     evaluation: dict[str, Sequence[Any]] = {
-        "": [example for part in parts for example in part.evaluation[""]]
+        "": list(chain.from_iterable(part.evaluation[""] for part in parts))
     }
     if recipe.task.shares_evaluation:
         evaluation = dict(recipe.task.load_shared().evaluation)
-    notes = tuple(note for part in parts for note in part.notes)
-    validation = [example for part in parts for example in part.validation]
+    notes = tuple(chain.from_iterable(part.notes for part in parts))
+    validation = list(chain.from_iterable(part.validation for part in parts))
     return replace(
         parts[0], clients=clients, evaluation=evaluation, validation=validation, notes=notes
     )
 
 
 def load_data(recipe: Recipe) -> TaskData:
-    """Returns a recipe's data, whoever holds it.
+    """Return a recipe's data, whoever holds it.
 
     Raises RecipeError if it can't be had or does not fit.
     """
-    return joined(recipe, load_parties(recipe)) if recipe.of_parties else recipe.task.load()
+    if recipe.of_parties:
+        return join_parties(recipe, load_parties(recipe))
+    return recipe.task.load()

@@ -4,6 +4,7 @@ No weights are read.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from fedseed.errors import RecipeError, plural
@@ -14,15 +15,15 @@ from fedseed.objectives.classification import ClassifiedText, ScoredText
 from fedseed.objectives.losses import Options
 from fedseed.objectives.masked import Blank, Prompted
 from fedseed.objectives.preferences import Pair
-from fedseed.objectives.prepared import about, idle, prepare
-from fedseed.objectives.rewarded import Asked
+from fedseed.objectives.prepared import describe_changes, describe_idle, prepare
+from fedseed.objectives.rewarded import RewardedTokens
 from fedseed.objectives.tokens import Tokens
-from fedseed.runs.equipment import Equipment, equipped, kind_for, room_left
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
+from fedseed.runs.model_setup import Equipment, assemble_equipment, choose_kind, room_left
 from fedseed.tasks.data import Picture, TaskData
 
 
-class Shown(NamedTuple):
+class ExamplePreview(NamedTuple):
     """An example as tokens."""
 
     title: str  # which one it is, and what became of it
@@ -34,8 +35,8 @@ class Shown(NamedTuple):
 
 def preview(
     recipe: Recipe, client: str | None = None, examples: int = 2
-) -> tuple[list[Shown], tuple[str, ...]]:
-    """Makes a recipe's examples ready; returns some of them as tokens, and notes about all.
+) -> tuple[list[ExamplePreview], tuple[str, ...]]:
+    """Make a recipe's examples ready; return some of them as tokens, and note about all.
 
     Args:
         recipe: the recipe.
@@ -47,30 +48,40 @@ def preview(
             examples are pictures.
     """
     data = recipe.task.load()
-    named = {one.name: one for one in data.clients}
-    if client is not None and client not in named:
+    clients_by_name = {one.name: one for one in data.clients}
+    if client is not None and client not in clients_by_name:
         raise RecipeError(
-            f"--client {client}: there is no such client, but {', '.join(list(named)[:12])}"
+            f"--client {client}: there is no such client, but "
+            f"{', '.join(list(clients_by_name)[:12])}"
         )
     equipment = _equip(recipe, data)
     objective, limit = equipment.objective, equipment.limit
-    whose = named[client] if client is not None else data.clients[0]
+    whose = clients_by_name[client] if client is not None else data.clients[0]
     prepared = [prepare(objective, one.name, one.examples) for one in data.clients]
-    shown = []
+    previews = []
     for number, example in enumerate(whose.examples[:examples], 1):
-        place = f" ({example.where})" if getattr(example, "where", "") else ""
+        place = ""
+        if getattr(example, "place", ""):
+            place = f" ({example.place})"
         title = f"{whose.name}, example {number} of {len(whose.examples):,}{place}"
         items = objective.prepare([example])
         if not items:
-            shown.append(Shown(f"{title}: left out (over {limit})", ()))
-        for at, item in enumerate(items, 1):
-            part = f", part {at} of {len(items)}" if len(items) > 1 else ""
+            previews.append(ExamplePreview(f"{title}: left out (over {limit})", ()))
+        for part_number, item in enumerate(items, 1):
+            part = ""
+            if len(items) > 1:
+                part = f", part {part_number} of {len(items)}"
             if isinstance(item, Pair):
-                shown += _shown_pair(title, item, objective)
+                previews += _preview_pair(title, item, objective)
             else:
-                shown.append(_shown(f"{title}{part}", item, objective, example))
-    notes = (*data.notes, *idle(prepared), *about(prepared, limit), *_step_size(recipe))
-    return shown, notes
+                previews.append(_preview_item(f"{title}{part}", item, objective, example))
+    notes = (
+        *data.notes,
+        *describe_idle(prepared),
+        *describe_changes(prepared, limit),
+        *_step_size(recipe),
+    )
+    return previews, notes
 
 
 def _step_size(recipe: Recipe) -> tuple[str, ...]:
@@ -94,7 +105,7 @@ def _equip(recipe: Recipe, data: TaskData) -> Equipment:
     has no weights here.
     """
     settings = recipe.model
-    kind, head = kind_for(recipe, data)
+    kind, head = choose_kind(recipe, data)
     if kind.example is Picture:
         raise RecipeError(
             f'task.name = "{recipe.task.name}": its examples are pictures; a preview shows tokens'
@@ -105,26 +116,26 @@ def _equip(recipe: Recipe, data: TaskData) -> Equipment:
     )
     loader = LOADERS[kind.architecture]
     processor = read_processor(find_checkpoint(settings.base), loader, code)
-    return equipped(recipe, data, kind, model, processor, room_left(recipe, model))
+    return assemble_equipment(recipe, data, kind, model, processor, room_left(recipe, model))
 
 
-def _shown_pair(title: str, pair: Pair, objective: Any) -> list[Shown]:
+def _preview_pair(title: str, pair: Pair, objective: Any) -> list[ExamplePreview]:
     """Return both answers of a preference, each after its prompt."""
     note = (
         "the loss is by how much more than its base the model prefers it (DPO, beta = "
         f"{objective.beta:g})"
     )
-    shown = []
+    previews = []
     for place, sequence in enumerate(pair.sequences):
-        is_chosen = place < pair.chosen
+        is_chosen = place < pair.chosen_count
         side = "chosen" if is_chosen else "rejected"
-        one = _shown(f"{title}, {side}", sequence, objective, None)
-        shown.append(Shown(one.title, one.pieces, note if is_chosen else ""))
-    return shown
+        one = _preview_item(f"{title}, {side}", sequence, objective, None)
+        previews.append(ExamplePreview(one.title, one.pieces, note if is_chosen else ""))
+    return previews
 
 
-def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
-    """Returns an item as tokens: its own, its right option's, or those of its text with the
+def _preview_item(title: str, item: Any, objective: Any, example: Any) -> ExamplePreview:
+    """Return an item as tokens: its own, its right option's, or those of its text with the
     blank.
     """
     tokens, counts, note = item, "", ""
@@ -133,7 +144,8 @@ def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
         note = f"options: {' / '.join(option.strip() for option in example.options)}"
     if isinstance(item, Options):
         tokens = item.sequences[item.gold]
-        counts = "" if item.teacher_forcing else counts
+        if item.teacher_forcing:
+            counts = ""
     elif isinstance(item, Prompted):
         tokens = Tokens((*item.ids, item.words[item.gold]), len(item.ids))
     elif isinstance(item, Blank):
@@ -148,22 +160,24 @@ def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
     elif isinstance(item, ScoredText):
         tokens = Tokens(item.ids, len(item.ids), ((0, 0),))
         counts, note = "the loss is how far off the predicted number is", f"score: {item.value:g}"
-    elif isinstance(item, Asked):
+    elif isinstance(item, RewardedTokens):
         counts = "the reward is of what the model says after the prompt"
     elif not isinstance(item, Tokens):
         raise RecipeError(
             f"a preview shows tokens; these examples have none ({type(item).__name__})"
         )
-    learnt = {at for begin, end in tokens.learnt for at in range(begin, end)}
+    learnt = set(chain.from_iterable(range(begin, end) for begin, end in tokens.learnt))
     texts = _texts(objective.tokenizer, tokens.ids)
-    pieces = tuple((text, at in learnt) for at, text in enumerate(texts))
+    pieces = tuple((text, position in learnt) for position, text in enumerate(texts))
     counts = counts or f"{tokens.terms:,} of them count"
-    cut = f", {tokens.cut:,} more were cut" if tokens.cut else ""
-    return Shown(f"{title}: {len(tokens.ids):,} tokens, {counts}{cut}", pieces, note)
+    cut = ""
+    if tokens.cut:
+        cut = f", {tokens.cut:,} more were cut"
+    return ExamplePreview(f"{title}: {len(tokens.ids):,} tokens, {counts}{cut}", pieces, note)
 
 
 def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each token.
+    """Return the text of each token.
 
     A decoder leaves out the blank before a text, a part of its first token.
     """

@@ -1,5 +1,5 @@
-"""Finds a learning rate: what a step along the method's own direction says, then successive halving
-of short runs.
+"""Finds a learning rate: slope and curvature along the method's own direction, then successive
+halving of short runs.
 
 1. A run of a few rounds at a tiny rate r moves the weights by D. Along D the loss on validation
    examples is measured at three points, l0 = l(w), l+- = l(w +- eps D / |D|), which gives slope and
@@ -24,6 +24,7 @@ Seeds and batches are those of the run, so that two rates are compared along the
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf, isfinite
 from pathlib import Path
 from random import Random
@@ -31,15 +32,15 @@ from typing import Any
 
 import torch
 
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.prepared import prepare, with_reference
 from fedseed.processes import alone
-from fedseed.runs.equipment import Equipment, equip, hosted_of
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.loop import rate_of
-from fedseed.runs.recipe import Recipe
+from fedseed.runs.model_setup import Equipment, equip, host_examples
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import ClientData, TaskData
@@ -67,7 +68,7 @@ FAILED = 1e3
 
 
 @dataclass
-class Found:
+class TunedRate:
     """A rate, and how it was found."""
 
     key: str  # the recipe's
@@ -81,39 +82,43 @@ class Found:
 
 
 def with_rate(recipe: Recipe, rate: float) -> Recipe:
-    """Returns the recipe with another learning rate, which nobody is to look for any more."""
-    return recipe.model_copy(update={"method": _at(recipe.method, rate), "tune_rate": False})
-
-
-def _at(method: Method, rate: float, **more: Any) -> Method:
-    """Returns the method with another learning rate."""
-    key, _ = _key(method)
-    training: Any = getattr(method, "training", None)
-    if key == "method.learning_rate":
-        return method.model_copy(update={"learning_rate": rate, **more})
-    return method.model_copy(
-        update={"training": training.model_copy(update={"learning_rate": rate, **more})}
+    """Return the recipe with another learning rate, which nobody is to look for any more."""
+    return recipe.model_copy(
+        update={"method": _with_learning_rate(recipe.method, rate), "tune_rate": False}
     )
 
 
-def _key(method: Method) -> tuple[str, float]:
-    found = rate_of(method)
-    if found is None:
+def _with_learning_rate(method: Method, rate: float, **changes: Any) -> Method:
+    """Return the method with another learning rate."""
+    key, _ = _rate_key(method)
+    training: Any = getattr(method, "training", None)
+    if key == "method.learning_rate":
+        return method.model_copy(update={"learning_rate": rate, **changes})
+    return method.model_copy(
+        update={"training": training.model_copy(update={"learning_rate": rate, **changes})}
+    )
+
+
+def _rate_key(method: Method) -> tuple[str, float]:
+    key_and_rate = rate_of(method)
+    if key_and_rate is None:
         raise RecipeError(f'method.name = "{method.name}": it has no learning rate to look for')
-    return found
+    return key_and_rate
 
 
-def settled(recipe: Recipe, folder: Path) -> Recipe:
-    """Returns a recipe with the rate that an interrupted run in a folder has found, if there is
+def restore_rate(recipe: Recipe, folder: Path) -> Recipe:
+    """Return a recipe with the rate that an interrupted run in a folder has found, if there is
     one.
     """
     file = folder / "recipe.toml"
     if not recipe.tune_rate or not file.is_file():
         return recipe
-    written: Any = tomllib.loads(file.read_text(encoding="utf-8"))
-    for part in _key(recipe.method)[0].split("."):
-        written = written.get(part, {})
-    return with_rate(recipe, float(written)) if isinstance(written, float | int) else recipe
+    value: Any = tomllib.loads(file.read_text(encoding="utf-8"))
+    for part in _rate_key(recipe.method)[0].split("."):
+        value = value.get(part, {})
+    if isinstance(value, float | int):
+        return with_rate(recipe, float(value))
+    return recipe
 
 
 class _Trials:
@@ -124,12 +129,16 @@ class _Trials:
         clients, judged = list(data.clients), list(data.validation)
         # take a tenth of each client's examples, on which no trial trains
         if not judged:
-            draw, dealt = Random(recipe.seed), [list(client.examples) for client in clients]
-            for own in dealt:
-                draw.shuffle(own)  # files are often sorted
-            judged = [example for own in dealt for example in own[: -(-len(own) // 10)]]
-            rest = [own[-(-len(own) // 10) :] for own in dealt]
-            clients = [replace(c, examples=own) for c, own in zip(clients, rest, strict=True)]
+            draw, shuffled = Random(recipe.seed), [list(client.examples) for client in clients]
+            for examples in shuffled:
+                draw.shuffle(examples)  # files are often sorted
+            judged = list(
+                chain.from_iterable(examples[: -(-len(examples) // 10)] for examples in shuffled)
+            )
+            rest = [examples[-(-len(examples) // 10) :] for examples in shuffled]
+            clients = [
+                replace(c, examples=examples) for c, examples in zip(clients, rest, strict=True)
+            ]
         self.clients: Sequence[ClientData] = [
             replace(c, examples=c.examples[:HELD]) for c in clients
         ]
@@ -142,16 +151,16 @@ class _Trials:
         self._base: list[torch.Tensor] = []
         self._judged_items: list[Any] = []
 
-    def run(self, method: Method, rounds: int, clients: int, other: int = 0) -> Simulation:
+    def run(self, method: Method, rounds: int, clients: int, seed_offset: int = 0) -> Simulation:
         """Run some rounds from the base, and return the finished simulation.
 
-        `other`: another seed than the run's.
+        `seed_offset`: another seed than the run's.
         """
         equipment = self._fresh()
         spec = RunSpec(
             method,
             rounds,
-            self.recipe.seed + other,
+            self.recipe.seed + seed_offset,
             per_round=clients,
             evaluate_every=rounds,
             digest_every=rounds,
@@ -162,7 +171,7 @@ class _Trials:
             joint=self.recipe.federation.joint,
         )
         names = [client.name for client in self.clients]
-        hosted = hosted_of(
+        hosted = host_examples(
             spec, equipment.model, equipment.objective, self.clients, names, lambda model: {}
         )
         trial = Simulation(spec, hosted, progress=False)
@@ -173,26 +182,27 @@ class _Trials:
         return trial
 
     def loss(self, trial: Simulation) -> float:
-        """Returns the loss on the validation examples."""
+        """Return the loss on the validation examples."""
         objective = self._fresh(restore=False).objective
         if not self._judged_items:
             raise RecipeError("tune-rate: no example to judge a rate by is usable")
         return mean_loss(trial.worker.space.model, objective, self._judged_items)
 
     def _fresh(self, restore: bool = True) -> Equipment:
-        """Returns the model at its base; an adapter is put into another one each time."""
+        """Return the model at its base; an adapter is put into another one each time."""
         if self._equipment is not None and not restore:
             return self._equipment
-        adapter = adapters.chosen(
+        adapter = adapters.choose_adapter(
             self.recipe.model.adapter, self.recipe.method.adapter, self.recipe.method.name
         )
         if self._equipment is None or adapter is not None:
             self._equipment = equip(self.recipe, self.data)
-            self._base = (
-                []
-                if adapter
-                else [tensor.clone() for tensor in self._equipment.model.state_dict().values()]
-            )
+            if adapter:
+                self._base = []
+            else:
+                self._base = [
+                    tensor.clone() for tensor in self._equipment.model.state_dict().values()
+                ]
         with torch.no_grad():
             for tensor, saved in zip(
                 self._equipment.model.state_dict().values(), self._base, strict=False
@@ -209,8 +219,8 @@ def find_rate(
     data: TaskData | None = None,
     say: Callable[[str], None] = print,
     share: float = SHARE,
-) -> Found:
-    """Returns a learning rate for a recipe, by short runs.
+) -> TunedRate:
+    """Return a learning rate for a recipe, by short runs.
 
     Args:
         recipe: the recipe; its own rate is where the search starts if nothing else can be said.
@@ -230,22 +240,13 @@ def find_rate(
             "tune-rate: trials would show what [privacy] and [secure_sums] keep to clients: set a "
             "rate"
         )
-    key, rate = _key(recipe.method)
+    key, rate = _rate_key(recipe.method)
     trials = _Trials(recipe, recipe.task.load() if data is None else data)
-    found, method = Found(key, rate), recipe.method
+    result, method = TunedRate(key, rate), recipe.method
     # rounds of one client
     units = (share if share < 1 else SHARE) * recipe.rounds * trials.per_round
-    steps: int = getattr(getattr(method, "training", method), "steps", 1)
-    cut = max(1, min(steps, round(steps * units / WHOLE)))
-    method = method.model_copy(
-        update={"schedule": None} if getattr(method, "schedule", None) else {}
-    )
-    if cut < steps or getattr(getattr(method, "training", None), "epochs", None) is not None:
-        shorter = (
-            {"steps": cut, "epochs": None} if key != "method.learning_rate" else {"steps": cut}
-        )
-        method = _at(method, rate, **shorter)
-        units *= steps / cut
+    method, shortening = _shorten(method, key, rate, units)
+    units *= shortening
 
     def shape(count: float) -> tuple[int, int]:
         """Return rounds and clients of a trial that costs `count` rounds of one client.
@@ -255,98 +256,138 @@ def find_rate(
         clients = max(1, min(trials.per_round, round(count)))
         return max(1, min(recipe.rounds, round(count / clients))), clients
 
-    def measure(rate: float, count: float, other: int = 0, method: Method = method) -> float:
+    def measure(rate: float, count: float, seed_offset: int = 0, method: Method = method) -> float:
         rounds, clients = shape(count)
         try:
-            loss = trials.loss(trials.run(_at(method, rate), rounds, clients, other))
+            loss = trials.loss(
+                trials.run(_with_learning_rate(method, rate), rounds, clients, seed_offset)
+            )
         except FedseedError:
             loss = inf
-        loss = loss if isfinite(loss) and loss < FAILED * max(1.0, found.before) else inf
-        found.trials.append((rate, rounds, loss))
-        say(
-            f"  {key} = {rate:.3g}: loss {loss:.4f} after {rounds} round{'s' * (rounds > 1)} of "
-            f"{clients}"
-        )
+        loss = loss if isfinite(loss) and loss < FAILED * max(1.0, result.before) else inf
+        result.trials.append((rate, rounds, loss))
+        say(f"  {key} = {rate:.3g}: loss {loss:.4f} after {plural(rounds, 'round')} of {clients}")
         return loss
 
     short = max(1.0, units / WHOLE)
     # directions are drawn: what a step or two do is mostly chance
     by_steps = not method.needs_gradients
-    clients = trials.per_round if method.stepwise else 1
-    looks = max(2, min(LOOKS, int(units / 3 / clients))) if by_steps else 1
-    found.start, found.before, bold = _start(
+    clients = 1
+    if method.stepwise:
+        clients = trials.per_round
+    looks = 1
+    if by_steps:
+        looks = max(2, min(LOOKS, int(units / 3 / clients)))
+    result.start, result.before, bold = _start(
         trials, method, rate, looks, *((1, clients) if by_steps else shape(short))
     )
-    centre = bold if found.start is None else found.start
-    said = "nothing" if found.start is None else f"{found.start:.3g}"
+    centre = bold
+    estimate = "nothing"
+    if result.start is not None:
+        centre = result.start
+        estimate = f"{result.start:.3g}"
     say(
-        f"  slope and curvature along the method's steps say {said}; the base's loss is "
-        f"{found.before:.4f}"
+        f"  slope and curvature along the method's steps say {estimate}; the base's loss is "
+        f"{result.before:.4f}"
     )
-    if method.stepwise and found.start is not None:
+    if method.stepwise and result.start is not None:
         # a larger rate may look better for a while, and is not
-        left = (units - trials.units) / 2
-        rates = [centre, centre / STEP] if left >= FEW * trials.per_round else [centre]
-        longer = {one: measure(one, max(left, trials.per_round)) for one in rates}
+        units_left = (units - trials.units) / 2
+        rates = [centre, centre / STEP] if units_left >= FEW * trials.per_round else [centre]
+        longer = {one: measure(one, max(units_left, trials.per_round)) for one in rates}
     else:
-        rates = _climb(centre, found.before, lambda rate: measure(rate, short))
+        rates = _climb(centre, result.before, lambda rate: measure(rate, short))
         longer = {one: measure(one, 3 * short, 1) for one in rates}
     best = min(longer, key=lambda one: longer[one])
     # by chance all may go uphill
-    found.rate = _told(best if longer[best] < found.before else rates[0])
-    found.whole = trials.passes / trials.units * recipe.rounds * trials.per_round * steps / cut
+    result.rate = _round_rate(best if longer[best] < result.before else rates[0])
+    result.whole = trials.passes / trials.units * recipe.rounds * trials.per_round * shortening
     if share >= 1:
         whole = recipe.rounds * trials.per_round
         longer = _whole_runs(
-            found.rate, int(share), lambda rate: measure(rate, whole, method=recipe.method)
+            result.rate, int(share), lambda rate: measure(rate, whole, method=recipe.method)
         )
-        found.rate = min(longer, key=lambda one: longer[one])
-    if not min(longer.values()) < found.before:
+        result.rate = min(longer, key=lambda one: longer[one])
+    if not min(longer.values()) < result.before:
         say(
-            f"  no rate lowered the loss of {found.before:.4f} in so few rounds: take this one "
+            f"  no rate lowered the loss of {result.before:.4f} in so few rounds: take this one "
             "with care"
         )
-    found.passes = trials.passes
-    return found
+    result.passes = trials.passes
+    return result
 
 
-def _whole_runs(centre: float, most: int, measure: Callable[[float], float]) -> dict[float, float]:
+def _shorten(method: Method, key: str, rate: float, units: float) -> tuple[Method, float]:
+    """Return the method as trials use it: without a schedule, with fewer local steps if needed.
+
+    Args:
+        method: the recipe's.
+        key: the key of its learning rate.
+        rate: its learning rate.
+        units: rounds of one client that the trials may take.
+
+    Returns:
+        The method, and how many times as many local steps the run itself has.
+    """
+    steps: int = getattr(getattr(method, "training", method), "steps", 1)
+    cut = max(1, min(steps, round(steps * units / WHOLE)))
+    if getattr(method, "schedule", None):
+        method = method.model_copy(update={"schedule": None})
+    else:
+        method = method.model_copy()
+    has_epochs = getattr(getattr(method, "training", None), "epochs", None) is not None
+    if cut == steps and not has_epochs:
+        return method, 1.0
+    changes: dict[str, Any] = {"steps": cut}
+    if key != "method.learning_rate":
+        changes["epochs"] = None
+    return _with_learning_rate(method, rate, **changes), steps / cut
+
+
+def _whole_runs(
+    centre: float, most_runs: int, measure: Callable[[float], float]
+) -> dict[float, float]:
     """Return the loss of each whole run that is tried, by rate: at three times more, or less, while
     that helps, then between.
     """
     losses = {centre: measure(centre)}
     for edge, step in ((max, STEP), (min, 1 / STEP)):
-        while len(losses) < most and min(losses, key=lambda one: losses[one]) == edge(losses):
-            rate = _told(edge(losses) * step)
+        while len(losses) < most_runs and min(losses, key=lambda one: losses[one]) == edge(losses):
+            rate = _round_rate(edge(losses) * step)
             losses[rate] = measure(rate)
-    between = [
-        _told(min(losses, key=lambda one: losses[one]) * by) for by in (STEP**0.5, STEP**-0.5)
+    rates_between = [
+        _round_rate(min(losses, key=lambda one: losses[one]) * factor)
+        for factor in (STEP**0.5, STEP**-0.5)
     ]
-    return losses | {rate: measure(rate) for rate in between[: most - len(losses)]}
+    return losses | {rate: measure(rate) for rate in rates_between[: most_runs - len(losses)]}
 
 
-def _told(rate: float) -> float:
-    """Returns a rate in the two digits in which it is told."""
+def _round_rate(rate: float) -> float:
+    """Return a rate rounded to two significant digits."""
     return float(f"{rate:.2g}")
 
 
-def _climb(centre: float, before: float, measure: Callable[[float], float]) -> list[float]:
-    """Returns the two rates to try for longer, the better one first: upwards and downwards as long
+def _climb(centre: float, base_loss: float, measure: Callable[[float], float]) -> list[float]:
+    """Return the two rates to try for longer, the better one first: upwards and downwards as long
     as it helps.
     """
     losses = {centre: measure(centre)}
-    while len(losses) < MOST_TRIALS and losses[max(losses)] < before:
+    while len(losses) < MOST_TRIALS and losses[max(losses)] < base_loss:
         edge = max(losses)
         losses[edge * STEP] = measure(edge * STEP)
         if losses[edge * STEP] >= losses[edge]:
             break
     while len(losses) < MOST_TRIALS:
         edge = min(losses)
-        smaller, excess = edge / STEP, losses[edge] - before
+        smaller, excess = edge / STEP, losses[edge] - base_loss
         losses[smaller] = measure(smaller)
         # where a third of a rate raises the loss by a third as much (too large a rate: by a ninth),
         # it is directions that lead uphill, by chance: nothing is to be learnt from smaller ones
-        if excess > 0 and losses[smaller] > before and excess < CHANCE * (losses[smaller] - before):
+        if (
+            excess > 0
+            and losses[smaller] > base_loss
+            and excess < CHANCE * (losses[smaller] - base_loss)
+        ):
             return [edge, smaller]
         if losses[smaller] >= losses[edge] or (
             excess < 0 and losses[smaller] > min(losses.values())
@@ -356,46 +397,52 @@ def _climb(centre: float, before: float, measure: Callable[[float], float]) -> l
 
 
 def _start(
-    trials: _Trials, method: Method, rate: float, wanted: int, rounds: int, clients: int
+    trials: _Trials, method: Method, rate: float, steps: int, rounds: int, clients: int
 ) -> tuple[float | None, float, float]:
-    """Returns the rate that slope and curvature say along some steps (None: nothing), the base's
+    """Return the rate that slope and curvature say along some steps (None: nothing), the base's
     loss, a bold rate.
     """
     # a bold rate moves the weights by a hundredth in such a step: without an upward bend there is
     # no other scale; of drawn directions each step is a run of its own, for the curvature along all
     # at once is that of what they have in common; a slope that is not downhill even so is noise,
     # and its size is taken
-    slopes, curvatures, here, looks, far, bold = 0.0, 0.0, inf, 0, 0.0, rate
+    slopes, curvatures, base_loss, looks, far, bold = 0.0, 0.0, inf, 0, 0.0, rate
     for attempt in range(MOST_LOOKS):
         try:
-            trial = trials.run(_at(method, rate), rounds, clients, attempt)
+            trial = trials.run(_with_learning_rate(method, rate), rounds, clients, attempt)
         except FedseedError:
             rate /= 100
             continue
-        now, start, space = trial.worker.space.snapshot(), trials.start, trial.worker.space
-        moved, norm = _length([a - b for a, b in zip(now, start, strict=True)]), _length(start)
-        if not (isfinite(moved) and 0 < moved <= TINY * norm):
-            rate *= 100.0 if moved == 0 else 0.01
+        end_weights, start, space = trial.worker.space.snapshot(), trials.start, trial.worker.space
+        distance, norm = (
+            _length([a - b for a, b in zip(end_weights, start, strict=True)]),
+            _length(start),
+        )
+        if not (isfinite(distance) and 0 < distance <= TINY * norm):
+            rate *= 100.0 if distance == 0 else 0.01
             continue
-        bold = TINY * norm / moved * rate
+        bold = TINY * norm / distance * rate
         sides, far, bend = [0.0, 0.0, 0.0], far or FAR * norm / 4, 0.0
         while abs(bend) < SEEN * abs(sides[0]) or not sides[0]:
             far *= 4 if looks == 0 else 1
             for number, side in enumerate((0.0, far, -far)):
                 space.restore(
-                    [b + (a - b) * (side / moved) for a, b in zip(now, start, strict=True)]
+                    [
+                        b + (a - b) * (side / distance)
+                        for a, b in zip(end_weights, start, strict=True)
+                    ]
                 )
                 sides[number] = trials.loss(trial)
-            here, bend = sides[0], sides[1] + sides[2] - 2 * sides[0]
+            base_loss, bend = sides[0], sides[1] + sides[2] - 2 * sides[0]
             if looks or not isfinite(bend) or far > norm:
                 break
-        slopes += (sides[2] - sides[1]) / (2 * far) * moved / rate
-        curvatures += bend / far**2 * (moved / rate) ** 2
+        slopes += (sides[2] - sides[1]) / (2 * far) * distance / rate
+        curvatures += bend / far**2 * (distance / rate) ** 2
         looks += 1
-        if looks == wanted:
+        if looks == steps:
             break
     usable = isfinite(slopes) and slopes and curvatures > 0
-    return abs(slopes) / curvatures if usable else None, here, bold
+    return abs(slopes) / curvatures if usable else None, base_loss, bold
 
 
 def _length(tensors: Sequence[torch.Tensor]) -> float:

@@ -23,12 +23,12 @@ import numpy as np
 
 from fedseed.aggregation.base import Noise
 from fedseed.errors import FedseedError, MessageError
-from fedseed.federation.bounds import Bounds
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.bounds import Bounds
+from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import Method
 from fedseed.methods.base import Answers as WeightedAnswers
-from fedseed.methods.payload import Payload, codecs
+from fedseed.methods.payload import Payload, field_codecs
 from fedseed.orbit import Orbit
 from fedseed.runs.answers import Answers, Line
 from fedseed.runs.spec import RunSpec
@@ -54,7 +54,7 @@ class Retraced(NamedTuple):
 
 
 def retrace(
-    orbit: Orbit, answers: Answers, spec: RunSpec, wanted: Collection[int] = ()
+    orbit: Orbit, answers: Answers, spec: RunSpec, rounds_with_plans: Collection[int] = ()
 ) -> Retraced:
     """Make every step of a run again.
 
@@ -62,7 +62,7 @@ def retrace(
         orbit: the run's log.
         answers: the answers on record.
         spec: what the run was.
-        wanted: the rounds whose plans are needed.
+        rounds_with_plans: the rounds whose plans are needed.
 
     Raises:
         FedseedError: a step can't be read.
@@ -86,7 +86,9 @@ def retrace(
             if line is None:
                 retraced.missing.append(step.round)
                 coordinator.catch_up([step.payload])
-            elif not _follows(coordinator, line, step.payload, retraced, step.round in wanted):
+            elif not _follows(
+                coordinator, line, step.payload, retraced, step.round in rounds_with_plans
+            ):
                 retraced.unlike.append(step.round)
         except MessageError as error:
             raise FedseedError(f"step {step.round} of the log can't be read: {error}") from error
@@ -94,18 +96,18 @@ def retrace(
 
 
 def _follows(
-    coordinator: Coordinator, line: Line, recorded: bytes, retraced: Retraced, wanted: bool
+    coordinator: Coordinator, line: Line, recorded: bytes, retraced: Retraced, needs_plans: bool
 ) -> bool:
     """Return whether a round's step follows from the answers on record, and go on from it.
 
     Raises MessageError: the step can't be read.
     """
-    method, before = coordinator.method, coordinator.state
-    theirs = method.decode_step(before, recorded)
-    asked = coordinator.open(line.round, alive=line.asked)
-    if wanted:
+    method, earlier_state = coordinator.method, coordinator.state
+    recorded_step = method.decode_step(earlier_state, recorded)
+    clients = coordinator.open(line.round, alive=line.asked)
+    if needs_plans:
         retraced.plans[line.round] = coordinator.plans()
-    right = asked == line.asked and line.complete
+    right = clients == line.asked and line.complete
     try:
         for client, (examples, update) in line.answers.items():
             coordinator.examples[client] = examples
@@ -117,18 +119,20 @@ def _follows(
         # an update beyond all bounds, which no coordinator lets count
         right = False
     combined = coordinator.weighted_answers()
-    made = Message.decode(coordinator.close()).payload
-    if made != recorded:
-        coordinator.state = method.advance(before, theirs)
+    step = Message.decode(coordinator.close()).payload
+    if step != recorded:
+        coordinator.state = method.advance(earlier_state, recorded_step)
         if coordinator.untaken is not None or not combined:
-            right = right and _lies_within(theirs, [method.decode_step(before, made)])
+            right = right and _lies_within(recorded_step, [method.decode_step(earlier_state, step)])
         else:
-            right = right and is_within_rounding(method, before, combined, theirs, made)
+            right = right and is_within_rounding(
+                method, earlier_state, combined, recorded_step, step
+            )
     return right
 
 
 def is_within_rounding(
-    method: Method, state: Any, answers: WeightedAnswers, recorded: Payload, made: bytes
+    method: Method, state: Any, answers: WeightedAnswers, recorded: Payload, step: bytes
 ) -> bool:
     """Return whether a step may be another processor's result from a round's answers.
 
@@ -137,18 +141,20 @@ def is_within_rounding(
         state: the one before the step.
         answers: the round's, with their weights.
         recorded: the step in the log.
-        made: the step as this processor makes it.
+        step: the step as this processor makes it.
     """
     rule = answers.rule
     if rule.linear:  # added up in one order everywhere
-        return _lies_within(recorded, [method.decode_step(state, made)])
-    share = REMEMBERED_ROUNDING if rule.remembers else RULE_ROUNDING
+        return _lies_within(recorded, [method.decode_step(state, step)])
+    share = RULE_ROUNDING
+    if rule.remembers:
+        share = REMEMBERED_ROUNDING
     for seed in (None, *range(TRIES if rule.geometric else 0)):
         bounds = []
         for offset in (-share, share):
             past = replace(answers.past, next=[], noise=Noise(offset, seed))
-            moved = method.aggregate(state, replace(answers, past=past))
-            bounds.append(method.decode_step(state, moved.encode()))
+            moved_step = method.aggregate(state, replace(answers, past=past))
+            bounds.append(method.decode_step(state, moved_step.encode()))
         if _lies_within(recorded, bounds):
             return True
     return False
@@ -167,7 +173,7 @@ def _lies_within(recorded: Any, bounds: Sequence[Any]) -> bool:
             return False
         return all(
             _lies_within(getattr(recorded, name), [getattr(one, name) for one in bounds])
-            for name, _ in codecs(type(recorded))
+            for name, _ in field_codecs(type(recorded))
         )
     if isinstance(recorded, tuple):
         if any(len(one) != len(recorded) for one in bounds):
@@ -177,5 +183,5 @@ def _lies_within(recorded: Any, bounds: Sequence[Any]) -> bool:
         return all(one == recorded for one in bounds)
     if any(one.shape != recorded.shape for one in bounds):
         return False
-    least, most = np.minimum.reduce(bounds), np.maximum.reduce(bounds)
-    return bool(((least <= recorded) & (recorded <= most)).all())
+    lowest, highest = np.minimum.reduce(bounds), np.maximum.reduce(bounds)
+    return bool(((lowest <= recorded) & (recorded <= highest)).all())

@@ -16,18 +16,19 @@ from typing import Any, cast
 import torch
 
 from fedseed.errors import FedseedError, MessageError, RecipeError, plural
-from fedseed.federation.accounts import accounts_in_memory, charge, kind_of, run_of, turn_of
 from fedseed.federation.byzantine import Byzantine
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.client.accounts import accounts_in_memory, charge, kind_of, run_of, turn_of
+from fedseed.federation.client.secure import Masking, answer_ask
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.client.worker import Answer
+from fedseed.federation.coordinator.coordinator import Coordinator
+from fedseed.federation.coordinator.membership import Roster
+from fedseed.federation.coordinator.rounds import Gathered, Rounds
+from fedseed.federation.coordinator.secure import SecureCoordinator
+from fedseed.federation.coordinator.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.cost import Cost
-from fedseed.federation.hosted import Hosted
-from fedseed.federation.membership import Roster
 from fedseed.federation.messages import Message
 from fedseed.federation.protocol import read_plan, silent_message
-from fedseed.federation.rounds import Gathered, Rounds
-from fedseed.federation.secure import Masking, SecureCoordinator, answer_ask
-from fedseed.federation.session import CoordinatorSettings, Rejected, Session
-from fedseed.federation.worker import Answer
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.objectives.guessing import guess_loss
@@ -35,7 +36,7 @@ from fedseed.orbit import NO_DIGEST, Record
 from fedseed.orbit.card import Facts, card
 from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.machine import resident_memory
-from fedseed.reports.progress import Progress, shown_by
+from fedseed.reports.progress import Progress, choose_progress
 from fedseed.reports.results import RoundLine
 from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import MEMORY
@@ -63,24 +64,41 @@ class _Everybody(Roster):
 
 
 @dataclass
-class _Now:
+class _Attempt:
     """A round that is being gathered."""
 
-    # kind, by whom, message
-    asked: list[tuple[bytes, Collection[int], bytes]] = field(default_factory=list)
     spent: Cost = field(default_factory=Cost)  # the clients' work
     training: float = 0.0  # seconds of it
-    vain: int = 0  # how often it was begun again
+    restarts: int = 0  # how often it was begun again
 
 
-class _AtHand(Session):
-    """A coordinator's session with clients of its own process.
+class _LocalEnd:
+    """The part of a coordinator's transport that rounds within one process use.
 
-    A broadcast is carried out when its results are awaited.
+    It keeps broadcasts until the session carries them out.
     """
 
     largest = inf  # bytes of a message: none goes anywhere
     resend_seconds = inf
+
+    def __init__(self) -> None:
+        self._broadcasts: list[bytes] = []
+
+    async def broadcast(self, data: bytes, soon: Collection[str] = ()) -> None:
+        """Keep a message to the clients."""
+        self._broadcasts.append(data)
+
+    def take_broadcasts(self) -> list[bytes]:
+        """Return the messages since the last call."""
+        broadcasts, self._broadcasts = self._broadcasts, []
+        return broadcasts
+
+
+class _LocalSession(Session):
+    """A coordinator's session with clients of its own process.
+
+    The clients do what a broadcast asks for as soon as the coordinator waits for answers.
+    """
 
     def __init__(
         self,
@@ -95,7 +113,9 @@ class _AtHand(Session):
             CoordinatorSettings(deadline=inf, minimum=0, patience=inf),
             Rejected(Progress(), ""),
         )
-        super().__init__(cast(CoordinatorEnd, self), settings, progress, rejected, at_hand=True)
+        # rounds use no more of an end than `_LocalEnd` has
+        end = cast(CoordinatorEnd, _LocalEnd())
+        super().__init__(end, settings, progress, rejected, at_hand=True)
         self.hosted = hosted
         self.coordinator = coordinator
         self.byzantine = byzantine
@@ -105,21 +125,27 @@ class _AtHand(Session):
         if hosted.secure is not None:
             self.masking = Masking(hosted.secure, hosted.worker.method, sizes, progress.warn)
         self.rounds = Rounds(self, _Everybody(hosted.names), coordinator, 0)
-        # a note says who
+        # a note names them
         self.rounds.idle.update(number for number, size in sizes.items() if not size)
         self._begun: dict[int, bytes] = {}  # the plans that workers have, by client
-        self._now = _Now()
+        self._attempt = _Attempt()
+
+    @property
+    def local_end(self) -> _LocalEnd:
+        """Return the end, which keeps the broadcasts."""
+        return cast(_LocalEnd, self.end)
 
     def gather(self, number: int) -> Gathered:
         """Open a round and gather what counts. Raises FedseedError."""
-        now = self._now = _Now()
+        attempt = self._attempt = _Attempt()
+        self.local_end.take_broadcasts()  # of a round that was given up
         start = time.perf_counter()
-        gathered = _at_once(self.rounds.gather(number))
-        gathered.spent, took = now.spent, time.perf_counter() - start
+        gathered = _run_to_end(self.rounds.gather(number))
+        gathered.spent, took = attempt.spent, time.perf_counter() - start
         if self.masking is not None:
-            now.spent.seconds["secure_sums"] = took - now.training
+            attempt.spent.seconds["secure_sums"] = took - attempt.training
         if self.team is not None:
-            now.spent.fit(took)
+            attempt.spent.fit(took)
         return gathered
 
     def begin(self, number: int) -> None:
@@ -133,24 +159,26 @@ class _AtHand(Session):
             }
         )
 
-    async def broadcast(self, data: bytes, soon: Collection[str] = ()) -> None:
-        """Remember what the clients are to do."""
-        clients, message = read_plan(data[1:])
-        self._now.asked.append(
-            (data[:1], self.coordinator.current.clients if clients is None else clients, message)
-        )
-
     async def pause(self, seconds: float) -> None:
-        """Lets the clients do what they were asked."""
-        asked, self._now.asked = self._now.asked, []
-        self._now.vain += not asked
-        if self._now.vain >= MOST_ATTEMPTS:
+        """Carry out what was broadcast, in place of waiting for clients elsewhere."""
+        broadcasts = self.local_end.take_broadcasts()
+        if not broadcasts:
+            self._attempt.restarts += 1
+        if self._attempt.restarts >= MOST_ATTEMPTS:
             raise FedseedError(
                 f"a round was begun {MOST_ATTEMPTS} times, and no sum could be opened"
             )
+        self._carry_out(broadcasts)
+
+    def _carry_out(self, broadcasts: Sequence[bytes]) -> None:
+        """Let the clients answer plans and the questions of secure sums."""
         plans: dict[int, bytes] = {}
-        for kind, clients, message in asked:
-            if kind == b"P":
+        for data in broadcasts:
+            addressees, message = read_plan(data[1:])
+            clients: Collection[int] = self.coordinator.current.clients
+            if addressees is not None:
+                clients = addressees
+            if data[:1] == b"P":
                 plans.update(dict.fromkeys(clients, message))
             elif self.masking is not None:
                 for client in clients:
@@ -167,41 +195,45 @@ class _AtHand(Session):
             plan, name = Message.decode(plans[client]), self.hosted.names[client]
             turn = turn_of(self.hosted, plan, name, client)
             answers[client] = charge(self.hosted.accounts, turn, answer, plan, client)
-        self._now.training += time.perf_counter() - start
-        sent = {
+        self._attempt.training += time.perf_counter() - start
+        messages = {
             client: answer.message
             for client, answer in answers.items()
             if answer.message is not None
         }
-        about = Message.decode(next(iter(plans.values())))
+        first_plan = Message.decode(next(iter(plans.values())))
         if self.byzantine is not None:
-            sent = self.byzantine.corrupt_messages(about.round, sent, self.hosted.worker.corrupt)
+            messages = self.byzantine.corrupt_messages(
+                first_plan.round, messages, self.hosted.worker.corrupt
+            )
         for client, answer in answers.items():
-            self._now.spent.add(answer.spent)
-            message = sent.get(client) or silent_message(
-                about.round, about.attempt, str(answer.reason)
+            self._attempt.spent.add(answer.spent)
+            message = messages.get(client) or silent_message(
+                first_plan.round, first_plan.attempt, str(answer.reason)
             )
             if self.masking is not None:
                 try:
                     message = self.masking.update(
-                        self.hosted.worker.state, about, client, sent.get(client)
+                        self.hosted.worker.state, first_plan, client, messages.get(client)
                     )
                 except MessageError:
-                    message = silent_message(about.round, about.attempt, WITHHELD)
+                    message = silent_message(first_plan.round, first_plan.attempt, WITHHELD)
             self.rounds.take(self.hosted.names[client], message)
 
     def _answers(self, plans: dict[int, bytes]) -> list[Answer]:
         """Return the clients' answers, wherever they are computed."""
-        worker, known, items = self.hosted.worker, {}, list(self.hosted.items.values())
+        worker, items = self.hosted.worker, list(self.hosted.items.values())
+        losses: dict[Any, Any] = {}
         if self.team is not None:
             self._deal(plans)
             self._begun = {}
-            found = self.team.results()
+            results = self.team.results()
             if not worker.shares:
-                return found
-            known = {look: seen for part in found for look, seen in part.items()}
+                return results
+            for part in results:
+                losses |= part
         return worker.train_all(
-            list(plans.values()), list(plans), [items[client] for client in plans], known
+            list(plans.values()), list(plans), [items[client] for client in plans], losses
         )
 
     def _deal(self, plans: dict[int, bytes]) -> None:
@@ -222,16 +254,16 @@ class _AtHand(Session):
         self.team.begin(orders)
 
 
-def _at_once(work: Coroutine[Any, Any, Gathered]) -> Gathered:
+def _run_to_end(work: Coroutine[Any, Any, Gathered]) -> Gathered:
     """Return the result of a coroutine that only waits for this process itself.
 
     It needs no event loop.
     """
     try:
         work.send(None)
-    except StopIteration as done:
-        found: Gathered = done.value
-        return found
+    except StopIteration as stop:
+        gathered: Gathered = stop.value
+        return gathered
     raise RuntimeError("the rounds of a simulation wait for something")
 
 
@@ -248,7 +280,7 @@ class Simulation(Run):
             many threads has.
 
     Raises:
-        RecipeError: something of it can't be; says what.
+        RecipeError: a setting is impossible; the text names it.
     """
 
     def __init__(
@@ -258,9 +290,11 @@ class Simulation(Run):
         progress: Progress | bool | None = None,
         workers: Workers | None = None,
     ) -> None:
-        super().__init__(shown_by(progress))
+        super().__init__(choose_progress(progress))
         names = self.names = list(hosted.names)
-        per_round = len(names) if spec.per_round is None else spec.per_round
+        per_round = len(names)
+        if spec.per_round is not None:
+            per_round = spec.per_round
         if not 1 <= per_round <= len(names):
             raise RecipeError(
                 f"clients per round = {per_round}: from 1 to the number of clients, {len(names)}"
@@ -286,9 +320,10 @@ class Simulation(Run):
         )
         sums, attack, byzantine = spec.secure_sums, spec.attack, None
         try:
-            self.coordinator = (
-                Coordinator(*common) if sums is None else SecureCoordinator(sums, *common)
-            )
+            if sums is None:
+                self.coordinator = Coordinator(*common)
+            else:
+                self.coordinator = SecureCoordinator(sums, *common)
             if attack is not None:
                 byzantine = Byzantine(
                     self.coordinator, attack, spec.byzantine, spec.attack_strength
@@ -302,14 +337,18 @@ class Simulation(Run):
         if workers is not None:
             workers.limit(per_round)
             workers.warn = self.progress.warn
-            memory = self.worker.memory.folder if self.method.remembers else None
+            memory = None
+            if self.method.remembers:
+                memory = self.worker.memory.folder
             workers.expect(hosted.start, self.method.catch_up.replaces, memory)
             weakref.finalize(self, workers.close)  # of a simulation that never runs, too
-        self.clients = _AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
+        self.clients = _LocalSession(
+            self.hosted, self.coordinator, byzantine, self.team, self.progress
+        )
 
     @property
     def method(self) -> Method:
-        """Returns the method."""
+        """Return the method."""
         return self.spec.method
 
     def run(self, resume: bool = False, extend: bool = False, overwrite: bool = False) -> RunResult:
@@ -372,9 +411,9 @@ class Simulation(Run):
         if evaluate:
             start = time.perf_counter()
             self.worker.space.model.eval()
-            found = self.hosted.evaluate(self.worker.space.model)
-            line.by_client = found.pop("by_client", None)
-            line.metrics.update(found)
+            figures = self.hosted.evaluate(self.worker.space.model)
+            line.by_client = figures.pop("by_client", None)
+            line.metrics.update(figures)
             line.weights_norm = self.worker.space.norm()
             line.seconds["evaluation"] = time.perf_counter() - start
         if line.round == 0:
@@ -385,26 +424,26 @@ class Simulation(Run):
         return guess_loss(self.worker.objective, self.worker.space.model, item)
 
     def finish(self) -> None:
-        """Writes the adapter as a folder that peft loads."""
+        """Write the adapter as a folder that peft loads."""
         if self.header.adapter is not None and self.spec.folder is not None:
             folder, model = self.spec.folder / "adapter", self.tuned()
             adapters.save(model, folder)
-            about = Facts(self.spec.rounds, self.worker.space.digest(), clients=len(self.names))
+            facts = Facts(self.spec.rounds, self.worker.space.digest(), clients=len(self.names))
             kind = type(model.get_base_model()).__name__
             (folder / "README.md").write_text(
-                card(self.header, about, "adapter", kind), encoding="utf-8"
+                card(self.header, facts, "adapter", kind), encoding="utf-8"
             )
 
     def tuned(self) -> Any:
         return self.worker.space.model
 
-    def about(self) -> dict[str, Any]:
+    def describe_process(self) -> dict[str, Any]:
         devices = self.worker.space.devices
-        about = {
+        facts = {
             "devices": [str(device) for device in devices],
             "peak_memory_bytes": peak_on(devices) or resident_memory(peak=True),
             "threads": torch.get_num_threads(),
         }
         if self.team is not None:
-            about.update(workers=len(self.team.seats), worker_peak_memory_bytes=self.team.memory)
-        return about
+            facts.update(workers=len(self.team.seats), worker_peak_memory_bytes=self.team.memory)
+        return facts

@@ -8,7 +8,7 @@ from typing import Any
 from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
 from fedseed.errors import RecipeError
-from fedseed.federation.bounds import Bounds
+from fedseed.federation.coordinator.bounds import Bounds
 from fedseed.federation.fingerprint import Fingerprint
 from fedseed.methods import Method
 from fedseed.models.adapters import Adapter
@@ -16,8 +16,8 @@ from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings, mechanism_of, protect
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.stream import check_seed
-from fedseed.runs.answers import unverifiable
-from fedseed.runs.recipe import Recipe
+from fedseed.recipe.settings import Recipe
+from fedseed.runs.answers import find_obstacle
 from fedseed.tasks.record import DataRecord
 from fedseed.tracking import Tracker
 from fedseed.weights.layout import DigestKind
@@ -99,23 +99,30 @@ class RunSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", check_seed(self.seed))
         try:
-            method = self.method if self.privacy is None else protect(self.method, self.privacy)
+            method = self.method
+            if self.privacy is not None:
+                method = protect(self.method, self.privacy)
             object.__setattr__(self, "method", lasting(method, self.rounds))
         except ValueError as error:
             raise RecipeError(str(error)) from error
         if self.threads is not None and self.threads < 1:
             raise RecipeError(f"threads = {self.threads}: at least 1")
-        if self.answers and (problem := unverifiable(self.method, self.secure_sums is not None)):
+        problem = None
+        if self.answers:
+            problem = find_obstacle(self.method, self.secure_sums is not None)
+        if problem is not None:
             raise RecipeError(f"federation.answers = true: {problem}")
 
     @classmethod
-    def of(cls, recipe: Recipe, out: Path | str | None = None, **more: Any) -> "RunSpec":
-        """Returns a recipe's run.
+    def from_recipe(
+        cls, recipe: Recipe, out: Path | str | None = None, **changes: Any
+    ) -> "RunSpec":
+        """Return a recipe's run.
 
         Args:
             recipe: the recipe.
             out: folder for the run's files; None: nothing is written.
-            more: what the recipe does not say, or the data says better.
+            changes: values that the recipe does not have, or that replace the recipe's.
         """
         attack, stopping = recipe.attack, recipe.stopping
         spec = cls(
@@ -141,17 +148,21 @@ class RunSpec:
             trackers=recipe.tracking,
             answers=recipe.federation.answers,
         )
-        return replace(spec, **more)
+        return replace(spec, **changes)
 
     @property
     def folder(self) -> Path | None:
-        """Returns the folder for the run's files."""
-        return None if self.out is None else Path(self.out)
+        """Return the folder for the run's files."""
+        if self.out is None:
+            return None
+        return Path(self.out)
 
     @property
     def byzantine(self) -> frozenset[int]:
-        """Returns the numbers of the Byzantine clients, if they do anything."""
-        return frozenset() if self.attack is None else frozenset(self.attackers)
+        """Return the numbers of the Byzantine clients, if they do anything."""
+        if self.attack is None:
+            return frozenset()
+        return frozenset(self.attackers)
 
     @property
     def private(self) -> bool:

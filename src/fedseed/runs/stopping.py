@@ -22,64 +22,66 @@ Lines = Sequence[RoundLine]
 
 
 def _evaluated(metrics: Lines, name: str = VALIDATION_LOSS) -> list[tuple[int, float]]:
-    """Returns round and loss of each evaluation; one that is not a number is worse than any."""
-    found = [(line.round, line.metrics[name]) for line in metrics if name in line.metrics]
-    return [(number, inf if isnan(loss) else loss) for number, loss in found]
+    """Return round and loss of each evaluation; one that is not a number is worse than any."""
+    evaluations = [(line.round, line.metrics[name]) for line in metrics if name in line.metrics]
+    return [(number, inf if isnan(loss) else loss) for number, loss in evaluations]
 
 
-def best(metrics: Lines) -> tuple[int, float]:
-    """Returns the first round with the lowest validation loss, and that loss.
+def find_best(metrics: Lines) -> tuple[int, float]:
+    """Return the first round with the lowest validation loss, and that loss.
 
     (0, infinity) if there is none yet.
     """
-    return min(_evaluated(metrics), key=lambda found: found[1], default=(0, inf))
+    return min(_evaluated(metrics), key=lambda evaluation: evaluation[1], default=(0, inf))
 
 
-def over(metrics: Lines, patience: int | None) -> bool:
+def is_over(metrics: Lines, patience: int | None) -> bool:
     """Return whether the last `patience` evaluations or more did not lower the validation loss."""
     if patience is None:
         return False
-    number, _ = best(metrics)
-    return sum(at > number for at, _ in _evaluated(metrics)) >= patience
+    number, _ = find_best(metrics)
+    return sum(evaluated > number for evaluated, _ in _evaluated(metrics)) >= patience
 
 
-def diverged(metrics: Lines) -> int | None:
-    """Returns the first round with a loss that is not finite, or DIVERGED times the base's.
+def find_divergence_round(metrics: Lines) -> int | None:
+    """Return the first round with a loss that is not finite, or DIVERGED times the base's.
 
     None: there is none.
 
-    A run whose base has no finite loss says nothing.
+    A run whose base has no finite loss is not judged.
     """
-    found = _evaluated(metrics, "loss")
-    if not found or not isfinite(found[0][1]):
+    evaluations = _evaluated(metrics, "loss")
+    if not evaluations or not isfinite(evaluations[0][1]):
         return None
-    most = DIVERGED * max(1.0, found[0][1])
-    return next((number for number, loss in found if not loss <= most), None)
+    limit = DIVERGED * max(1.0, evaluations[0][1])
+    return next((number for number, loss in evaluations if not loss <= limit), None)
 
 
-def standing(metrics: Lines, rounds: int) -> tuple[int, float, float] | None:
-    """Finds the first evaluation after a tenth of the rounds, if at that pace the loss will hardly
+def find_standstill(metrics: Lines, rounds: int) -> tuple[int, float, float] | None:
+    """Find the first evaluation after a tenth of the rounds, if at that pace the loss will hardly
     move to the end.
 
     Returns:
         The round, the base's loss and the loss then; None: it moves, or there is no such evaluation
         yet.
     """
-    found = _evaluated(metrics, "loss")
-    after = next(((number, loss) for number, loss in found[1:] if 10 * number >= rounds), None)
-    if after is None:
-        return None
-    (_, first), (number, loss) = found[0], after
-    return (
-        (number, first, loss) if abs(first - loss) * rounds < HARDLY * abs(first) * number else None
+    evaluations = _evaluated(metrics, "loss")
+    later = next(
+        ((number, loss) for number, loss in evaluations[1:] if 10 * number >= rounds), None
     )
+    if later is None:
+        return None
+    (_, first), (number, loss) = evaluations[0], later
+    if abs(first - loss) * rounds < HARDLY * abs(first) * number:
+        return (number, first, loss)
+    return None
 
 
 def describe(metrics: Lines, patience: int | None, rounds: int) -> dict[str, Any] | None:
-    """Returns for the summary whether the run stopped early, its best round and that round's
+    """Return for the summary whether the run stopped early, its best round and that round's
     validation loss.
     """
     if patience is None:
         return None
-    number, loss = best(metrics)
+    number, loss = find_best(metrics)
     return {"early": metrics[-1].round < rounds, "best_round": number, "best_validation_loss": loss}

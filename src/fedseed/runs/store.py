@@ -21,10 +21,10 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 
-from fedseed.durable import replacing
+from fedseed.durable import finished_files, replacing
 from fedseed.errors import FedseedError, OrbitError
-from fedseed.federation.coordinator import SIZES, Coordinator
-from fedseed.federation.step_log import Logged
+from fedseed.federation.coordinator.coordinator import SIZES, Coordinator
+from fedseed.federation.coordinator.step_log import Logged
 from fedseed.methods.payload import Content
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.orbit.file import begin, scan
@@ -47,23 +47,24 @@ class Weights:
 
 
 def _write_weights(path: Path, weights: Weights) -> None:
-    """Writes the file in place of an older one; it is on disk when this returns."""
+    """Write the file in place of an older one; it is on disk when this returns."""
     header = base64.b64encode(begin(weights.header)).decode()
-    about = {
+    description = {
         "round": weights.round,
         "changed": weights.changed,
         "digest": weights.digest,
         "header": header,
     }
-    table: dict[str, Any] = {"__metadata__": {"format": "pt", "fedseed": json.dumps(about)}}
+    table: dict[str, Any] = {"__metadata__": {"format": "pt", "fedseed": json.dumps(description)}}
     position = 0
     for entry in weights.header.layout.tensors:
-        offsets = [position, position := position + entry.size * ITEM_BYTES[entry.dtype]]
+        end = position + entry.size * ITEM_BYTES[entry.dtype]
         table[entry.name] = {
             "dtype": SAFETENSORS[entry.dtype],
             "shape": entry.shape,
-            "data_offsets": offsets,
+            "data_offsets": [position, end],
         }
+        position = end
     table["__metadata__"]["check"] = _check(table)
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
@@ -73,7 +74,7 @@ def _write_weights(path: Path, weights: Weights) -> None:
 
 
 def read_weights(path: Path) -> Weights:
-    """Reads a file of weights.
+    """Read a file of weights.
 
     Raises OrbitError: it can't be read, is damaged, or is no such file.
     """
@@ -85,15 +86,21 @@ def read_weights(path: Path) -> Weights:
             raise ValueError("it does not say which run it is of")
         if table["__metadata__"].pop("check") != _check(table):
             raise ValueError("what stands before the weights is not as it was written")
-        about = json.loads(table["__metadata__"]["fedseed"])
-        header = scan(base64.b64decode(about["header"]), str(path))[0].header
+        description = json.loads(table["__metadata__"]["fedseed"])
+        header = scan(base64.b64decode(description["header"]), str(path))[0].header
         weights = data[start:]
         if (
             len(weights) != header.layout.dense_bytes
-            or header.digest_of(weights) != about["digest"]
+            or header.digest_of(weights) != description["digest"]
         ):
             raise ValueError("the weights' digest differs from the one written with them")
-        return Weights(header, int(about["round"]), int(about["changed"]), weights, about["digest"])
+        return Weights(
+            header,
+            int(description["round"]),
+            int(description["changed"]),
+            weights,
+            description["digest"],
+        )
     except (
         OSError,
         ValueError,
@@ -107,7 +114,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def _check(table: dict[str, Any]) -> str:
-    """Returns a hash of all that stands before the weights, which have a digest of their own."""
+    """Return a hash of all that stands before the weights, which have a digest of their own."""
     return blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -145,11 +152,11 @@ class StepStore(ABC):
         self._held: Record | None = None  # the newest step, until its digest is known
 
     @abstractmethod
-    def restore(self, begun: bool, warn: Callable[[str], None]) -> Restored:
+    def restore(self, has_rounds: bool, warn: Callable[[str], None]) -> Restored:
         """Bring file and coordinator to the last round that counts.
 
         Args:
-            begun: whether the folder says that the run has had rounds.
+            has_rounds: whether the folder has metrics of earlier rounds.
             warn: told what was mended.
 
         Raises:
@@ -158,34 +165,35 @@ class StepStore(ABC):
         """
 
     def prepare(self, number: int) -> None:
-        """Writes what a step that is about to count does not say.
+        """Write what a step that is about to count does not say.
 
         That of the round before stays.
         """
-        if kept := self.coordinator.state_dict():
+        arrays = self.coordinator.state_dict()
+        if arrays:
             with (
                 replacing(self.folder / f"kept-{number}.npz") as temporary,
                 open(temporary, "wb") as file,
             ):
-                np.savez(file, **kept)  # type: ignore[arg-type]
+                np.savez(file, **arrays)  # type: ignore[arg-type]
             (self.folder / f"kept-{number - 2}.npz").unlink(missing_ok=True)
 
     def record(self, number: int, payload: bytes) -> None:
-        """Takes the step of a round that counts.
+        """Take the step of a round that counts.
 
         It is written when the weights' digest is known (`confirm`).
         """
         self._held = Record(number, payload)
 
     def confirm(self, digest: str) -> None:
-        """Writes the newest step, whose weights have this digest (`NO_DIGEST`: nobody will know
+        """Write the newest step, whose weights have this digest (`NO_DIGEST`: nobody will know
         it).
 
         Where the files decide, the step is on disk when this returns.
         """
         if self._held is not None:
-            held, self._held = self._held, None
-            self._write(Record(held.round, held.payload, digest), digest == NO_DIGEST)
+            record, self._held = self._held, None
+            self._write(Record(record.round, record.payload, digest), digest == NO_DIGEST)
 
     @abstractmethod
     def _write(self, record: Record, lazily: bool) -> None:
@@ -199,9 +207,9 @@ class StepStore(ABC):
 
     @abstractmethod
     def complete(self, digest: str) -> int | None:
-        """Ends the file, for weights of this digest.
+        """End the file, for weights of this digest.
 
-        Returns the orbit's bytes, None where there is none.
+        Returns the orbit's size in bytes, None without an orbit.
         """
 
     def release(self) -> None:  # noqa: B027
@@ -240,20 +248,20 @@ class OrbitStore(StepStore):
     name = "model.orbit"
     _writer: OrbitWriter | None = None
 
-    def restore(self, begun: bool, warn: Callable[[str], None]) -> Restored:
+    def restore(self, has_rounds: bool, warn: Callable[[str], None]) -> Restored:
         """Read the orbit; it and the log are repaired from each other."""
-        there, logged = self.path.exists(), self.logged or Logged("")
-        if logged.last and not there:
+        exists, logged = self.path.exists(), self.logged or Logged("")
+        if logged.last and not exists:
             raise self._elsewhere(logged)
-        if begun and not there:
+        if has_rounds and not exists:
             raise FedseedError(
                 f"{self.folder}: {self.name} is missing, and with it what the run has learnt"
             )
-        self._writer = OrbitWriter(self.path, self.header, resume=there)
+        self._writer = OrbitWriter(self.path, self.header, resume=exists)
         if self._writer.cut is not None:
             warn(self._writer.cut)
         records: list[Record] = []
-        if there:
+        if exists:
             orbit = self._writer.take()
             if orbit.header.first > 1:
                 raise OrbitError(f"{self.path} is compacted: a run can't go on from it")
@@ -263,7 +271,9 @@ class OrbitStore(StepStore):
             raise FedseedError(
                 f"{self.path} and the server's run {logged.run} hold different steps"
             )
-        unlogged = [] if self.logged is None else [record.payload for record in records[common:]]
+        unlogged = []
+        if self.logged is not None:
+            unlogged = [record.payload for record in records[common:]]
         for number, payload in enumerate(logged.payloads[common:], start=common + 1):
             records.append(Record(number, payload, logged.digests.get(number, NO_DIGEST)))
             if number == logged.last and logged.waits and number not in logged.digests:
@@ -326,7 +336,7 @@ class WeightsStore(StepStore):
     _round = 0  # the last that counts
     _changed = 0  # the last whose step was not empty
 
-    def restore(self, begun: bool, warn: Callable[[str], None]) -> Restored:
+    def restore(self, has_rounds: bool, warn: Callable[[str], None]) -> Restored:
         """Take the newest weights from the log if it has steps, otherwise from the file."""
         logged = self.logged
         if logged is not None and logged.last:
@@ -334,55 +344,69 @@ class WeightsStore(StepStore):
             if not metrics.exists() or not metrics.stat().st_size:
                 raise self._elsewhere(logged)
             number, changed, weights = logged.last, logged.changed, b"".join(logged.payloads)
-            records = [Record(changed, weights)] if changed else []
+            records = []
+            if changed:
+                records = [Record(changed, weights)]
             contents = self._take(number, changed, weights)
-            kept = max((int(path.stem[5:]) for path in self.folder.glob("kept-*.npz")), default=0)
-            if kept > number + 1:  # a round that was about to count is one more
-                if set(self.coordinator.state_dict()) - {SIZES}:
-                    raise FedseedError(
-                        f"the server's log of run {logged.run} ends with round {number}, "
-                        f"{self.folder} has kept what "
-                        f"came of round {kept}, and of {number} nothing any more: begin again with "
-                        "--fresh and another --out"
-                    )
-                warn(
-                    f"the server's log ends with round {number}, {self.folder} with {kept}: the "
-                    "rest is done again"
-                )
-                self._forget_kept()
-            elif kept:
-                self._take_kept(number)
+            self._match_kept(logged, warn)
             return Restored(number, contents, records)
         if not self.path.exists():
-            if begun and not self.follows:
-                raise FedseedError(
-                    f"{self.folder}: {self.name} is missing, and with it what the run has learnt"
-                )
-            if begun:
-                # clients would say more than they have said
-                if self.coordinator.private or self.coordinator.sums:
-                    raise FedseedError(
-                        f"{self.folder}: the server has lost this run's weights; start again "
-                        "elsewhere"
-                    )
-                warn(
-                    f"{self.folder}: the server has lost this run's weights: all rounds are done "
-                    "again"
-                )
-                self._forget_kept()
+            if has_rounds:
+                self._start_again(warn)
             return Restored(0, [])
-        found = read_weights(self.path)
-        if differences := found.header.differences(self.header):
+        stored = read_weights(self.path)
+        differences = stored.header.differences(self.header)
+        if differences:
             raise OrbitError(f"{self.path} holds the weights of another run: {differences[0]} here")
-        contents = self._take(found.round, found.changed, found.data)
-        if not found.changed:
-            return Restored(found.round, contents)
-        self._take_kept(found.round)
-        step = Record(found.changed, found.data, found.digest)
+        contents = self._take(stored.round, stored.changed, stored.data)
+        if not stored.changed:
+            return Restored(stored.round, contents)
+        self._take_kept(stored.round)
+        step = Record(stored.changed, stored.data, stored.digest)
         unlogged = [
-            step.payload if number == step.round else b"" for number in range(1, found.round + 1)
+            step.payload if number == step.round else b"" for number in range(1, stored.round + 1)
         ]
-        return Restored(found.round, contents, [step], () if logged is None else unlogged)
+        return Restored(stored.round, contents, [step], () if logged is None else unlogged)
+
+    def _match_kept(self, logged: Logged, warn: Callable[[str], None]) -> None:
+        """Take up what the coordinator has kept of the log's last round, or forget it.
+
+        Raises FedseedError: the kept state belongs to a later round and can't be made again.
+        """
+        number = logged.last
+        kept_files = finished_files(self.folder, "kept-*.npz")
+        kept_round = max((int(path.stem[5:]) for path in kept_files), default=0)
+        if kept_round > number + 1:  # a round that was about to count is one more
+            if set(self.coordinator.state_dict()) - {SIZES}:
+                raise FedseedError(
+                    f"the server's log of run {logged.run} ends with round {number}, "
+                    f"{self.folder} has kept what came of round {kept_round}, and of {number} "
+                    "nothing any more: begin again with --fresh and another --out"
+                )
+            warn(
+                f"the server's log ends with round {number}, {self.folder} with {kept_round}: the "
+                "rest is done again"
+            )
+            self._forget_kept()
+        elif kept_round:
+            self._take_kept(number)
+
+    def _start_again(self, warn: Callable[[str], None]) -> None:
+        """Forget the rounds whose weights are lost.
+
+        Raises FedseedError: the file decides which rounds count, or clients would disclose more
+        than they have already.
+        """
+        if not self.follows:
+            raise FedseedError(
+                f"{self.folder}: {self.name} is missing, and with it what the run has learnt"
+            )
+        if self.coordinator.private or self.coordinator.sums:
+            raise FedseedError(
+                f"{self.folder}: the server has lost this run's weights; start again elsewhere"
+            )
+        warn(f"{self.folder}: the server has lost this run's weights: all rounds are done again")
+        self._forget_kept()
 
     def _take(self, number: int, changed: int, weights: bytes) -> list[Content]:
         self._round, self._changed = number, changed
@@ -401,9 +425,11 @@ class WeightsStore(StepStore):
     def _save(self, digest: str) -> None:
         weights = self.coordinator.weights
         if weights is not None:
-            known = digest if digest != NO_DIGEST else self.header.digest_of(weights)
+            weights_digest = digest
+            if digest == NO_DIGEST:
+                weights_digest = self.header.digest_of(weights)
             _write_weights(
-                self.path, Weights(self.header, self._round, self._changed, weights, known)
+                self.path, Weights(self.header, self._round, self._changed, weights, weights_digest)
             )
 
     def complete(self, digest: str) -> int | None:

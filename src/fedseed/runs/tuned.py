@@ -20,12 +20,13 @@ from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
 from fedseed.orbit.replay import equip, replay
+from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.results import best_rounds, read_lines, read_summary
 from fedseed.runs.ending import read_ending
-from fedseed.runs.equipment import equip as equip_recipe
-from fedseed.runs.equipment import equipped, evaluation_of, kind_for
 from fedseed.runs.folder import CHAT_TEMPLATE
-from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.runs.model_setup import assemble_equipment, choose_kind, make_evaluation
+from fedseed.runs.model_setup import equip as equip_recipe
 from fedseed.runs.store import read_weights
 from fedseed.tasks import REGISTRY
 
@@ -47,17 +48,23 @@ class Source(NamedTuple):
     folder: Path | None = None
 
     def file(self, name: str) -> Path | None:
-        """Returns a file of the run's folder by its name; None: it is not there."""
-        path = None if self.folder is None else self.folder / name
-        return path if path is not None and path.is_file() else None
+        """Return a file of the run's folder by its name; None: it is not there."""
+        path = None
+        if self.folder is not None:
+            path = self.folder / name
+        if path is not None and path.is_file():
+            return path
+        return None
 
     @property
     def chat_template(self) -> str | None:
-        """Returns the template that the run has written its chats by, if it was not the base's
+        """Return the template that the run has written its chats by, if it was not the base's
         own.
         """
         path = self.file(CHAT_TEMPLATE)
-        return None if path is None else path.read_text(encoding="utf-8")
+        if path is None:
+            return None
+        return path.read_text(encoding="utf-8")
 
 
 class Tuned(NamedTuple):
@@ -69,7 +76,7 @@ class Tuned(NamedTuple):
     # what the run is; None: not known, the model was loaded as it is
     header: Header | None
     facts: Facts | None  # what came of the run; None with `header`
-    # loads the base once more, for what is compared with it; None: a recipe says what it is
+    # loads the base once more, for what is compared with it; None: the recipe names it
     load_base: Callable[[], Any] | None = None
 
 
@@ -121,7 +128,9 @@ def run_folder_of(path: Path) -> Path | None:
     """
     beside = (path.parent / name for name in ("recipe.toml", "summary.json"))
     is_a_runs = path.stem == "model" and any(file.is_file() for file in beside)
-    return path.parent if is_a_runs else None
+    if is_a_runs:
+        return path.parent
+    return None
 
 
 def open_tuned(
@@ -150,23 +159,23 @@ def open_tuned(
     """
     if source.model is not None:
         if upto is not None or base is not None:
-            given = "--upto" if upto is not None else "--base"
+            option = "--upto" if upto is not None else "--base"
             raise RecipeError(
-                f"{given}: {source.name} is a model as it is, neither a run nor an orbit"
+                f"{option}: {source.name} is a model as it is, neither a run nor an orbit"
             )
         return Tuned(*_as_it_is(source.model, device), None, None)
     complete, ending = True, read_ending(source.folder)
     if source.orbit is not None:
         path, orbit = source.orbit, Orbit.open(source.orbit)
         complete = orbit.complete
-        about: tuple[int, str, int | None] = orbit.last, path.name, orbit.size
+        orbit_facts: tuple[int, str, int | None] = orbit.last, path.name, orbit.size
         header, count = orbit.header, orbit.check_upto(upto)
         steps: Iterable[Record] = orbit.steps(count)
     else:
         assert source.weights is not None
-        path, found = source.weights, read_weights(source.weights)
-        header, count, about = found.header, found.round, (found.round, "", None)
-        steps = [Record(max(1, found.changed), found.data, found.digest)]
+        path, stored = source.weights, read_weights(source.weights)
+        header, count, orbit_facts = stored.header, stored.round, (stored.round, "", None)
+        steps = [Record(max(1, stored.changed), stored.data, stored.digest)]
         if upto not in (None, count):
             raise RecipeError(
                 f"round {upto} of {source.name}: a run of {header.method.name} keeps its newest "
@@ -183,12 +192,12 @@ def open_tuned(
         ending.check(path, header, count, digest)
     if source.chat_template is not None:
         processor.chat_template = source.chat_template
-    facts = Facts(count, digest, *about, complete=complete, **_measured(source, count))
+    facts = Facts(count, digest, *orbit_facts, complete=complete, **_measured(source, count))
     return Tuned(model, processor, header, facts, lambda: base_of(header, path, base, device)[0])
 
 
 def best_round(source: Source, metric: str) -> int:
-    """Returns the round that was best by a metric.
+    """Return the round that was best by a metric.
 
     Raises:
         RecipeError: there are no metrics beside the model, or none of this name.
@@ -207,7 +216,7 @@ def best_round(source: Source, metric: str) -> int:
 def base_of(
     header: Header, path: Path, base: str | None = None, device: str = "cpu"
 ) -> tuple[Any, Any]:
-    """Returns the base that a header names, and its tokenizer (or image processor).
+    """Return the base that a header names, and its tokenizer (or image processor).
 
     Args:
         header: the orbit's.
@@ -221,45 +230,52 @@ def base_of(
     # brings transformers, once it is known what is opened
     from fedseed.models.loading import load_model
 
-    head = Head(header.classes, header.seed) if header.classes else None
-    how: Any = header.quantization or None
+    head = None
+    if header.classes:
+        head = Head(header.classes, header.seed)
+    quantization: Any = header.quantization or None
     if base is not None:
-        return load_model(base, header.dtype, head=head, device=device, quantization=how)
+        return load_model(base, header.dtype, head=head, device=device, quantization=quantization)
     # as the recipe gave it, where it was then, or as the recipe gave it from where the file is
-    place, given = header.base, Path(header.base).expanduser()
+    place, base_path = header.base, Path(header.base).expanduser()
     if place and place not in PACKAGED:
-        above = () if given.is_absolute() else (folder / given for folder in path.resolve().parents)
-        places = (given, *filter(None, [header.base_folder]), *above)
-        place = next((str(one) for one in places if (Path(one) / "config.json").is_file()), place)
+        candidates = [base_path]
+        if header.base_folder:
+            candidates.append(Path(header.base_folder))
+        if not base_path.is_absolute():
+            candidates += [folder / base_path for folder in path.resolve().parents]
+        with_model = (str(one) for one in candidates if (one / "config.json").is_file())
+        place = next(with_model, place)
     try:
-        return load_model(place, header.dtype, head=head, device=device, quantization=how)
+        return load_model(place, header.dtype, head=head, device=device, quantization=quantization)
     except RecipeError as error:
         raise RecipeError(f"{path}: its base: {error}; or say where it is with --base") from error
 
 
 def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
-    """Loads a model's folder or name; an adapter's folder, with the base that it names."""
+    """Load a model's folder or name; an adapter's folder, with the base that it names."""
     from fedseed.models.loading import load_model
 
     dtype, folder = "float32", Path(place).expanduser()
     if not (folder / "adapter_config.json").is_file():
         with suppress(OSError, ValueError, AttributeError):
             saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            dtype = saved.get("dtype", saved.get("torch_dtype"))  # where its folder says so
+            dtype = saved.get("dtype", saved.get("torch_dtype"))  # if its folder has it
     return load_model(place, dtype if dtype in DTYPES else "float32", device=device)
 
 
 def _measured(source: Source, number: int) -> dict[str, Any]:
     """Return the values in a run's files for a round, for `Facts`."""
-    if (path := source.file("metrics.jsonl")) is None:
+    path = source.file("metrics.jsonl")
+    if path is None:
         return {}
     lines = {line.round: line.metrics for line in read_lines(path.parent)}
-    base, after = lines.get(0, {}), lines.get(number, {})
-    final = {name: after[name] for name in base if name in after}
-    known: dict[str, Any] = {"baseline": {name: base[name] for name in final}, "final": final}
+    base, figures = lines.get(0, {}), lines.get(number, {})
+    final = {name: figures[name] for name in base if name in figures}
+    facts: dict[str, Any] = {"baseline": {name: base[name] for name in final}, "final": final}
     if source.file("summary.json") is not None:
-        known["clients"] = read_summary(path.parent)["clients"]
-    return known
+        facts["clients"] = read_summary(path.parent)["clients"]
+    return facts
 
 
 def recipe_for(
@@ -270,7 +286,7 @@ def recipe_for(
     plugins: Sequence[str] = (),
     trust_plugins: bool = False,
 ) -> Recipe:
-    """Returns the recipe whose task and evaluation a model is measured by.
+    """Return the recipe whose task and evaluation a model is measured by.
 
     Args:
         source: the model's; a run has its recipe beside it.
@@ -283,20 +299,24 @@ def recipe_for(
     Raises:
         RecipeError: there is neither recipe nor task, or they are wrong.
     """
-    found: str | Path | None = recipe or source.file("recipe.toml")
-    if found is None and task is None:
+    recipe_source: str | Path | None = recipe or source.file("recipe.toml")
+    if recipe_source is None and task is None:
         raise RecipeError(
             f"{source.name}: no recipe beside it says what to measure it on: give --recipe, or "
             "--task NAME"
         )
     if task is not None and REGISTRY.find(task) is None:
         raise RecipeError(f"--task {task}: {REGISTRY.unknown(task)}")
-    changes = [] if task is None else ["task={}", f'task.name="{task}"']
-    return read_recipe(found or "quickstart-ferret", [*changes, *overrides], plugins, trust_plugins)
+    changes = []
+    if task is not None:
+        changes = ["task={}", f'task.name="{task}"']
+    return read_recipe(
+        recipe_source or "quickstart-ferret", [*changes, *overrides], plugins, trust_plugins
+    )
 
 
 def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]:
-    """Returns a model's metrics on a recipe's evaluation sets, and notes about the data.
+    """Return a model's metrics on a recipe's evaluation sets, and note about the data.
 
     Raises:
         RecipeError: the data can't be had, or do not fit the model.
@@ -305,17 +325,19 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
     from fedseed.models.traits import traits_of
 
     data, (model, processor, *_) = recipe.task.load(), tuned
-    whole = model.get_base_model() if hasattr(model, "peft_config") else model
-    kind, _ = kind_for(recipe, data, whole.config.to_dict())
+    whole = model
+    if hasattr(model, "peft_config"):
+        whole = model.get_base_model()
+    kind, _ = choose_kind(recipe, data, whole.config.to_dict())
     loader = LOADERS[kind.architecture]
     name = type(whole).__name__
     hears = hears_besides({**whole.config.to_dict(), "architectures": [name]})
     if name not in loader.classes() and not (kind.architecture == "causal" and hears):
         raise RecipeError(
-            f'task.name = "{recipe.task.name}" needs {loader.about}; this is a '
+            f'task.name = "{recipe.task.name}" needs {loader.description}; this is a '
             f"{type(whole).__name__}"
         )
-    equipment = equipped(recipe, data, kind, model, processor, longest_input(model))
+    equipment = assemble_equipment(recipe, data, kind, model, processor, longest_input(model))
     load_base = tuned.load_base or (lambda: equip_recipe(recipe, data).model)
-    measure, notes = evaluation_of(recipe, equipment, data, base=load_base)
+    measure, notes = make_evaluation(recipe, equipment, data, base=load_base)
     return measure(model), [*data.notes, *traits_of(model).notes, *notes]

@@ -35,7 +35,8 @@ GROWN = (
 # the same: hardly anything of the base is left
 DOUBLED = 1.0
 MOVED = 0.01  # the same: the weights have moved visibly
-# of the base's loss: a client's loss below it says that training works, whatever held-out data say
+# of the base's loss: below it a client's loss shows that training works, whatever held-out data
+# show
 LEARNS = 0.9
 NOT_FINITE = re.compile(
     r"\b(nan|inf)\b|not finite|overflow|no local step was usable", re.IGNORECASE
@@ -72,19 +73,23 @@ def find_divergence(metrics: Sequence[RoundLine], guess: float | None) -> Diverg
     """
     if len(metrics) < 2 or not isfinite(metrics[0].metrics.get("loss", 0.0)):
         return None
-    base, found = metrics[0], None
+    base, divergence = metrics[0], None
     for line in reversed(metrics[1:]):
         if "loss" in base.metrics and "loss" not in line.metrics:
             continue
-        seen = _judge_line(base, line, guess)
-        if seen is None:
+        judgement = _judge_line(base, line, guess)
+        if judgement is None:
             break
-        found = Divergence(line.round, *seen) if found is None else _since(found, line.round)
-    return found
+        divergence = (
+            Divergence(line.round, *judgement)
+            if divergence is None
+            else _since(divergence, line.round)
+        )
+    return divergence
 
 
-def _since(found: Divergence, number: int) -> Divergence:
-    return Divergence(number, found.reason, found.factor)
+def _since(divergence: Divergence, number: int) -> Divergence:
+    return Divergence(number, divergence.reason, divergence.factor)
 
 
 def _judge_line(base: RoundLine, line: RoundLine, guess: float | None) -> tuple[str, float] | None:
@@ -140,7 +145,9 @@ def _judge_held_out(
     # differs: the numbers do not diverge, unless the weights do
     if local is not None and local < LEARNS * min(first, guess or first) and grown < DOUBLED:
         return None
-    worse = WORSE if grown >= GROWN else WORSE_AT_SAME_NORM
+    worse = WORSE_AT_SAME_NORM
+    if grown >= GROWN:
+        worse = WORSE
     is_worse = loss > worse * first and loss > first + LEAST_RISE
     if is_worse or (loss > first and grown > DOUBLED):
         factor = 0.1 if loss > 2 * first or grown > DOUBLED else 0.3
@@ -158,12 +165,16 @@ def _judge_held_out(
 
 def _size(grown: float | None) -> float:
     """Return the size of a change; 0 where it is not known."""
-    return 0.0 if grown is None else abs(grown)
+    if grown is None:
+        return 0.0
+    return abs(grown)
 
 
 def _norm(base: RoundLine, line: RoundLine) -> str:
     grown = growth(base, line)
-    return "" if grown is None else f", and the weights' norm is {1 + grown:.3g} times the base's"
+    if grown is None:
+        return ""
+    return f", and the weights' norm is {1 + grown:.3g} times the base's"
 
 
 def growth(base: RoundLine, line: RoundLine) -> float | None:
@@ -177,7 +188,7 @@ def growth(base: RoundLine, line: RoundLine) -> float | None:
 
 
 def has_moved_far(base: RoundLine, line: RoundLine) -> bool:
-    """Whether something other than too small a rate keeps the loss where it is."""
+    """Return whether something other than too small a rate keeps the loss where it is."""
     grown, first = growth(base, line), base.metrics.get("loss")
     if grown is not None and not abs(grown) < MOVED:
         return True
@@ -193,7 +204,9 @@ def advise(rate: tuple[str, float] | None, factor: float) -> str:
         factor: what it is to be multiplied with.
     """
     if rate is None:
-        return "lower the rates" if factor < 1 else "raise the rates"
+        if factor < 1:
+            return "lower the rates"
+        return "raise the rates"
     key, value = rate
     size = "large" if factor < 1 else "small"
     return (

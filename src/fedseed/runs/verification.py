@@ -6,7 +6,7 @@
               round, which are replayed, with that round's seeds and batches, and compared within
               the noise of float arithmetic
 
-The first needs no data; the second tells whether what stands on record under a client's name is
+The first needs no data; the second checks that the answer on record under a client's name is
 what its data gives. An answer that was forged or swapped, with a step that fits it, is found by the
 second; a step that does not fit the answers by the first.
 """
@@ -20,18 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.errors import FedseedError, MessageError, NonFiniteError
-from fedseed.federation.hosted import Hosted
+from fedseed.federation.client.state import Hosted
+from fedseed.federation.client.worker import Worker
 from fedseed.federation.messages import Message
-from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.methods.ferret import Coefficients
-from fedseed.methods.payload import About, Floats, State, codecs
+from fedseed.methods.payload import DecodeContext, Floats, State, field_codecs
 from fedseed.methods.subspace import FactorEntries, SubspaceState
 from fedseed.methods.zeroth import Projection
 from fedseed.orbit import Orbit
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import sample
-from fedseed.runs.answers import Answers, unverifiable
+from fedseed.runs.answers import Answers, find_obstacle
 from fedseed.runs.retracing import retrace
 from fedseed.runs.spec import RunSpec
 from fedseed.training.client import LocalClient
@@ -82,7 +82,7 @@ class Verified:
 
     @property
     def proven(self) -> bool:
-        """Whether nothing was forged, and every step could be judged."""
+        """Return whether nothing was forged, and every step could be judged."""
         return not self.forged and not self.missing
 
 
@@ -91,7 +91,7 @@ def verify(
     answers: Answers,
     spec: RunSpec,
     hosted: Hosted,
-    most: int | None,
+    most_answers: int | None,
     seed: int,
     progress: Callable[[int], None] = lambda number: None,
 ) -> Verified:
@@ -102,22 +102,22 @@ def verify(
         answers: what is on record.
         spec: what the run was, with its clients per round.
         hosted: the model at its base, and the clients' own examples.
-        most: how many answers of each client are sampled; None: all.
+        most_answers: how many answers of each client are sampled; None: all.
         seed: draws them.
         progress: told the number of each round that is reached.
 
     Raises:
-        FedseedError: it can't be verified; says why.
+        FedseedError: it can't be verified; the text has the reason.
     """
     worker = hosted.worker
     _check_verifiable(orbit, answers, spec, hosted)
-    wanted: dict[int, list[str]] = {}
+    names_by_round: dict[int, list[str]] = {}
     for name in hosted.items:
-        for number in _sampled_rounds(orbit, answers, name, most, seed):
-            wanted.setdefault(number, []).append(name)
-    retraced = retrace(orbit, answers, spec, wanted)
+        for number in _sampled_rounds(orbit, answers, name, most_answers, seed):
+            names_by_round.setdefault(number, []).append(name)
+    retraced = retrace(orbit, answers, spec, names_by_round)
     checked, applied = [], 0
-    for number, names in sorted(wanted.items()):
+    for number, names in sorted(names_by_round.items()):
         worker.catch_up(orbit.records[applied : number - 1])
         applied = number - 1
         progress(number)
@@ -139,9 +139,9 @@ def verify(
 
 
 def _check_verifiable(orbit: Orbit, answers: Answers, spec: RunSpec, hosted: Hosted) -> None:
-    """Raise FedseedError, which says why, if a run can't be verified with what is at hand."""
+    """Raise FedseedError with the reason if a run can't be verified with what is at hand."""
     method = orbit.header.method
-    problem = unverifiable(method, spec.secure_sums is not None) or _coarse(hosted.worker)
+    problem = find_obstacle(method, spec.secure_sums is not None) or _coarse(hosted.worker)
     if problem:
         raise FedseedError(f"verify: {problem}")
     differences = hosted.header.differences(orbit.header)
@@ -166,7 +166,7 @@ def _check_verifiable(orbit: Orbit, answers: Answers, spec: RunSpec, hosted: Hos
 
 
 def _sampled_rounds(
-    orbit: Orbit, answers: Answers, name: str, most: int | None, seed: int
+    orbit: Orbit, answers: Answers, name: str, most_answers: int | None, seed: int
 ) -> list[int]:
     """Return the rounds whose answer of a client is computed again."""
     client = answers.names.index(name)
@@ -175,8 +175,8 @@ def _sampled_rounds(
         for line in answers.lines.values()
         if client in line.answers and line.round <= orbit.last
     ]
-    count = min(len(rounds), most or len(rounds))
-    return [rounds[at] for at in sample(seed, Domain.SAMPLING, len(rounds), count, client)]
+    count = min(len(rounds), most_answers or len(rounds))
+    return [rounds[index] for index in sample(seed, Domain.SAMPLING, len(rounds), count, client)]
 
 
 def _silent_rounds(orbit: Orbit, answers: Answers, name: str) -> list[int]:
@@ -211,9 +211,9 @@ class _Result(NamedTuple):
     why: str = ""
 
 
-def _forged(why: str, logged: float = 0, computed: float = 0) -> _Result:
+def _forged(reason: str, logged: float = 0, computed: float = 0) -> _Result:
     """Return the result for an answer that no client can have sent."""
-    return _Result(logged, computed, 0, "forged", why)
+    return _Result(logged, computed, 0, "forged", reason)
 
 
 class _Watched(LocalClient):
@@ -226,15 +226,15 @@ class _Watched(LocalClient):
         about: what `LocalClient` takes.
     """
 
-    def __init__(self, scalars: Sequence[float], lengths: Sequence[int], *about: Any) -> None:
-        super().__init__(*about)
+    def __init__(self, scalars: Sequence[float], lengths: Sequence[int], *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.measured: list[Projection] = []
         self._scalars = iter(scalars)
         self._lengths = lengths
 
-    def estimates(self, *about: Any, **more: Any) -> list[Any]:
-        """Keeps the estimates along some directions; returns those on record."""
-        measured = super().estimates(*about, **more)
+    def estimates(self, *arguments: Any, **options: Any) -> list[Any]:
+        """Keep the estimates along some directions; return those on record."""
+        measured = super().estimates(*arguments, **options)
         self.measured += measured
         return [
             Projection(next(self._scalars, one.rho), one.loss) if one.usable else one
@@ -242,7 +242,7 @@ class _Watched(LocalClient):
         ]
 
     def project_change(self, basis: Any, counts: Sequence[int]) -> list[Any]:
-        """Projects on as many directions as are on record, where rounding may have decided."""
+        """Project on as many directions as are on record, where rounding may have decided."""
         near = len(counts) == len(self._lengths) and all(
             length >= 1 and abs(count - length) <= 1
             for count, length in zip(counts, self._lengths, strict=True)
@@ -263,7 +263,7 @@ def _compute_again(
         on_record: how many examples it claims to have, and its update.
     """
     method, message = worker.method, Message.decode(plan)
-    about = About(method, worker.state, "update", message.round)
+    context = DecodeContext(method, worker.state, "update", message.round)
     examples, payload = on_record
     if method.weighting == "examples" and examples != len(items):
         return _forged("how many examples it has", examples, len(items))
@@ -273,7 +273,7 @@ def _compute_again(
         return _forged(str(error))
     scalars, lengths = [], []
     if not isinstance(logged, Coefficients | FactorEntries):
-        scalars = logged.numbers(about).tolist()
+        scalars = logged.numbers(context).tolist()
     elif (
         isinstance(logged, Coefficients)
         and getattr(method, "allocation", "") in ROUNDED_ALLOCATIONS
@@ -290,11 +290,11 @@ def _compute_again(
         client,
     )
     try:
-        asked = method.decode_plan(worker.state, message.payload)
-        update = method.train(worker.state, asked, watched)
+        decoded_plan = method.decode_plan(worker.state, message.payload)
+        update = method.train(worker.state, decoded_plan, watched)
         if isinstance(update, Coefficients | FactorEntries):
             return _compare_trained(worker.state, update, logged)
-        return _compare_estimates(method, about, watched.measured, update, logged)
+        return _compare_estimates(method, context, watched.measured, update, logged)
     except (NonFiniteError, MessageError) as error:
         return _forged(str(error))
     finally:
@@ -302,7 +302,11 @@ def _compute_again(
 
 
 def _compare_estimates(
-    method: Method, about: About, estimates: Sequence[Projection], update: Any, logged: Any
+    method: Method,
+    context: DecodeContext,
+    estimates: Sequence[Projection],
+    update: Any,
+    logged: Any,
 ) -> _Result:
     """Compare answers of zeroth order: what is sent must be what estimates with noisy losses can
     be.
@@ -311,38 +315,41 @@ def _compare_estimates(
 
     Args:
         method: the run's.
-        about: what the update is read against.
+        context: what the update is read against.
         estimates: what was measured.
         update: the answer computed again.
         logged: the one on record.
     """
-    for name, _ in codecs(type(update))[:-1]:
+    for name, _ in field_codecs(type(update))[:-1]:
         if not np.array_equal(getattr(update, name), getattr(logged, name)):
             return _forged("other directions, or another number of them")
-    said = logged.numbers(about)
-    measured = [one for one in estimates if one.usable or len(estimates) == len(said)]
-    if len(said) != len(measured):
-        return _forged("how many scalars there are", len(said), len(measured))
-    exact, signs = np.array([one.rho for one in measured], dtype=np.float64), said.dtype == np.int8
+    recorded_numbers = logged.numbers(context)
+    measured = [one for one in estimates if one.usable or len(estimates) == len(recorded_numbers)]
+    if len(recorded_numbers) != len(measured):
+        return _forged("how many scalars there are", len(recorded_numbers), len(measured))
+    exact, signs = (
+        np.array([one.rho for one in measured], dtype=np.float64),
+        recorded_numbers.dtype == np.int8,
+    )
     # each by its own losses: a step to where losses are huge allows nothing to those before it
     losses = np.array([abs(one.loss) if one.usable else 0.0 for one in measured])
     allowed = LOSS_NOISE * UNIT * np.maximum(1.0, losses) / method.scale  # type: ignore[attr-defined]
     low, high = (
         type(update)
-        .decode(update.with_numbers(exact + noise, about).encode(), about)
-        .numbers(about)
+        .decode(update.with_numbers(exact + noise, context).encode(), context)
+        .numbers(context)
         .astype(np.float64)
         for noise in (-allowed, allowed)
     )
-    apart: NDArray[np.float64] = np.maximum(low - said, said - high)
-    unlike = np.abs(said - (np.sign(exact) if signs else exact))
+    apart: NDArray[np.float64] = np.maximum(low - recorded_numbers, recorded_numbers - high)
+    unlike = np.abs(recorded_numbers - (np.sign(exact) if signs else exact))
     farthest = int(np.argmax(apart if (apart > 0).any() else unlike))
     verdict: Literal["right", "open", "forged"] = "right"
     if apart[farthest] > 0:
         verdict = "forged"
     elif signs and unlike[farthest]:
         verdict = "open"
-    numbers = (array[farthest].item() for array in (said, exact, allowed))
+    numbers = (array[farthest].item() for array in (recorded_numbers, exact, allowed))
     logged_number, exact_number, allowed_number = map(float, numbers)
     return _Result(logged_number, exact_number, allowed_number, verdict)
 

@@ -1,11 +1,11 @@
 """Worker processes among which a simulation deals a round's clients (`fedseed run --workers N`),
 here or on Ray.
 
-Each holds the model at the weights of the run: it loads the base by itself, and is told with each
-piece of work which steps it has not applied yet. A client's answer depends on (seed, round, client)
-and the weights and on nothing else, so it does not matter which process computes it, or when. A
-worker that dies ends the run, which `--resume` goes on with; on a Ray cluster, where machines come
-and go, another one takes its place and its work.
+Each holds the model at the weights of the run: it loads the base by itself, and gets with each
+piece of work the steps that it has not applied yet. A client's answer depends on (seed, round,
+client) and the weights and on nothing else, so it does not matter which process computes it, or
+when. A worker that dies ends the run, which `--resume` goes on with; on a Ray cluster, where
+machines come and go, another one takes its place and its work.
 
 There are as many threads here as workers: each takes a free worker, sends it a piece of work and
 waits for the result, also while the main thread evaluates.
@@ -32,7 +32,7 @@ from fedseed.processes import start, tell
 from fedseed.reports.machine import resident_memory
 
 if TYPE_CHECKING:
-    from fedseed.federation.hosted import Hosted
+    from fedseed.federation.client.state import Hosted
 
 
 # what a worker does with all it has loaded: `train` or `look`, their arguments given
@@ -46,11 +46,11 @@ class _DiedError(FedseedError):
         who: which worker, and how it ended.
     """
 
-    def __init__(self, who: str) -> None:
-        self.who = who
+    def __init__(self, description: str) -> None:
+        self.description = description
         super().__init__(
-            f"{who}: --resume goes on. Each holds a model of its own: try fewer --workers, or "
-            "smaller batches (method.training.batch, method.batch)"
+            f"{description}: --resume goes on. Each holds a model of its own: try fewer "
+            "--workers, or smaller batches (method.training.batch, method.batch)"
         )
 
 
@@ -82,7 +82,7 @@ class Seat:
     # what an orbit of the model that it has loaded begins with; None: it has not yet
     start: bytes | None = None
     # the round of the newest step that it has been told
-    at: int = 0
+    last_round: int = 0
 
 
 class Workers:
@@ -131,7 +131,7 @@ class Workers:
         self._free: queue.SimpleQueue[Seat] = queue.SimpleQueue()
         self._dealt: list[Future[Any]] = []
         self._closing = False
-        # no worker is started once they are told to end
+        # no worker starts once `close` has been called
         self._lock = threading.Lock()
 
     def load(self) -> None:
@@ -143,10 +143,10 @@ class Workers:
             for _ in self.seats:
                 self._threads.submit(self._give, None)
 
-    def limit(self, most: int) -> None:
-        """Starts no more workers than can have work at once."""
+    def limit(self, most_workers: int) -> None:
+        """Start no more workers than can have work at once."""
         if self._threads is None:
-            del self.seats[most:]
+            del self.seats[most_workers:]
 
     def expect(self, start: bytes, newest: bool, memory: Path | None = None) -> None:
         """Set the run that workers are to expect, before it starts.
@@ -167,16 +167,16 @@ class Workers:
             self._dealt = [self._threads.submit(self._give, order) for order in orders]
 
     def results(self) -> list[Any]:
-        """Returns the results of the work that was dealt out, in its order, once all are there.
+        """Return the results of the work that was dealt out, in its order, once all are there.
 
         Raises:
             FedseedError: a worker has died, or has another base.
             Exception: what a worker raised.
         """
-        return [dealt.result() for dealt in self._dealt]
+        return [future.result() for future in self._dealt]
 
     def apply(self, *records: Record) -> None:
-        """Takes steps, which workers apply before they go on; those of an earlier session, too."""
+        """Take steps, which workers apply before they go on; those of an earlier session, too."""
         for record in records:
             if not self._newest:
                 self._records.append(record)
@@ -184,7 +184,7 @@ class Workers:
                 self._records = [record]
 
     def confirm(self, digest: str) -> None:
-        """Takes the weights' digest after the last step: a worker that catches up compares."""
+        """Take the weights' digest after the last step: a worker that catches up compares."""
         if self._records and digest != NO_DIGEST:
             self._records[-1] = replace(self._records[-1], digest=digest)
 
@@ -207,49 +207,53 @@ class Workers:
         """
         seat = self._free.get()
         try:
-            for left in reversed(range(LIVES)):
+            for lives_left in reversed(range(LIVES)):
                 with self._lock:
                     if seat.process is None and not self._closing:
-                        more = seat.number, self._load
+                        arguments = seat.number, self._load
                         seat.process, seat.connection = self._start(
-                            _live, *more, threads=self.threads
+                            _live, *arguments, threads=self.threads
                         )
                 try:
-                    return None if work is None else self._done(seat, work)
+                    if work is None:
+                        return None
+                    return self._do_work(seat, work)
                 except _DiedError as error:
-                    if not left or self._closing:
+                    if not lives_left or self._closing:
                         raise
-                    self.warn(f"{error.who}: another takes its place, and does its work anew")
-                    seat.process, seat.start, seat.at = None, None, 0
+                    self.warn(
+                        f"{error.description}: another takes its place, and does its work anew"
+                    )
+                    seat.process, seat.start, seat.last_round = None, None, 0
             return None
         finally:
             self._free.put(seat)
 
-    def _done(self, seat: Seat, work: Work) -> Any:
-        """Returns the result of a piece of work.
+    def _do_work(self, seat: Seat, work: Work) -> Any:
+        """Return the result of a piece of work.
 
         Raises what the worker has; FedseedError: its model is another.
         """
         if seat.start is None:
-            seat.start = _heard(seat).result
+            seat.start = _exchange(seat).result
         if seat.start != self._expected:
             raise FedseedError(
                 f"worker {seat.number + 1} has loaded another model than this process: has the "
                 "base changed meanwhile? Start again"
             )
         lacking = self._records[
-            bisect_right(self._records, seat.at, key=lambda record: record.round) :
+            bisect_right(self._records, seat.last_round, key=lambda record: record.round) :
         ]
         # only one that begins here compares: to hash the weights takes long
-        if seat.at:
+        if seat.last_round:
             lacking = [replace(record, digest=NO_DIGEST) for record in lacking]
-        seat.at = lacking[-1].round if lacking else seat.at
-        done = _heard(seat, Order(lacking, self._remembered, work))
-        self.memory = max(self.memory, done.memory)
-        return done.result
+        seat.last_round = lacking[-1].round if lacking else seat.last_round
+        outcome = _exchange(seat, Order(lacking, self._remembered, work))
+        self.memory = max(self.memory, outcome.memory)
+        return outcome.result
 
 
-def _heard(seat: Seat, order: Order | None = None) -> Done:
+def _exchange(seat: Seat, order: Order | None = None) -> Done:
     """Give a worker an order, if there is one, and return its next message.
 
     Raises the worker's own error, or _DiedError.
@@ -257,18 +261,18 @@ def _heard(seat: Seat, order: Order | None = None) -> Done:
     try:
         if order is not None:
             tell(seat.connection, order)
-        done: Done = seat.connection.recv()
+        outcome: Done = seat.connection.recv()
     except (EOFError, OSError) as error:
         assert seat.process is not None
         seat.process.join()
-        how = _how(seat.process.exitcode or 0)
-        raise _DiedError(f"worker {seat.number + 1} died ({how})") from error
-    if done.error is not None:
-        raise done.error
-    return done
+        ending = _describe_exit(seat.process.exitcode or 0)
+        raise _DiedError(f"worker {seat.number + 1} died ({ending})") from error
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     """Return a description of how a process ended."""
     if code >= 0:
         return f"exit code {code}"
@@ -282,7 +286,7 @@ def _how(code: int) -> str:
 def _live(
     orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], number: int, load: bytes
 ) -> None:
-    """Loads the model and does one piece of work after the other: the life of the process of a
+    """Load the model and does one piece of work after the other: the life of the process of a
     worker, from 0.
     """
     try:
@@ -292,7 +296,8 @@ def _live(
         from fedseed.training.memory import Memory
         from fedseed.weights.devices import peak_on
 
-        if count := torch.cuda.device_count():  # "cuda" is one of the GPUs to each worker
+        count = torch.cuda.device_count()
+        if count:  # "cuda" is one of the GPUs to each worker
             torch.cuda.set_device(number % count)
         hosted = pickle.loads(load)()
         say(Done(hosted.start))
@@ -317,14 +322,14 @@ def _live(
 
 
 def train(plan: bytes, client: int, hosted: "Hosted") -> Any:
-    """Does what a plan asks of a client; returns its `Answer`."""
+    """Do what a plan asks of a client; return its `Answer`."""
     return hosted.worker.train(plan, client, hosted.items[hosted.names[client]])
 
 
 def look(
     plans: Sequence[bytes], clients: Sequence[int], part: int, parts: int, hosted: "Hosted"
 ) -> Any:
-    """Measures a part of the losses that a round's clients have in common.
+    """Measure a part of the losses that a round's clients have in common.
 
     Returns what each look found.
 

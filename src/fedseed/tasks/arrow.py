@@ -34,8 +34,8 @@ class ArrowColumns:
         # the names of each column of class numbers
         self.class_names: Mapping[str, tuple[str, ...]] = {}
         if schema is not None:
-            found = {field.name: self._converter(field.type) for field in schema}
-            self._converters = {name: one for name, one in found.items() if one is not None}
+            converters = {field.name: self._converter(field.type) for field in schema}
+            self._converters = {name: one for name, one in converters.items() if one is not None}
             self.class_names = read_class_names(schema.metadata)
 
     def values_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,7 +60,9 @@ class ArrowColumns:
         from pyarrow import types
 
         if getattr(kind, "extension_name", "") == "arrow.json":
-            return None if self._is_decoded else _parse_json
+            if self._is_decoded:
+                return None
+            return _parse_json
         if types.is_struct(kind):
             return _object_converter(
                 {
@@ -127,7 +129,9 @@ def _list_converter(convert: Convert | None) -> Convert | None:
 
 def _map_converter(convert: Convert | None) -> Convert:
     def convert_map(value: Any) -> dict[str, Any]:
-        pairs = value.items() if isinstance(value, Mapping) else value
+        pairs = value
+        if isinstance(value, Mapping):
+            pairs = value.items()
         return {
             str(name): part if convert is None or part is None else convert(part)
             for name, part in pairs

@@ -28,13 +28,13 @@ class Task(BaseModel, ABC, metaclass=Hinting):
 
     @abstractmethod
     def load(self) -> TaskData:
-        """Returns clients' examples and evaluation sets, the same on every call.
+        """Return clients' examples and evaluation sets, the same on every call.
 
         Raises RecipeError if the data can't be had.
         """
 
     def client_names(self) -> list[str] | None:
-        """Returns the clients' names in order, without opening data; None: only the data says.
+        """Return the clients' names in order, without opening data; None: the data has them.
 
         Raises as `load`.
         """
@@ -57,7 +57,9 @@ class Task(BaseModel, ABC, metaclass=Hinting):
             RecipeError: the data can't be had, or does not fit the settings.
         """
         data = self.load()
-        return replace(data, clients=()) if evaluate else data.only(names)
+        if evaluate:
+            return replace(data, clients=())
+        return data.select_clients(names)
 
     @property
     def each_its_own(self) -> bool:
@@ -65,7 +67,7 @@ class Task(BaseModel, ABC, metaclass=Hinting):
         return False
 
     def names_here(self) -> list[str] | None:
-        """Returns clients' names by what lies here, where a site may see its own data only.
+        """Return clients' names by what lies here, where a site may see its own data only.
 
         None: each sees all.
         """
@@ -80,7 +82,7 @@ class Task(BaseModel, ABC, metaclass=Hinting):
         return True
 
     def load_shared(self, file: Path | None = None) -> TaskData:
-        """Returns the evaluation sets of parties that share them, without clients.
+        """Return the evaluation sets of parties that share them, without clients.
 
         Args:
             file: where they lie here; None: where the settings say.
@@ -90,12 +92,12 @@ class Task(BaseModel, ABC, metaclass=Hinting):
         """
         return self.load_part((), evaluate=True)
 
-    def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:
-        """Returns one client's own examples, and what it holds out of them.
+    def load_own(self, name: str, own_data: OwnData, alone: bool = True) -> TaskData:
+        """Return one client's own examples, and what it holds out of them.
 
         Args:
             name: the client.
-            own: where its data lies.
+            own_data: where its data lies.
             alone: whether nobody else's data lies there.
 
         Raises:
@@ -104,8 +106,8 @@ class Task(BaseModel, ABC, metaclass=Hinting):
         """
         raise RecipeError(f'task.name = "{self.name}": its clients have no data of their own')
 
-    def place_of_own(self, name: str, own: OwnData, alone: bool = True) -> str:
-        """Return the file or folder with one client's own data; "": nothing says where that is.
+    def place_of_own(self, name: str, own_data: OwnData, alone: bool = True) -> str:
+        """Return the file or folder with one client's own data; "": no path is set.
 
         Args: as of `load_own`.
 

@@ -10,6 +10,7 @@ messages (tools, marks of what is learnt, arguments for the template) is read he
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from fedseed.errors import RecipeError
@@ -74,9 +75,11 @@ def read_chat(row: Record, style: ChatStyle) -> Chat | Unusable:
         RecipeError: a message is malformed, or the assistant answers nothing.
     """
     name = "messages" if row.values.get("messages") is not None else "conversations"
-    read = _openai if name == "messages" else _sharegpt
+    read_turn = _sharegpt
+    if name == "messages":
+        read_turn = _openai
     records = _parsed(row, name).records(name)
-    turns = [read(record) for record in records]
+    turns = [read_turn(record) for record in records]
     marks = [_is_learnt(record) for record in records]
     system = row.values.get("system")
     if isinstance(system, str) and system.strip() and turns and turns[0]["role"] != "system":
@@ -84,7 +87,7 @@ def read_chat(row: Record, style: ChatStyle) -> Chat | Unusable:
         marks.insert(0, None)
     if not any(turn["role"] == "assistant" for turn in turns[1:]):
         raise RecipeError(
-            f'{row.where}: "{name}" has no message of the assistant that answers another'
+            f'{row.place}: "{name}" has no message of the assistant that answers another'
         )
     return marked_chat(turns, marks, row, style)
 
@@ -102,15 +105,15 @@ def read_conversation(row: Record, answer: str, style: ChatStyle) -> Chat | Unus
     Raises:
         RecipeError: a message is malformed, or the completion has none of the assistant.
     """
-    asked, asked_marks = messages_of(row, "prompt", "user")
-    said, said_marks = messages_of(row, answer, "assistant")
-    if not asked or not any(turn["role"] == "assistant" for turn in said):
+    prompt_turns, prompt_marks = messages_of(row, "prompt", "user")
+    answer_turns, answer_marks = messages_of(row, answer, "assistant")
+    if not prompt_turns or not any(turn["role"] == "assistant" for turn in answer_turns):
         raise RecipeError(
-            f'{row.where}: "prompt" needs a message, and "{answer}" one of the assistant'
+            f'{row.place}: "prompt" needs a message, and "{answer}" one of the assistant'
         )
-    del asked_marks  # whatever they say, a prompt is not learnt
-    marks = [False if turn["role"] == "assistant" else None for turn in asked]
-    return marked_chat([*asked, *said], [*marks, *said_marks], row, style)
+    del prompt_marks  # whatever they say, a prompt is not learnt
+    marks = [False if turn["role"] == "assistant" else None for turn in prompt_turns]
+    return marked_chat([*prompt_turns, *answer_turns], [*marks, *answer_marks], row, style)
 
 
 def messages_of(row: Record, name: str, role: str) -> tuple[list[Message], list[bool | None]]:
@@ -140,7 +143,7 @@ def marked_chat(
 
     Args:
         turns: the messages.
-        marks: of each, whether it is to be learnt; None: nothing says so.
+        marks: of each, whether it is to be learnt; None: not marked.
         row: where they stand, with what stands beside them.
         style: how the chat becomes tokens.
     """
@@ -150,14 +153,14 @@ def marked_chat(
         return Unusable("all answers are marked not to be learnt")
     messages, tools = turns[: learnt[-1] + 1], read_tools(row)
     names = {str(tool.get("function", tool).get("name", "")) for tool in tools}
-    calls = [call for turn in messages for call in turn.get("tool_calls") or ()]
+    calls = list(chain.from_iterable(turn.get("tool_calls") or () for turn in messages))
     noticed = {
         "undescribed": any(call["function"]["name"] not in names for call in calls),
         "others": any(
             mark and turn["role"] != "assistant" for mark, turn in zip(marks, turns, strict=True)
         ),
     }
-    chat = chat_of(messages, tools, with_arguments(style, row), row.where)
+    chat = chat_of(messages, tools, with_arguments(style, row), row.place)
     unlearnt = tuple(number for number in answers if number < learnt[-1] and number not in learnt)
     remarks = tuple(remark for remark, is_so in noticed.items() if is_so)
     return replace(chat, unlearnt=unlearnt, remarks=remarks)
@@ -172,7 +175,7 @@ def _is_learnt(message: Record) -> bool | None:
     for name in PART_MARKS:
         if message.values.get(name):
             raise RecipeError(
-                f'{message.where}: "{name}": parts of a message can\'t be learnt by themselves; '
+                f'{message.place}: "{name}": parts of a message can\'t be learnt by themselves; '
                 'mark whole messages with "train"'
             )
     marks = []
@@ -182,11 +185,13 @@ def _is_learnt(message: Record) -> bool | None:
             continue
         if not isinstance(mark, int | float) or mark not in (0, 1):
             raise RecipeError(
-                f'{message.where}: "{name}" = {mark!r}: 1 or true (learnt), 0 or false (not '
+                f'{message.place}: "{name}" = {mark!r}: 1 or true (learnt), 0 or false (not '
                 "learnt) is expected"
             )
         marks.append(bool(mark))
-    return all(marks) if marks else None
+    if marks:
+        return all(marks)
+    return None
 
 
 def read_tools(row: Record) -> list[Mapping[str, Any]]:
@@ -197,7 +202,7 @@ def read_tools(row: Record) -> list[Mapping[str, Any]]:
     Raises:
         RecipeError: they are no list of objects, or two fields say different things.
     """
-    given: dict[str, list[Mapping[str, Any]]] = {}
+    tools_by_field: dict[str, list[Mapping[str, Any]]] = {}
     for name in TOOL_FIELDS:
         if not row.values.get(name):
             continue
@@ -207,11 +212,12 @@ def read_tools(row: Record) -> list[Mapping[str, Any]]:
                 tool if "function" in tool else {"type": "function", "function": tool}
                 for tool in tools
             ]
-        given[name] = tools
-    first = next(iter(given.values()), [])
-    if any(tools != first for tools in given.values()):
+        tools_by_field[name] = tools
+    first = next(iter(tools_by_field.values()), [])
+    if any(tools != first for tools in tools_by_field.values()):
         raise RecipeError(
-            f"{row.where}: {' and '.join(given)} describe different functions; leave one out"
+            f"{row.place}: {' and '.join(tools_by_field)} describe different functions; "
+            "leave one out"
         )
     return first
 
@@ -226,45 +232,49 @@ def with_arguments(style: ChatStyle, row: Record) -> ChatStyle:
         return style
     arguments = row.values[ARGUMENTS]
     if isinstance(arguments, str):
-        arguments = parse_json(arguments, f'{row.where}: "{ARGUMENTS}" is no JSON')
+        arguments = parse_json(arguments, f'{row.place}: "{ARGUMENTS}" is no JSON')
     if not isinstance(arguments, Mapping):
-        raise RecipeError(f'{row.where}: "{ARGUMENTS}" = {arguments!r}: an object is expected')
-    check_arguments(arguments, f'{row.where}: "{ARGUMENTS}"')
+        raise RecipeError(f'{row.place}: "{ARGUMENTS}" = {arguments!r}: an object is expected')
+    check_arguments(arguments, f'{row.place}: "{ARGUMENTS}"')
     return replace(style, template_arguments={**style.template_arguments, **arguments})
 
 
-def check_arguments(arguments: Mapping[str, Any], where: str) -> None:
+def check_arguments(arguments: Mapping[str, Any], place: str) -> None:
     """Raise RecipeError if arguments for a template name what it is given in any case."""
-    taken = sorted(TAKEN_ARGUMENTS.intersection(arguments))
-    if taken:
-        raise RecipeError(f"{where}: {', '.join(taken)} can't be set: fedseed sets it itself")
+    reserved = sorted(TAKEN_ARGUMENTS.intersection(arguments))
+    if reserved:
+        raise RecipeError(f"{place}: {', '.join(reserved)} can't be set: fedseed sets it itself")
 
 
 def chat_of(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], style: ChatStyle, where: str
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], style: ChatStyle, place: str
 ) -> Chat:
-    """Returns a chat of messages, the last of which is an answer, with its plain form.
+    """Return a chat of messages, the last of which is an answer, with its plain form.
 
-    `where` is its file and line.
+    `place` is its file and line.
     """
     prompt, response = plain_form(messages, tools, len(messages) - 1)
     answers = (text_of(messages[-1]),)
-    return Chat(prompt, response, answers, "", tuple(messages), tuple(tools), style, where)
+    return Chat(prompt, response, answers, "", tuple(messages), tuple(tools), style, place)
 
 
 def plain_form(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: int
 ) -> tuple[str, str]:
-    """Returns a chat as plain text: what stands before the answer with this number, tools first,
+    """Return a chat as plain text: what stands before the answer with this number, tools first,
     and the answer.
     """
-    known = f"Tools: {json.dumps(list(tools), ensure_ascii=False)}\n\n" if tools else ""
-    before = "".join(f"{ROLES[turn['role']]}: {text_of(turn)}\n\n" for turn in messages[:answer])
-    return f"{known}{before}Assistant:", f" {text_of(messages[answer])}"
+    tools_text = ""
+    if tools:
+        tools_text = f"Tools: {json.dumps(list(tools), ensure_ascii=False)}\n\n"
+    earlier_turns = "".join(
+        f"{ROLES[turn['role']]}: {text_of(turn)}\n\n" for turn in messages[:answer]
+    )
+    return f"{tools_text}{earlier_turns}Assistant:", f" {text_of(messages[answer])}"
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Returns a message as plain text: its content, then each call of a function as a line of
+    """Return a message as plain text: its content, then each call of a function as a line of
     JSON.
     """
     calls = [
@@ -275,15 +285,15 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def _openai(turn: Record) -> Message:
-    """Reads a message in OpenAI's form.
+    """Read a message in OpenAI's form.
 
     Other fields are kept for templates, but for those that are null.
     """
-    given = turn.field("role", str)
-    role = OTHER_ROLES.get(given, given)
+    role_given = turn.field("role", str)
+    role = OTHER_ROLES.get(role_given, role_given)
     if role not in ROLES:
         raise RecipeError(
-            f'{turn.where}: "role" = {given!r}: one of {", ".join(ROLES)} is expected'
+            f'{turn.place}: "role" = {role_given!r}: one of {", ".join(ROLES)} is expected'
         )
     values = {
         name: value
@@ -311,25 +321,26 @@ def _calls_of(turn: Record) -> list[Message]:
 
 
 def _sharegpt(turn: Record) -> Message:
-    """Reads a message in ShareGPT's form."""
-    given = turn.field("from", str)
-    if given not in ROLE_OF:
+    """Read a message in ShareGPT's form."""
+    sender = turn.field("from", str)
+    if sender not in ROLE_OF:
         raise RecipeError(
-            f'{turn.where}: "from" = {given!r}: one of {", ".join(ROLE_OF)} is expected'
+            f'{turn.place}: "from" = {sender!r}: one of {", ".join(ROLE_OF)} is expected'
         )
     text = _content(turn, "value")
-    if given != "function_call":
-        return {"role": ROLE_OF[given], "content": text}
-    calls = parse_json(text, f'{turn.where}: "value" of a function_call is no JSON')
-    calls = calls if isinstance(calls, list) else [calls]
-    made = Record(
-        turn.where, {"calls": [{"type": "function", "function": call} for call in calls]}
+    if sender != "function_call":
+        return {"role": ROLE_OF[sender], "content": text}
+    calls = parse_json(text, f'{turn.place}: "value" of a function_call is no JSON')
+    if not isinstance(calls, list):
+        calls = [calls]
+    record = Record(
+        turn.place, {"calls": [{"type": "function", "function": call} for call in calls]}
     ).records("calls")
-    return {"role": "assistant", "content": "", "tool_calls": [_call(call) for call in made]}
+    return {"role": "assistant", "content": "", "tool_calls": [_call(call) for call in record]}
 
 
 def _content(turn: Record, name: str) -> str:
-    """Returns a content as text: as it is, or the texts of its parts one after the other."""
+    """Return a content as text: as it is, or the texts of its parts one after the other."""
     if not isinstance(turn.values.get(name), list):
         return str(turn.field(name, str))
     texts = []
@@ -337,22 +348,24 @@ def _content(turn: Record, name: str) -> str:
         kind = part.values.get("type", "text")
         if kind != "text":
             raise RecipeError(
-                f'{part.where}: "type" = {kind!r}: only parts of type "text" can be learnt from'
+                f'{part.place}: "type" = {kind!r}: only parts of type "text" can be learnt from'
             )
         texts.append(part.field("text", str))
     return "".join(texts)
 
 
 def _call(call: Record) -> Message:
-    """Returns a tool call with its arguments as an object, which templates expect.
+    """Return a tool call with its arguments as an object, which templates expect.
 
     APIs give them as JSON text.
     """
-    function = call.record("function") if "function" in call.values else call
+    function = call
+    if "function" in call.values:
+        function = call.record("function")
     function.field("name", str)
     arguments = function.values.get("arguments")
     if isinstance(arguments, str):
-        arguments = parse_json(arguments, f'{function.where}: "arguments" is no JSON')
+        arguments = parse_json(arguments, f'{function.place}: "arguments" is no JSON')
     return {
         "type": "function",
         **call.values,
@@ -365,16 +378,16 @@ def _parsed(row: Record, name: str) -> Record:
 
     The whole list may be a text, or each object in it.
     """
-    value, problem = row.values.get(name), f'{row.where}: "{name}" is no valid JSON'
+    value, problem = row.values.get(name), f'{row.place}: "{name}" is no valid JSON'
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = parse_json(value, problem)
     if isinstance(value, list):
-        value = [
-            parse_json(part, problem)
-            if isinstance(part, str) and part.lstrip().startswith("{")
-            else part
-            for part in value
-        ]
+        parts = []
+        for part in value:
+            if isinstance(part, str) and part.lstrip().startswith("{"):
+                part = parse_json(part, problem)
+            parts.append(part)
+        value = parts
     if value is row.values.get(name):
         return row
     return replace(row, values={**row.values, name: value})

@@ -25,9 +25,9 @@ class Example:
     # what ends a response in place of the end-of-sequence token; generated text is cut there
     stop: str = ""
 
-    def answered_as(self, other: "Example") -> "Example":
-        """Returns the same prompt with another example's response."""
-        return replace(self, response=other.response)
+    def answered_as(self, example: "Example") -> "Example":
+        """Return the same prompt with another example's response."""
+        return replace(self, response=example.response)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Chat(Example):
     # JSON schemas of functions that the assistant may call
     tools: tuple[Mapping[str, Any], ...] = ()
     style: ChatStyle = field(default_factory=ChatStyle)
-    where: str = field(default="", compare=False)  # its file and line, for messages
+    place: str = field(default="", compare=False)  # its file and line, for messages
     # the numbers of the assistant's messages that carry no loss, by marks in the data
     unlearnt: tuple[int, ...] = ()
     # what reading it noticed (`fedseed.objectives.prepared.REMARKS`)
@@ -74,14 +74,13 @@ class Chat(Example):
             if number and message["role"] == "assistant" and number not in self.unlearnt
         ]
 
-    def answered_as(self, other: Example) -> Example:
-        """Returns the same conversation with another one's last answer."""
-        last = (
-            other.messages[-1]
-            if isinstance(other, Chat)
-            else {"role": "assistant", "content": other.response}
-        )
-        return replace(self, response=other.response, messages=(*self.messages[:-1], last))
+    def answered_as(self, example: Example) -> Example:
+        """Return the same conversation with another one's last answer."""
+        if isinstance(example, Chat):
+            last = example.messages[-1]
+        else:
+            last = {"role": "assistant", "content": example.response}
+        return replace(self, response=example.response, messages=(*self.messages[:-1], last))
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,11 @@ class Preference:
     rejected: Example
 
     @property
-    def where(self) -> str:
+    def place(self) -> str:
         """Return the file and line of a conversation; "" of texts."""
-        return self.chosen.where if isinstance(self.chosen, Chat) else ""
+        if isinstance(self.chosen, Chat):
+            return self.chosen.place
+        return ""
 
     def swapped(self) -> "Preference":
         """Return the pair as somebody with the opposite taste would have it."""
@@ -199,7 +200,7 @@ class Picture:
 
     @property
     def gold(self) -> int:
-        """Returns the class, by the name that other examples' right answers have."""
+        """Return the class, by the name that other examples' right answers have."""
         return self.label
 
 
@@ -218,11 +219,11 @@ class ClientData:
 class OwnData:
     """The place of a client's own data, as the client names it."""
 
-    # a file, or a folder; None: where the recipe says
+    # a file, or a folder; None: the recipe's path
     path: Path | None = None
     # what it evaluates on; None: what it holds out
     evaluation_file: Path | None = None
-    # the share of its examples that it holds out; None: as the recipe says
+    # the share of its examples that it holds out; None: the recipe's
     evaluation: float | None = None
 
 
@@ -245,7 +246,7 @@ class TaskData:
     # how strongly `Preference`s hold the model to its base
     beta: float = BETA
 
-    def only(self, names: Collection[str]) -> "TaskData":
+    def select_clients(self, names: Collection[str]) -> "TaskData":
         """These clients' data alone, without anything to evaluate on."""
         return replace(
             self, clients=[c for c in self.clients if c.name in names], evaluation={}, validation=()
@@ -253,11 +254,13 @@ class TaskData:
 
 
 def span(values: Sequence[int], one: str, many: str | None = None) -> str:
-    """Returns the range of some numbers (none: 0) with their noun, as `plural`: "1 to 7 examples",
+    """Return the range of some numbers (none: 0) with their noun, as `plural`: "1 to 7 examples",
     "2 examples".
     """
     low, high = min(values, default=0), max(values, default=0)
-    return plural(low, one, many) if low == high else f"{low:,} to {plural(high, one, many)}"
+    if low == high:
+        return plural(low, one, many)
+    return f"{low:,} to {plural(high, one, many)}"
 
 
 def who_holds(sizes: Sequence[int], one: str = "example") -> str:

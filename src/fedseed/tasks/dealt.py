@@ -29,7 +29,7 @@ class Labelled(NamedTuple):
 class DealtTask(Task):
     """Settings that these tasks share.
 
-    A task says how it divides its data, and what a partition may go by.
+    A task declares how it divides its data, and what a partition may go by.
 
     Args:
         clients: data holders; None: as many as the papers have, or as `partition.field` has values.
@@ -55,14 +55,14 @@ class DealtTask(Task):
         """
 
     def validation_sets(self, validation: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
-        """Returns the sets of validation examples that a run reports on, by prefix of the metrics'
+        """Return the sets of validation examples that a run reports on, by prefix of the metrics'
         names.
         """
         return {"": validation}
 
     @property
     def dealing_seed(self) -> int:
-        """Returns the seed that draws the partition."""
+        """Return the seed that draws the partition."""
         return self.seed
 
     def dealt_by(self, field: str) -> bool:
@@ -74,9 +74,11 @@ class DealtTask(Task):
 
     def load(self) -> TaskData:
         if isinstance(self.partition, ByField) and self.partition.field not in self.fields:
-            known = " and ".join(f'"{field}"' for field in self.fields) or "no field to deal by"
+            known_fields = (
+                " and ".join(f'"{field}"' for field in self.fields) or "no field to deal by"
+            )
             raise RecipeError(
-                f'task.partition.field = "{self.partition.field}": "{self.name}" has {known}'
+                f'task.partition.field = "{self.partition.field}": "{self.name}" has {known_fields}'
             )
         if self.evaluate_on == "validation" and not getattr(self, "validation", 1):
             raise RecipeError(
@@ -86,47 +88,57 @@ class DealtTask(Task):
         clients = deal_clients(
             rows, self.partition, self.clients, self.default_clients, self.dealing_seed
         )
-        held = who_holds(
+        holdings = who_holds(
             [len(client.examples) for client in clients], "picture" if data.classes else "example"
         )
         if data.classes:
-            kinds = [len({picture.label for picture in client.examples}) for client in clients]
-            held += f" of {span(kinds, 'class', 'classes')}"
-        notes = (*data.notes, f"{held} ({self.partition.kind})")
-        sets = (
-            data.evaluation if self.evaluate_on == "test" else self.validation_sets(data.validation)
-        )
+            kinds = [_count_labels(client) for client in clients]
+            holdings += f" of {span(kinds, 'class', 'classes')}"
+        notes = (*data.notes, f"{holdings} ({self.partition.kind})")
+        if self.evaluate_on == "test":
+            sets = data.evaluation
+        else:
+            sets = self.validation_sets(data.validation)
         return replace(data, clients=clients, evaluation=sets, notes=notes, scores=self.scores)
 
 
-def picked(rows: Sequence[Row], numbers: Iterable[int]) -> list[Row]:
-    """Returns the rows with these numbers, in the rows' order."""
+def pick(rows: Sequence[Row], numbers: Iterable[int]) -> list[Row]:
+    """Return the rows with these numbers, in the rows' order."""
     return [rows[number] for number in sorted(numbers)]
+
+
+def take(values: Sequence[Row], numbers: Iterable[int]) -> list[Row]:
+    """Return the values with these numbers, in the numbers' order."""
+    return [values[number] for number in numbers]
 
 
 def share_of(share: float, count: int) -> int:
     """Return the size of a share of `count` examples: at least one, unless the share is 0."""
-    return max(1, round(share * count)) if share else 0
+    if share:
+        return max(1, round(share * count))
+    return 0
 
 
 def numbered(count: int) -> list[str]:
-    """Returns names of clients that have none of their own."""
+    """Return names of clients that have none of their own."""
     digits = max(2, len(str(count)))
     return [f"client-{number:0{digits}d}" for number in range(1, count + 1)]
 
 
 def names_dealt(partition: AnyPartition, clients: int | None, default: int) -> list[str] | None:
-    """Returns the names that `deal_clients` will give.
+    """Return the names that `deal_clients` will give.
 
-    None: a field's values, which only the data says.
+    None: a field's values, which are in the data alone.
     """
-    return None if isinstance(partition, ByField) else numbered(clients or default)
+    if isinstance(partition, ByField):
+        return None
+    return numbered(clients or default)
 
 
 def deal_clients(
     rows: Sequence[Labelled], partition: AnyPartition, clients: int | None, default: int, seed: int
 ) -> list[ClientData]:
-    """Returns clients with their examples and labels.
+    """Return clients with their examples and labels.
 
     Args:
         rows: what is dealt.
@@ -140,20 +152,23 @@ def deal_clients(
     """
     labels = [row.label for row in rows]
     if isinstance(partition, ByField):
-        dealt = partition.deal(labels, clients, seed)
-        held = [dict.fromkeys(labels[i] for i in mine) for mine in dealt]
-        names = (
-            [next(iter(h)) for h in held]
-            if all(len(h) == 1 for h in held)
-            else numbered(len(dealt))
-        )
+        parts = partition.deal(labels, clients, seed)
+        labels_held = [dict.fromkeys(take(labels, mine)) for mine in parts]
+        names = numbered(len(parts))
+        if all(len(held) == 1 for held in labels_held):
+            names = [next(iter(held)) for held in labels_held]
     else:
-        dealt = partition.deal(labels, clients or default, seed)
-        names = numbered(len(dealt))
-    known = any(labels)
-    return [
-        ClientData(
-            name, [rows[i].example for i in mine], [labels[i] for i in mine] if known else ()
-        )
-        for name, mine in zip(names, dealt, strict=True)
-    ]
+        parts = partition.deal(labels, clients or default, seed)
+        names = numbered(len(parts))
+    examples = [row.example for row in rows]
+    clients_data = []
+    for name, mine in zip(names, parts, strict=True):
+        labels_of_client: Sequence[str] = ()
+        if any(labels):
+            labels_of_client = take(labels, mine)
+        clients_data.append(ClientData(name, take(examples, mine), labels_of_client))
+    return clients_data
+
+
+def _count_labels(client: ClientData) -> int:
+    return len({picture.label for picture in client.examples})

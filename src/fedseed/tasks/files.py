@@ -20,7 +20,7 @@ from urllib.request import getproxies
 from fedseed.durable import is_irregular
 from fedseed.errors import RecipeError, to_install
 from fedseed.tasks.arrow import ArrowColumns
-from fedseed.text import first_line, shown
+from fedseed.text import first_line, show_text
 
 ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet", ".json")
 # one of these is in every folder that `save_to_disk` writes
@@ -47,13 +47,13 @@ KIND_NAMES: dict[type, str] = {
 class Record:
     """One row of a file."""
 
-    where: str  # its file and line, for messages
+    place: str  # its file and line, for messages
     values: Mapping[str, Any]  # its fields by name
     # of fields that were numbers of classes: the names of all classes, in their order
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def field(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """Returns a field that must be there.
+        """Return a field that must be there.
 
         Args:
             name: its name.
@@ -64,49 +64,49 @@ class Record:
             RecipeError: it is missing or of another type.
         """
         if name not in self.values:
-            raise RecipeError(f'{self.where}: no "{name}"')
+            raise RecipeError(f'{self.place}: no "{name}"')
         value = self.values[name]
         kinds = kind if isinstance(kind, tuple) else (kind,)
         # JSON's true is no number
         if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(KIND_NAMES[k] for k in kinds)
-            raise RecipeError(f'{self.where}: "{name}" = {_short(value)}: {expected} is expected')
+            raise RecipeError(f'{self.place}: "{name}" = {_short(value)}: {expected} is expected')
         return value
 
     def record(self, name: str) -> "Record":
-        """Returns a field that is an object itself.
+        """Return a field that is an object itself.
 
         Raises RecipeError if it is missing or no object.
         """
-        return Record(f"{self.where}: {name}", self.field(name, dict))
+        return Record(f"{self.place}: {name}", self.field(name, dict))
 
     def records(self, name: str) -> "list[Record]":
-        """Returns a field that is a list of objects.
+        """Return a field that is a list of objects.
 
         Raises RecipeError if it is missing or no such list.
         """
-        found = []
+        records = []
         for index, values in enumerate(self.field(name, list)):
-            where = f"{self.where}: {name}[{index}]"
+            place = f"{self.place}: {name}[{index}]"
             if not isinstance(values, dict):
-                raise RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
-            found.append(Record(where, values))
-        return found
+                raise RecipeError(f"{place}: a JSON object is expected, not {_short(values)}")
+            records.append(Record(place, values))
+        return records
 
 
 def _short(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     try:
-        return shown(repr(value), 60)
+        return show_text(repr(value), 60)
     except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
         return type(value).__name__
 
 
 def data_folder(path: str, hint: str) -> Path:
-    """Returns the folder that `task.path` names.
+    """Return the folder that `task.path` names.
 
-    Raises RecipeError, with a hint what to give, if there is none.
+    Raises RecipeError, with a hint what to give, if it is missing.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -115,7 +115,7 @@ def data_folder(path: str, hint: str) -> Path:
 
 
 def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
-    """Returns the text of a file.
+    """Return the text of a file.
 
     Args:
         path: the file.
@@ -147,14 +147,13 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
             f"{path} line {data.count(10, 0, error.start) + 1}: not {encoding.upper()} text: byte "
             f"0x{data[error.start]:02x} at the line's byte {error.start - begin + 1}; if it is "
             f"{guess.replace('ISO-8859-1', 'Latin-1')}, convert it: iconv -f {guess} -t "
-            f"{encoding.upper()} {name} > "
-            f"{better} && mv {better} {name}"
+            f"{encoding.upper()} {name} > {better} && mv {better} {name}"
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json(path: Path, hint: str = "") -> Record:
-    """Returns a UTF-8 file's JSON object.
+    """Return a UTF-8 file's JSON object.
 
     Raises RecipeError if it has none; `hint`: what to do if it is missing.
     """
@@ -170,16 +169,14 @@ def parse_json(text: str, problem: str, hint: str = "") -> Any:
     Raises RecipeError, from `problem` to `hint`, if it can't be read or used.
     """
     try:
-        found = json.loads(text)
+        value = json.loads(text)
         # half of a character, which no tokenizer takes, unless the other half follows
         if "\\ud" in text.lower():
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        reason = (
-            str(error)
-            if isinstance(error, ValueError)
-            else "its lists and objects are nested too deeply"
-        )
+        reason = "its lists and objects are nested too deeply"
+        if isinstance(error, ValueError):
+            reason = str(error)
         if isinstance(error, UnicodeEncodeError):
             reason = (
                 f"it has half of a character (\\u{ord(error.object[error.start]):x}): take it out"
@@ -187,11 +184,11 @@ def parse_json(text: str, problem: str, hint: str = "") -> Any:
         elif isinstance(error, json.JSONDecodeError) and error.lineno == 1:
             reason = f"{error.msg} at column {error.colno}"
         raise RecipeError(f"{problem}: {reason}{hint}") from error
-    return found
+    return value
 
 
 def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Record]:
-    """Returns the rows of a table, without empty lines.
+    """Return the rows of a table, without empty lines.
 
     A `.jsonl` file has an object a line, a `.json` file a list of objects (or an object a line);
     any other is read as GLUE's tsv: a header line, tabs, no quoting.
@@ -223,7 +220,7 @@ def sound_rows(rows: Iterable[Record | RecipeError]) -> list[Record]:
 
 
 def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError]:
-    """Returns the rows of one file or saved data set.
+    """Return the rows of one file or saved data set.
 
     In the place of a malformed one, what is wrong with it.
 
@@ -244,7 +241,9 @@ def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError
         )
     if place.suffix == ".parquet":
         return _parquet(place)
-    return _json(place) if place.suffix in (".jsonl", ".json") else _table(place, csv.QUOTE_MINIMAL)
+    if place.suffix in (".jsonl", ".json"):
+        return _json(place)
+    return _table(place, csv.QUOTE_MINIMAL)
 
 
 def _json(path: Path) -> Iterator[Record | RecipeError]:
@@ -255,14 +254,16 @@ def _json(path: Path) -> Iterator[Record | RecipeError]:
     if not text.strip() or not rows:
         raise RecipeError(f"{path}: it is empty")
     for number, row in enumerate(rows, 1):
-        where = f"{path} {'item' if is_list else 'line'} {number}"
+        place = f"{path} {'item' if is_list else 'line'} {number}"
         if not is_list and not row.strip():
             continue
         try:
-            values = row if is_list else parse_json(row, f"{where}: not valid JSON", hint)
+            values = row
+            if not is_list:
+                values = parse_json(row, f"{place}: not valid JSON", hint)
             if not isinstance(values, dict):
-                raise RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
-            yield Record(where, values)
+                raise RecipeError(f"{place}: a JSON object is expected, not {_short(values)}")
+            yield Record(place, values)
         except RecipeError as error:
             yield error
 
@@ -270,33 +271,37 @@ def _json(path: Path) -> Iterator[Record | RecipeError]:
 def _table(
     path: Path, quoting: Literal[0, 3], columns: Sequence[str] | None = None
 ) -> Iterator[Record | RecipeError]:
-    """Yields a file's rows.
+    """Yield a file's rows.
 
     Tabs separate fields, or in a .csv what its header has most of (commas if it has none).
     """
     text = read_text(path)
-    header = text.lstrip("\n").partition("\n")[0] if columns is None else ""
-    between = max((",", ";", "\t"), key=header.count) if path.suffix == ".csv" else "\t"
+    header = ""
+    if columns is None:
+        header = text.lstrip("\n").partition("\n")[0]
+    separator = "\t"
+    if path.suffix == ".csv":
+        separator = max((",", ";", "\t"), key=header.count)
     reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=between, strict=True, quoting=quoting
+        io.StringIO(text, newline=""), delimiter=separator, strict=True, quoting=quoting
     )
     begin = 0
     try:
         for fields in reader:
-            where, begin = f"{path} line {begin + 1}", reader.line_num
+            place, begin = f"{path} line {begin + 1}", reader.line_num
             if not any(field.strip() for field in fields):
                 continue
             if columns is None:
                 columns = [field.strip() for field in fields]
                 name, times = Counter(columns).most_common(1)[0]
                 if times > 1:
-                    raise RecipeError(f'{where}: two columns are called "{name}"')
+                    raise RecipeError(f'{place}: two columns are called "{name}"')
             elif len(fields) == len(columns):
-                yield Record(where, dict(zip(columns, fields, strict=True)))
+                yield Record(place, dict(zip(columns, fields, strict=True)))
             else:
-                names = shown(", ".join(columns[:30])) + (", ..." if len(columns) > 30 else "")
+                names = show_text(", ".join(columns[:30])) + (", ..." if len(columns) > 30 else "")
                 yield RecipeError(
-                    f"{where}: {len(fields)} columns, where {len(columns)} are expected: {names}"
+                    f"{place}: {len(fields)} columns, where {len(columns)} are expected: {names}"
                 )
     except csv.Error as error:  # nobody knows where the next row begins
         raise RecipeError(f"{path} line {begin + 1}: not valid CSV: {error}") from error
@@ -323,12 +328,13 @@ def _parquet(path: Path) -> list[Record | RecipeError]:
     try:
         size, unpacked = path.stat().st_size, 0
         with parquet.ParquetFile(path) as file:
-            about, width = file.metadata, len(file.schema_arrow.names)
+            metadata, width = file.metadata, len(file.schema_arrow.names)
             columns = ArrowColumns(file.schema_arrow)
             groups = (
-                about.row_group(number).total_byte_size for number in range(about.num_row_groups)
+                metadata.row_group(number).total_byte_size
+                for number in range(metadata.num_row_groups)
             )
-            check(sum(groups), about.num_rows * width)
+            check(sum(groups), metadata.num_rows * width)
             for batch in file.iter_batches(BATCH):
                 unpacked += batch.nbytes
                 check(unpacked, (len(rows) + batch.num_rows) * width)
@@ -359,7 +365,7 @@ def is_hub_name(path: str) -> bool:
 
 
 def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Record | RecipeError]:
-    """Returns the rows of a data set on the hub, or of a folder in the hub's form (parquet).
+    """Return the rows of a data set on the hub, or of a folder in the hub's form (parquet).
 
     Args:
         path: the path in the recipe.
@@ -370,15 +376,13 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Recor
     Raises:
         RecipeError: they can't be had or read.
     """
-    wanted, is_folder = f'task.path = "{path}"', Path(path).expanduser().is_dir()
+    setting, is_folder = f'task.path = "{path}"', Path(path).expanduser().is_dir()
     if not is_folder and not is_hub_name(path):
-        raise RecipeError(f"{wanted}: there is no such file or folder; {hint}")
-    reason = (
-        "parquet files are read by"
-        if is_folder
-        else "no such file or folder here, and names on the hub need"
-    )
-    datasets = _library(f"{wanted}: {reason}", hint)
+        raise RecipeError(f"{setting}: there is no such file or folder; {hint}")
+    reason = "no such file or folder here, and names on the hub need"
+    if is_folder:
+        reason = "parquet files are read by"
+    datasets = _library(f"{setting}: {reason}", hint)
     from huggingface_hub import constants
 
     try:
@@ -390,30 +394,28 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Recor
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         configs = datasets.get_dataset_config_names(path)
-        found = datasets.load_dataset(path, config if config in configs else None, split=split)
+        dataset = datasets.load_dataset(path, config if config in configs else None, split=split)
     except (OSError, ValueError) as error:
-        what = (
-            "the datasets library can't read it"
-            if is_folder
-            else "no such file or folder here, nor on the hub"
-        )
-        raise RecipeError(f"{wanted}: {what} ({first_line(error)}); {hint}") from error
-    return dataset_rows(f"{path} ({split})", found)
+        content = "no such file or folder here, nor on the hub"
+        if is_folder:
+            content = "the datasets library can't read it"
+        raise RecipeError(f"{setting}: {content} ({first_line(error)}); {hint}") from error
+    return dataset_rows(f"{path} ({split})", dataset)
 
 
 def _saved(folder: Path, split: str) -> list[Record | RecipeError]:
     datasets = _library(f"{folder}: a saved data set is read by", "")
     try:
-        found = datasets.load_from_disk(str(folder))
+        dataset = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
         raise RecipeError(f"{folder}: the datasets library can't read it ({error})") from error
-    if not isinstance(found, datasets.DatasetDict):
-        return dataset_rows(str(folder), found)
-    if split not in found:
+    if not isinstance(dataset, datasets.DatasetDict):
+        return dataset_rows(str(folder), dataset)
+    if split not in dataset:
         raise RecipeError(
-            f'{folder}: it has no part "{split}" (task.split), but {", ".join(found)}'
+            f'{folder}: it has no part "{split}" (task.split), but {", ".join(dataset)}'
         )
-    return dataset_rows(f"{folder} ({split})", found[split])
+    return dataset_rows(f"{folder} ({split})", dataset[split])
 
 
 def is_dataset(rows: Any) -> bool:
@@ -421,38 +423,40 @@ def is_dataset(rows: Any) -> bool:
     return type(rows).__module__.partition(".")[0] == "datasets"
 
 
-def dataset_rows(where: str, dataset: Any) -> list[Record | RecipeError]:
+def dataset_rows(place: str, dataset: Any) -> list[Record | RecipeError]:
     """Return the rows of a `datasets.Dataset` or `IterableDataset`, numbered from 1.
 
     Args:
-        where: what holds them, for messages.
+        place: what holds them, for messages.
         dataset: the data set.
     """
     features = dataset.features
-    schema = None if features is None else features.arrow_schema
+    schema = None
+    if features is not None:
+        schema = features.arrow_schema
     plain = dataset.with_format(None)
-    return _arrow_records(where, plain, ArrowColumns(schema, is_decoded=True))
+    return _arrow_records(place, plain, ArrowColumns(schema, is_decoded=True))
 
 
-def _library(why: str, hint: str) -> Any:
-    """Returns the `datasets` library. Raises RecipeError if it is not installed."""
+def _library(purpose: str, hint: str) -> Any:
+    """Return the `datasets` library. Raises RecipeError if it is not installed."""
     try:
         import datasets
     except ImportError as error:
         raise RecipeError(
-            f"{why} the datasets library ({to_install('hub')}){'; ' if hint else ''}{hint}"
+            f"{purpose} the datasets library ({to_install('hub')}){'; ' if hint else ''}{hint}"
         ) from error
     datasets.disable_progress_bars()
     return datasets
 
 
 def _arrow_records(
-    where: str, rows: Iterable[Mapping[str, Any]], columns: ArrowColumns
+    location: str, rows: Iterable[Mapping[str, Any]], columns: ArrowColumns
 ) -> list[Record | RecipeError]:
     """Return the rows of an Arrow table; in the place of a malformed one, what is wrong with it."""
     records: list[Record | RecipeError] = []
     for number, row in enumerate(rows, 1):
-        place = f"{where} row {number}"
+        place = f"{location} row {number}"
         try:
             records.append(Record(place, columns.values_of(row), columns.class_names))
         except RecipeError as error:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 from fedseed.errors import RecipeError
@@ -15,7 +16,7 @@ from fedseed.tasks.files import Record, dataset_rows, is_dataset
 from fedseed.tasks.hints import CHOSEN, FRACTION, REJECTED, are_preferences, suggest_fields
 from fedseed.tasks.preferences import read_preference
 from fedseed.tasks.prompts import alpaca_prompt, short_prompt
-from fedseed.text import listed, shown
+from fedseed.text import listed, show_text
 
 Template = Literal["alpaca", "short", "chat"]
 # bad lines and repeated examples that are named
@@ -50,66 +51,73 @@ class Form:
     fields: str  # how messages call it
     # a row that has all of these fields has this form; of "a|b" one will do
     keys: tuple[str, ...]
-    read: Callable[[Record, Style], Made]  # makes an example of a row
+    make_example: Callable[[Record, Style], Made]  # makes an example of a row
 
     # fields that may be empty, as of a text that nobody has labelled
     may_be_null: tuple[str, ...] = ()
 
     def fits(self, row: Record, keys: int | None = None) -> bool:
         """Return whether a row has the form's fields, or the first `keys` of them."""
-        return all(any(self._has(row, name) for name in key.split("|")) for key in self.keys[:keys])
+        return all(self._has_any(row, key.split("|")) for key in self.keys[:keys])
 
-    def _has(self, row: Record, name: str) -> bool:
+    def _has_any(self, row: Record, names: Sequence[str]) -> bool:
+        return any(self._has_field(row, name) for name in names)
+
+    def _has_field(self, row: Record, name: str) -> bool:
         return row.values.get(name) is not None or (name in self.may_be_null and name in row.values)
 
 
 def _completion(row: Record, style: Style) -> Made:
-    answer = (
-        "response" if "response" in row.values and "completion" not in row.values else "completion"
-    )
+    answer = "completion"
+    if "response" in row.values and "completion" not in row.values:
+        answer = "response"
     if any(isinstance(row.values.get(name), list) for name in ("prompt", answer)):
         return read_conversation(row, answer, style.chat)
     prompt, response = row.field("prompt", str), row.field(answer, str)
-    return (
-        _as_chat(prompt, response, style, row)
-        if style.template == "chat"
-        else Example(prompt, response)
-    )
+    if style.template == "chat":
+        return _as_chat(prompt, response, style, row)
+    return Example(prompt, response)
 
 
 def _instruction(row: Record, style: Style) -> Example:
     answer = "response" if "response" in row.values else "output"
-    asked, response = _asked(row, style), row.field(answer, str)
+    prompt, response = _question_of(row, style), row.field(answer, str)
     if style.template == "chat":
-        return _as_chat(asked, response, style, row)
-    return Example(asked, response)
+        return _as_chat(prompt, response, style, row)
+    return Example(prompt, response)
 
 
-def _asked(row: Record, style: Style) -> str:
+def _question_of(row: Record, style: Style) -> str:
     """Return a row's instruction and input, as they are asked."""
-    given = "context" if "context" in row.values else "input"
-    text = row.field(given, str) if row.values.get(given) is not None else ""
+    input_field = "context" if "context" in row.values else "input"
+    text = ""
+    if row.values.get(input_field) is not None:
+        text = row.field(input_field, str)
     instruction = row.field("instruction", str)
     if style.template == "chat":
-        return f"{instruction}\n\n{text}" if text else str(instruction)
-    make = alpaca_prompt if style.template == "alpaca" else short_prompt
+        if text:
+            return f"{instruction}\n\n{text}"
+        return str(instruction)
+    make = short_prompt
+    if style.template == "alpaca":
+        make = alpaca_prompt
     return make(instruction, text)
 
 
 def _preference(row: Record, style: Style) -> Preference | Unusable:
     has_prompt = any(row.values.get(name) is not None for name in ("prompt", "conversations"))
     if not has_prompt and isinstance(row.values.get("instruction"), str):
-        row = replace(row, values={**row.values, "prompt": _asked(row, style)})
+        row = replace(row, values={**row.values, "prompt": _question_of(row, style)})
     return read_preference(row, style.chat, style.template == "chat")
 
 
-def _as_chat(asked: str, answer: str, style: Style, row: Record) -> Example:
-    """Returns one question and its answer, as a chat."""
+def _as_chat(prompt: str, answer: str, style: Style, row: Record) -> Example:
+    """Return one question and its answer, as a chat."""
     turns = [
-        {"role": "user", "content": asked.strip()},
+        {"role": "user", "content": prompt.strip()},
         {"role": "assistant", "content": answer.strip()},
     ]
-    return chat_of(turns, [], with_arguments(style.chat, row), row.where)
+    return chat_of(turns, [], with_arguments(style.chat, row), row.place)
 
 
 def _options(row: Record, style: Style) -> Choice:
@@ -117,13 +125,13 @@ def _options(row: Record, style: Style) -> Choice:
     try:
         return Choice(row.field("prompt", str), tuple(map(str, options)), row.field("gold", int))
     except ValueError as error:
-        raise RecipeError(f"{row.where}: {error}") from error
+        raise RecipeError(f"{row.place}: {error}") from error
 
 
 def _label(row: Record, style: Style) -> Choice | Unusable:
     """Return a text to label.
 
-    Its label is the only option until all labels are known (`with_all_labels`).
+    Its label is the only option until all labels are known (`add_all_labels`).
     """
     label, text = _label_text(row, style), row.field("text", str)
     if not label:
@@ -131,15 +139,19 @@ def _label(row: Record, style: Style) -> Choice | Unusable:
     pair = _second_text(row)
     if style.labels and label not in style.labels:
         raise RecipeError(
-            f'{row.where}: "label" = {label!r}: task.labels has {", ".join(style.labels)}'
+            f'{row.place}: "label" = {label!r}: task.labels has {", ".join(style.labels)}'
         )
-    asked = f"{text}\n{pair}" if pair else text
-    return Choice(f"{asked}\nLabel:", (f" {label}",), 0, text=text, pair=pair)
+    prompt = text
+    if pair:
+        prompt = f"{text}\n{pair}"
+    return Choice(f"{prompt}\nLabel:", (f" {label}",), 0, text=text, pair=pair)
 
 
 def _second_text(row: Record) -> str:
     """Return the text that a row has beside the first one; "" if it has one text."""
-    return "" if row.values.get("text_pair") is None else str(row.field("text_pair", str))
+    if row.values.get("text_pair") is None:
+        return ""
+    return str(row.field("text_pair", str))
 
 
 def _score(row: Record, style: Style) -> Score | Unusable:
@@ -150,10 +162,10 @@ def _score(row: Record, style: Style) -> Score | Unusable:
     """
     name = str(style.score_field)
     if name not in row.values:
-        raise RecipeError(f'{row.where}: no "{name}", which task.score_field names')
+        raise RecipeError(f'{row.place}: no "{name}", which task.score_field names')
     if "text" not in row.values:
         raise RecipeError(
-            f'{row.where}: no "text" of which "{name}" could be predicted; task.fields says which '
+            f'{row.place}: no "text" of which "{name}" could be predicted; task.fields says which '
             "field it is, such as { text = ... }"
         )
     text, pair, value = row.field("text", str), _second_text(row), row.values[name]
@@ -163,7 +175,7 @@ def _score(row: Record, style: Style) -> Score | Unusable:
         return NO_SCORE
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
         raise RecipeError(
-            f'{row.where}: "{name}" = {value!r}: a number is expected (task.score_field)'
+            f'{row.place}: "{name}" = {value!r}: a number is expected (task.score_field)'
         )
     return Score(text, float(value), pair)
 
@@ -178,7 +190,7 @@ def _number_in(text: str, row: Record, name: str) -> float | None:
         return None
     if THOUSANDS.fullmatch(text):
         raise RecipeError(
-            f'{row.where}: "{name}" = {text}: a decimal comma, or one between thousands? Write '
+            f'{row.place}: "{name}" = {text}: a decimal comma, or one between thousands? Write '
             f"{text.replace(',', '.', 1)} or {text.replace(',', '')}"
         )
     is_decimal_comma = FRACTION.fullmatch(text) is not None
@@ -186,7 +198,7 @@ def _number_in(text: str, row: Record, name: str) -> float | None:
         return float(text.replace(",", ".") if is_decimal_comma else text)
     except ValueError as error:
         raise RecipeError(
-            f'{row.where}: "{name}" = {shown(text)}: a number is expected (task.score_field)'
+            f'{row.place}: "{name}" = {show_text(text)}: a number is expected (task.score_field)'
         ) from error
 
 
@@ -209,7 +221,7 @@ def _label_text(row: Record, style: Style) -> str:
     number = float(text.replace(",", "."))
     if not number.is_integer():
         raise RecipeError(
-            f'{row.where}: "label" is a number with a fraction, a score and no class: '
+            f'{row.place}: "label" is a number with a fraction, a score and no class: '
             'task.score_field = "label" learns to predict it; if it is a class, name all of them '
             "with task.labels"
         )
@@ -222,7 +234,7 @@ PREFERENCES = Form(
     "prompt, chosen, rejected",
     (CHOSEN, REJECTED),
     _preference,
-    may_be_null=(CHOSEN, REJECTED),  # reading such a row says so
+    may_be_null=(CHOSEN, REJECTED),  # reading such a row reports it
 )
 SCORED = Form("text, score", ("text",), _score)
 LABELLED = Form("text, label", ("text", "label"), _label, may_be_null=("label",))
@@ -243,7 +255,7 @@ LANGUAGE_FIELDS = frozenset(("completion", "response", "output", "messages", "te
 class SourceLine:
     """An example of a file, with its fields for a partitioner."""
 
-    made: Any
+    example: Any
     row: Record
 
 
@@ -270,8 +282,8 @@ class Reader:
         # pairs whose answers both begin with their prompt
         self.repeated_prompts = 0
 
-    def read(self, rows: Iterable[Record | RecipeError]) -> list[SourceLine]:
-        """Returns the examples of a file's rows.
+    def read_rows(self, rows: Iterable[Record | RecipeError]) -> list[SourceLine]:
+        """Return the examples of a file's rows.
 
         Raises RecipeError if it is unreadable as a whole.
         """
@@ -282,55 +294,61 @@ class Reader:
                     raise row
                 row = self._renamed(row)
                 for name, value in row.values.items():
-                    size = len(str(value)) if isinstance(value, str | list) else 0
+                    size = 0
+                    if isinstance(value, str | list):
+                        size = len(str(value))
                     if size > LONGEST:
                         raise RecipeError(
-                            f'{row.where}: "{name}" has {size:,} characters, where {LONGEST:,} are '
+                            f'{row.place}: "{name}" has {size:,} characters, where {LONGEST:,} are '
                             "read; split it"
                         )
                 form = self._form_of(row)
-                made = form.read(row, self.style)
-                self._count_remarkable(form, made, row)
-                if isinstance(made, Example) and not made.response.strip():
-                    made = NO_ANSWER
-                if isinstance(made, Unusable):
-                    self.unusable[made.reason] += 1
+                example = form.make_example(row, self.style)
+                self._count_remarkable(form, example, row)
+                if isinstance(example, Example) and not example.response.strip():
+                    example = NO_ANSWER
+                if isinstance(example, Unusable):
+                    self.unusable[example.reason] += 1
                 else:
-                    lines.append(SourceLine(made, row))
+                    lines.append(SourceLine(example, row))
             except RecipeError as error:
                 self.bad.append(str(error))
         return lines
 
-    def _count_remarkable(self, form: Form, made: Made, row: Record) -> None:
+    def _count_remarkable(self, form: Form, example: Made, row: Record) -> None:
         """Count the oddities of a row that are no errors, but may be mistakes."""
-        if isinstance(made, Example):
+        if isinstance(example, Example):
             self.unwanted += row.values.get("label") is False
             self.scored_texts += form is TEXT and isinstance(row.values.get("score"), float)
-        elif isinstance(made, Preference) and (prompt := made.chosen.prompt.strip()):
-            answers = (made.chosen.response, made.rejected.response)
+        elif isinstance(example, Preference) and (prompt := example.chosen.prompt.strip()):
+            answers = (example.chosen.response, example.rejected.response)
             self.repeated_prompts += all(one.lstrip().startswith(prompt) for one in answers)
 
     def check(self, hint: str = "") -> None:
-        """Raises RecipeError if rows are malformed: all of them in one report, with a hint where
+        """Raise RecipeError if rows are malformed: all of them in one report, with a hint where
         they are several.
         """
         if not self.bad:
             return
         places: dict[str, list[str]] = {}  # by what is wrong, which is mostly the same
         for bad in self.bad:
-            place, _, what = bad.partition(": ")
-            places.setdefault(what, []).append(place)
-        told = [f"{listed(where, SHOWN)}: {what}" for what, where in list(places.items())[:SHOWN]]
+            place, _, problem = bad.partition(": ")
+            places.setdefault(problem, []).append(place)
+        problems = [
+            f"{listed(lines, SHOWN)}: {problem}" for problem, lines in list(places.items())[:SHOWN]
+        ]
         rest = len(self.bad) - sum(map(len, list(places.values())[:SHOWN]))
-        told += [f"and {rest:,} more"] if rest else []
-        many = f"{len(self.bad):,} bad lines{hint}: " if len(self.bad) > 1 else ""
-        raise RecipeError(many + "; ".join(told))
+        problems += [f"and {rest:,} more"] if rest else []
+        many = ""
+        if len(self.bad) > 1:
+            many = f"{len(self.bad):,} bad lines{hint}: "
+        raise RecipeError(many + "; ".join(problems))
 
     def notes(self) -> list[str]:
         """Lines about what was left out."""
-        notes = (
-            [f"{len(self.bad):,} bad lines skipped, the first: {self.bad[0]}"] if self.bad else []
-        )
+        notes = []
+        if self.bad:
+            notes = [f"{len(self.bad):,} bad lines skipped, the first: {self.bad[0]}"]
         left_out = [
             f"{count:,} examples left out ({reason})" for reason, count in self.unusable.items()
         ]
@@ -352,17 +370,17 @@ class Reader:
         return [*notes, *left_out]
 
     def _renamed(self, row: Record) -> Record:
-        """Returns a row with its fields by the form's names, too."""
-        for name, theirs in self.fields.items():
-            if theirs not in row.values:
+        """Return a row with its fields by the form's names, too."""
+        for name, column in self.fields.items():
+            if column not in row.values:
                 raise RecipeError(
-                    f'{row.where}: no "{theirs}", which task.fields takes for "{name}"'
+                    f'{row.place}: no "{column}", which task.fields takes for "{name}"'
                 )
-        values = {name: row.values[theirs] for name, theirs in self.fields.items()}
+        values = {name: row.values[column] for name, column in self.fields.items()}
         classes = {
-            name: row.class_names[theirs]
-            for name, theirs in self.fields.items()
-            if theirs in row.class_names
+            name: row.class_names[column]
+            for name, column in self.fields.items()
+            if column in row.class_names
         }
         return replace(
             row,
@@ -379,7 +397,7 @@ class Reader:
         return FORMS
 
     def _form_of(self, row: Record) -> Form:
-        """Returns the first form that the row has, or else the first of which it has the leading
+        """Return the first form that the row has, or else the first of which it has the leading
         field.
         """
         if self.style.score_field is not None:
@@ -389,20 +407,20 @@ class Reader:
         whole = next((form for form in forms if form.fits(row)), None)
         if self.form is None:
             partly = next((form for form in forms if form.fits(row, 1)), None)
-            self.form, self.first = whole or partly, row.where
+            self.form, self.first = whole or partly, row.place
         if self.form is None:
-            known = "; ".join(form.fields for form in (*FORMS, PREFERENCES))
-            has = shown(", ".join(row.values)) or "no field"
+            known_forms = "; ".join(form.fields for form in (*FORMS, PREFERENCES))
+            row_fields = show_text(", ".join(row.values)) or "no field"
             raise RecipeError(
-                f"{row.where}: it has {has}, which is none of the known forms: {known}"
+                f"{row.place}: it has {row_fields}, which is none of the known forms: {known_forms}"
                 + suggest_fields(row.values)
             )
         if whole not in (None, self.form):
             raise RecipeError(
-                f"{row.where}: it has {whole.fields}, but {self.first} has {self.form.fields}; "
+                f"{row.place}: it has {whole.fields}, but {self.first} has {self.form.fields}; "
                 "all lines must have the same form"
             )
-        # for a row that lacks a field, too: reading it says which one
+        # for a row that lacks a field, too: reading it names the field
         return self.form
 
 
@@ -411,7 +429,7 @@ def examples_in(
     labels: Sequence[str] = (),
     score_field: str | None = None,
 ) -> tuple[dict[str, list[Any]], list[str]]:
-    """Returns the examples of rows in memory, by the names of what holds them, and lines about what
+    """Return the examples of rows in memory, by the names of what holds them, and lines about what
     was left out.
 
     Args:
@@ -424,91 +442,105 @@ def examples_in(
         RecipeError: a row is malformed, or of another form than the others.
     """
     reader = Reader(Style(labels=tuple(labels), score_field=score_field), {})
-    made, lines = dict[str, list[Any]](), dict[str, list[SourceLine]]()
+    examples, lines = dict[str, list[Any]](), dict[str, list[SourceLine]]()
     for name, rows in sets.items():
         if is_dataset(rows):
-            lines[name] = reader.read(dataset_rows(name, rows))
+            lines[name] = reader.read_rows(dataset_rows(name, rows))
             continue
-        made[name] = list(rows)
-        if made[name] and isinstance(made[name][0], str | Mapping):
-            fields = enumerate({"text": row} if isinstance(row, str) else row for row in made[name])
-            lines[name] = reader.read(Record(f"{name}, row {i}", row) for i, row in fields)
+        examples[name] = list(rows)
+        if examples[name] and isinstance(examples[name][0], str | Mapping):
+            fields = enumerate(
+                {"text": row} if isinstance(row, str) else row for row in examples[name]
+            )
+            lines[name] = reader.read_rows(Record(f"{name}, row {i}", row) for i, row in fields)
     reader.check()
     parts = list(lines.values())
     if reader.form is LABELLED:
-        parts = with_all_labels(parts, labels)
-    made.update(
-        (name, [line.made for line in part]) for name, part in zip(lines, parts, strict=True)
-    )
-    return made, reader.notes()
+        parts = add_all_labels(parts, labels)
+    for name, part in zip(lines, parts, strict=True):
+        examples[name] = [line.example for line in part]
+    return examples, reader.notes()
 
 
-def repeated(
-    training: Sequence[SourceLine], held_out: Sequence[SourceLine], what: str
+def find_repeats(
+    training: Sequence[SourceLine], held_out: Sequence[SourceLine], description: str
 ) -> list[str]:
-    """Returns a line about the held-out examples that are in the training data, too.
+    """Return a line about the held-out examples that are in the training data, too.
 
     Whitespace makes no difference.
     """
-    seen: Mapping[tuple[str, ...], str] = {
-        _content(line.made): line.row.where for line in reversed(training)
+    training_lines: Mapping[tuple[str, ...], str] = {
+        _content(line.example): line.row.place for line in reversed(training)
     }
-    found = [
-        (line.row.where, seen[key]) for line in held_out if (key := _content(line.made)) in seen
+    repeats = [
+        (line.row.place, training_lines[key])
+        for line in held_out
+        if (key := _content(line.example)) in training_lines
     ]
-    if not found:
+    if not repeats:
         return []
-    named = "; ".join(f"{here} is {there}" for here, there in found[:SHOWN])
-    rest = f"; and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
+    places = "; ".join(
+        f"{held_out_line} is {training_line}" for held_out_line, training_line in repeats[:SHOWN]
+    )
+    rest = ""
+    if len(repeats) > SHOWN:
+        rest = f"; and {len(repeats) - SHOWN:,} more"
     return [
-        f"{len(found):,} of {len(held_out):,} {what} examples are in the training data, too: "
-        f"{named}{rest}"
+        f"{len(repeats):,} of {len(held_out):,} {description} examples are in the training data, "
+        f"too: {places}{rest}"
     ]
 
 
-def _content(made: Example | Choice | Preference | Score) -> tuple[str, ...]:
+def _content(example: Example | Choice | Preference | Score) -> tuple[str, ...]:
     parts: tuple[str, ...]
-    if isinstance(made, Preference):
-        parts = made.chosen.prompt, made.chosen.response, made.rejected.response
-    elif isinstance(made, Score):
-        parts = made.text, made.pair
-    elif isinstance(made, Choice):
-        parts = made.prompt, *made.options
+    if isinstance(example, Preference):
+        parts = example.chosen.prompt, example.chosen.response, example.rejected.response
+    elif isinstance(example, Score):
+        parts = example.text, example.pair
+    elif isinstance(example, Choice):
+        parts = example.prompt, *example.options
     else:
-        parts = made.prompt, made.response
+        parts = example.prompt, example.response
     return tuple(" ".join(part.split()) for part in parts)
 
 
-def with_all_labels(
-    parts: Sequence[Sequence[SourceLine]], wanted: Sequence[str]
+def add_all_labels(
+    parts: Sequence[Sequence[SourceLine]], labels_given: Sequence[str]
 ) -> list[list[SourceLine]]:
-    """Returns texts to label with all labels as options.
+    """Return texts to label with all labels as options.
 
     Args:
         parts: all lines, each with its own label as the only option.
-        wanted: the labels that the recipe names; none: those that the data set declares, in its
-            order, or else those that are seen, sorted.
+        labels_given: the labels that the recipe names; none: those that the data set declares, in
+            its order, or else those that are seen, sorted.
 
     Raises:
         RecipeError: there are fewer than two labels.
     """
-    lines = [line for part in parts for line in part]
-    labels = tuple(f" {label}" for label in wanted or declared_labels(lines)) or tuple(
-        sorted({line.made.options[0] for line in lines})
+    lines = list(chain.from_iterable(parts))
+    labels = tuple(f" {label}" for label in labels_given or declared_labels(lines)) or tuple(
+        sorted({line.example.options[0] for line in lines})
     )
     if len(labels) < 2 and lines:
-        only = f"all labels are {labels[0].strip()!r}; there must be two at least to choose among"
-        raise RecipeError(f"{lines[0].row.where}: {only}")
+        problem = (
+            f"all labels are {labels[0].strip()!r}; there must be two at least to choose among"
+        )
+        raise RecipeError(f"{lines[0].row.place}: {problem}")
 
-    def finished(line: SourceLine) -> SourceLine:
+    def add_options(line: SourceLine) -> SourceLine:
         return replace(
-            line, made=replace(line.made, options=labels, gold=labels.index(line.made.options[0]))
+            line,
+            example=replace(
+                line.example, options=labels, gold=labels.index(line.example.options[0])
+            ),
         )
 
-    return [[finished(line) for line in part] for part in parts]
+    return [list(map(add_options, part)) for part in parts]
 
 
 def declared_labels(lines: Iterable[SourceLine]) -> tuple[str, ...]:
     """Return the class names that a data set declares for its labels; none if parts differ."""
     declared = {line.row.class_names.get("label", ()) for line in lines}
-    return declared.pop() if len(declared) == 1 else ()
+    if len(declared) == 1:
+        return declared.pop()
+    return ()

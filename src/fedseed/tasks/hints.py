@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedseed.text import shown
+from fedseed.text import show_text
 
 # names that published data sets have for what is asked and what is answered, the likeliest first
 ASKED = (
@@ -39,7 +39,7 @@ FRACTION = re.compile(r"[-+]?(\d+[.,]\d*|[.,]\d+)([eE][-+]?\d+)?")
 
 
 def suggest_fields(values: Mapping[str, Any]) -> str:
-    """Return the end of a message that says what to do with a row of no known form.
+    """Return the end of a message: what to do with a row of no known form.
 
     Args:
         values: the row's values by field.
@@ -48,29 +48,32 @@ def suggest_fields(values: Mapping[str, Any]) -> str:
         Text that begins with "; ", or nothing where nothing can be suggested.
     """
     if are_preferences(values):
-        asked = likely_prompt(values)
-        if asked not in (None, "prompt"):
-            return (
-                f"; say which field is what, such as task.fields = {{{_pairs({'prompt': asked})}}}"
-            )
+        prompt_field = likely_prompt(values)
+        if prompt_field not in (None, "prompt"):
+            pairs = _pairs({"prompt": prompt_field})
+            return f"; say which field is what, such as task.fields = {{{pairs}}}"
         return (
             f'; "{CHOSEN}" and "{REJECTED}" are preferences: each a text or a list of messages, '
             'beside a "prompt" or with a common beginning'
         )
-    if score := likely_score(values):
+    score = likely_score(values)
+    if score:
         fields = _names_of_texts(values, score)
-        renamed = f"task.fields = {{{_pairs(fields)}}} and " if fields else ""
+        renamed = ""
+        if fields:
+            renamed = f"task.fields = {{{_pairs(fields)}}} and "
         return (
-            f"; to predict a number of each text, {renamed}"
-            f"task.score_field = {json.dumps(shown(score))}"
+            f"; to predict a number of each text, {renamed}task.score_field = "
+            f"{json.dumps(show_text(score))}"
         )
-    if fields := likely_fields(values):
+    fields = likely_fields(values)
+    if fields:
         return f"; say which field is what, such as task.fields = {{{_pairs(fields)}}}"
     return ""
 
 
 def _pairs(fields: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} = {json.dumps(shown(theirs))}" for name, theirs in fields.items())
+    return ", ".join(f"{name} = {json.dumps(show_text(column))}" for name, column in fields.items())
 
 
 def likely_prompt(values: Mapping[str, Any]) -> str | None:
@@ -79,7 +82,7 @@ def likely_prompt(values: Mapping[str, Any]) -> str | None:
 
 
 def likely_score(values: Mapping[str, Any]) -> str | None:
-    """Return the field of a row that may hold a fraction to predict; None if there is none."""
+    """Return the field of a row that may hold a fraction to predict; None if no field does."""
     numbers = [name for name in values if is_fraction(values[name])]
     return _first_of(LABELS, numbers)
 
@@ -103,8 +106,8 @@ def _names_of_texts(values: Mapping[str, Any], score: str) -> dict[str, str]:
     second = _first_of(PAIRS, texts)
     rest = [name for name in texts if name != second]
     first = _first_of(("text", *TEXTS), rest) or (rest[0] if rest else None)
-    named = {"text": first, "text_pair": second}
-    return {name: theirs for name, theirs in named.items() if theirs and name != theirs}
+    columns = {"text": first, "text_pair": second}
+    return {name: column for name, column in columns.items() if column and name != column}
 
 
 def are_preferences(values: Mapping[str, Any]) -> bool:
@@ -120,25 +123,34 @@ def likely_fields(values: Mapping[str, Any]) -> dict[str, str]:
         return {"messages": chats[0]}
     texts = [name for name in usable if isinstance(values[name], str)]
     answered = _first_of(ANSWERED, [name for name in texts if len(texts) > 1])
-    asked = _first_of(ASKED, [name for name in texts if name != answered])
-    if asked and answered:
-        return {"prompt": asked, "completion": answered}
+    prompt_field = _first_of(ASKED, [name for name in texts if name != answered])
+    if prompt_field and answered:
+        return {"prompt": prompt_field, "completion": answered}
     labels = [name for name in usable if isinstance(values[name], str | int)]
     label = _first_of(LABELS, labels)
     rest = [name for name in texts if name != label]
-    text = _first_of(TEXTS, rest) or (rest[0] if rest else None)
+    text = _first_of(TEXTS, rest) or next(iter(rest), None)
     if label and text:
-        named = {"text": text, "label": label}
-        return {name: theirs for name, theirs in named.items() if name != theirs}
+        columns = {"text": text, "label": label}
+        return {name: column for name, column in columns.items() if name != column}
     if len(texts) > 1:
-        first = asked or next(name for name in texts if name != answered)
-        second = answered or next(name for name in texts if name != first)
-        return {"prompt": first, "completion": second}
-    return {"text": text} if text else {}
+        return _pair_texts(texts, prompt_field, answered)
+    if text:
+        return {"text": text}
+    return {}
+
+
+def _pair_texts(
+    texts: Sequence[str], prompt_field: str | None, answered: str | None
+) -> dict[str, str]:
+    """Return two text fields of a row as prompt and answer, where one of them may be known."""
+    first = prompt_field or next(name for name in texts if name != answered)
+    second = answered or next(name for name in texts if name != first)
+    return {"prompt": first, "completion": second}
 
 
 def _identifies(name: str, value: Any) -> bool:
-    """Return whether a field says which row it is, or holds nothing."""
+    """Return whether a field identifies the row, or is empty."""
     return value is None or IDENTIFIER.search(name.lower()) is not None
 
 
@@ -150,7 +162,7 @@ def _is_chat(value: Any) -> bool:
     )
 
 
-def _first_of(known: Sequence[str], names: Sequence[str]) -> str | None:
+def _first_of(candidates: Sequence[str], names: Sequence[str]) -> str | None:
     """Return the name that comes first among the known ones, whatever its case."""
     lower = {name.lower(): name for name in reversed(names)}
-    return next((lower[name] for name in known if name in lower), None)
+    return next((lower[name] for name in candidates if name in lower), None)

@@ -29,7 +29,7 @@ from pydantic import PositiveInt
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import Example, TaskData
-from fedseed.tasks.dealt import DealtTask, Labelled, Share, picked, share_of
+from fedseed.tasks.dealt import DealtTask, Labelled, Share, pick, share_of
 from fedseed.tasks.files import Record, hub_rows, read_records, sound_rows
 from fedseed.tasks.metrics import last_number
 from fedseed.tasks.partition import IID, AnyPartition, ByField, Dirichlet, Quantity
@@ -66,50 +66,54 @@ class InstructionData(DealtTask):
     validation: Share = 0.02
 
     @abstractmethod
-    def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        """Returns the rows, those of a test part (None: `held_out` says how many), and notes.
+    def read_rows(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
+        """Return the rows, those of a test part (None: `held_out` sets their number), and note.
 
         Raises as `load`.
         """
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
-        rows, test, notes = self.read()
-        read = len(rows) + len(test or ())
-        rows, test = _answered(rows), None if test is None else _answered(test)
-        left_out = read - len(rows) - len(test or ())
-        notes.append(f"{left_out:,} of {read:,} examples left out (no response)")
+        rows, test, notes = self.read_rows()
+        row_count = len(rows) + len(test or ())
+        rows = _answered(rows)
+        if test is not None:
+            test = _answered(test)
+        left_out = row_count - len(rows) - len(test or ())
+        notes.append(f"{left_out:,} of {row_count:,} examples left out (no response)")
         order = permutation(self.seed, Domain.PARTITION, len(rows), HELD_OUT).tolist()
         if test is None:
             count = share_of(self.held_out, len(rows))
-            test, order = picked(rows, order[:count]), order[count:]
+            test, order = pick(rows, order[:count]), order[count:]
         count = share_of(self.validation, len(order))
-        validation = [row.example for row in picked(rows, order[:count])]
-        held = picked(rows, order[count:][: self.examples])
-        if not held or not test or (self.evaluate_on == "validation" and not validation):
+        validation = [row.example for row in pick(rows, order[:count])]
+        client_rows = pick(rows, order[count:][: self.examples])
+        if not client_rows or not test or (self.evaluate_on == "validation" and not validation):
             raise RecipeError(
-                f'task.path = "{self.path}": too few examples: {len(held):,} for training, '
+                f'task.path = "{self.path}": too few examples: {len(client_rows):,} for training, '
                 f"{len(validation):,} for validation, {len(test):,} held out"
             )
-        drawn = permutation(self.seed, Domain.PARTITION, len(test), HELD_OUT)[: self.evaluation]
-        evaluation = [row.example for row in picked(test, drawn)]
+        order_of_test = permutation(self.seed, Domain.PARTITION, len(test), HELD_OUT)[
+            : self.evaluation
+        ]
+        evaluation = [row.example for row in pick(test, order_of_test)]
         sizes = (
-            f"{len(held):,} training, {len(validation):,} validation and {len(evaluation):,} "
-            "held-out examples"
+            f"{len(client_rows):,} training, {len(validation):,} validation and "
+            f"{len(evaluation):,} held-out examples"
         )
-        return held, TaskData((), {"": evaluation}, validation, (*notes, sizes))
+        return client_rows, TaskData((), {"": evaluation}, validation, (*notes, sizes))
 
     def _rows(
         self, names: Sequence[str], split: str = "train", config: str | None = None
     ) -> list[Record]:
-        """Returns the rows of the data set, or of a part.
+        """Return the rows of the data set, or of a part.
 
         Its file has one of these names, the others are the hub's.
         """
         place = Path(self.path).expanduser()
-        place = place.parent if split == "test" and place.is_file() else place
-        file = next(
-            (file for file in (place, *(place / name for name in names)) if file.is_file()), None
-        )
+        if split == "test" and place.is_file():
+            place = place.parent
+        files = [place, *(place / name for name in names)]
+        file = next((file for file in files if file.is_file()), None)
         if file is not None:
             return read_records(file)
         if place.is_dir() and not any(place.rglob("*.parquet")):
@@ -123,7 +127,7 @@ class DollyTask(InstructionData):
     """Settings of the "dolly-15k" task: those of `InstructionData` and two more.
 
     Args:
-        prompt: Alpaca's template, which says nothing of an input to an instruction without context
+        prompt: Alpaca's template, which mentions no input for an instruction without context
             ("alpaca"), or as FedKSeed's and Ferret's papers fill it, with one opening for both
             (FedKSeed, Table 6; "paper").
         test_category: which category is evaluated on and no client holds: "last" in alphabetical
@@ -136,8 +140,8 @@ class DollyTask(InstructionData):
     )
     hint: ClassVar[str] = (
         "give databricks-dolly-15k.jsonl or the folder that holds it "
-        "(huggingface.co/datasets/databricks/"
-        'databricks-dolly-15k), or "databricks/databricks-dolly-15k"'
+        "(huggingface.co/datasets/databricks/databricks-dolly-15k), or "
+        '"databricks/databricks-dolly-15k"'
     )
     fields: ClassVar[tuple[str, ...]] = ("category",)
     default_clients: ClassVar[int] = 200
@@ -146,14 +150,15 @@ class DollyTask(InstructionData):
     test_category: str = "last"
     prompt: Literal["alpaca", "paper"] = "alpaca"
 
-    def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
+    def read_rows(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
         rows = [self._example(row) for row in self._rows(["databricks-dolly-15k.jsonl"])]
         if self.test_category == "none":
             return rows, None, []
         categories = sorted({row.label for row in _answered(rows)})
-        held_out = (
-            max(categories, default="") if self.test_category == "last" else self.test_category
-        )
+        if self.test_category == "last":
+            held_out = max(categories, default="")
+        else:
+            held_out = self.test_category
         if held_out not in categories:
             raise RecipeError(
                 f'task.test_category = "{self.test_category}": the data has '
@@ -189,7 +194,7 @@ class AlpacaTask(InstructionData):
     held_out: Share = 0.01
     validation: Share = 0.01
 
-    def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
+    def read_rows(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
         return (
             [Labelled(_alpaca_example(row)) for row in self._rows(["alpaca_data.json"])],
             None,
@@ -209,14 +214,17 @@ class CodeAlpacaTask(InstructionData):
 
     partition: AnyPartition = ByField(field="language")
 
-    def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        read = self._rows(["rosetta_alpaca.json", "code_alpaca_20k.json"])
-        kept = [row for row in read if row.values.get("input") != LEFT_OUT]
-        rows = [Labelled(_alpaca_example(row, "\u00a0"), self._language(row)) for row in kept]
+    def read_rows(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
+        rows_read = self._rows(["rosetta_alpaca.json", "code_alpaca_20k.json"])
+        rows_kept = [row for row in rows_read if row.values.get("input") != LEFT_OUT]
+        rows = [Labelled(_alpaca_example(row, "\u00a0"), self._language(row)) for row in rows_kept]
         return (
             rows,
             None,
-            [f"{len(read) - len(kept):,} of {len(read):,} examples left out ({LEFT_OUT})"],
+            [
+                f"{len(rows_read) - len(rows_kept):,} of {len(rows_read):,} examples left "
+                f"out ({LEFT_OUT})"
+            ],
         )
 
     def _language(self, row: Record) -> str:
@@ -225,9 +233,8 @@ class CodeAlpacaTask(InstructionData):
             return str(language)
         if not isinstance(self.partition, IID | Quantity):
             raise RecipeError(
-                f'{row.where}: "input" = {language!r}: one of {", ".join(LANGUAGES)} is expected, '
-                "for "
-                f'task.partition.kind = "{self.partition.kind}" deals by language; "iid" and '
+                f'{row.place}: "input" = {language!r}: one of {", ".join(LANGUAGES)} is expected, '
+                f'for task.partition.kind = "{self.partition.kind}" deals by language; "iid" and '
                 '"quantity" do without'
             )
         return ""  # the larger CodeAlpaca has other inputs
@@ -247,7 +254,7 @@ class GSM8KTask(InstructionData):
     )
     scores: ClassVar[tuple[str, ...]] = ("rouge_l", "final_number")
 
-    def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
+    def read_rows(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
         train, test = (self._rows([f"{part}.jsonl"], part, "main") for part in ("train", "test"))
         return [*map(self._example, train)], [*map(self._example, test)], []
 
@@ -255,13 +262,13 @@ class GSM8KTask(InstructionData):
         answer = row.field("answer", str)
         if "####" not in answer or last_number(answer) is None:
             raise RecipeError(
-                f'{row.where}: "answer" must end in "#### " and a number: {answer[-40:]!r}'
+                f'{row.place}: "answer" must end in "#### " and a number: {answer[-40:]!r}'
             )
         return Labelled(Example(alpaca_prompt(row.field("question", str)), answer))
 
 
 def _alpaca_example(row: Record, unwanted: str = "") -> Example:
-    """Returns a row in Alpaca's template, with something taken out of instruction and output."""
+    """Return a row in Alpaca's template, with something taken out of instruction and output."""
     instruction, output = (
         row.field(name, str).replace(unwanted, "") for name in ("instruction", "output")
     )
@@ -271,5 +278,5 @@ def _alpaca_example(row: Record, unwanted: str = "") -> Example:
 
 
 def _answered(rows: Sequence[Labelled]) -> list[Labelled]:
-    """Returns the rows that have a response."""
+    """Return the rows that have a response."""
     return [row for row in rows if row.example.response.strip()]

@@ -1,6 +1,7 @@
 """The project's own many-task instruction set, dealt to clients family by family."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -10,7 +11,7 @@ from fedseed.randomness import Domain, permutation
 from fedseed.randomness.stream import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
-from fedseed.tasks.dealt import numbered
+from fedseed.tasks.dealt import numbered, take
 from fedseed.tasks.families import GROUPS, Family, Instance, families, instances
 from fedseed.tasks.partition import IID, Dirichlet, Quantity
 from fedseed.tasks.prompts import question_prompt, short_prompt
@@ -64,32 +65,40 @@ class InstructionsTask(Task):
 
     def load(self) -> TaskData:
         train = self._families()
-        wanted = self.clients * self.families_per_client
-        if wanted > len(train):
+        family_count = self.clients * self.families_per_client
+        if family_count > len(train):
             raise RecipeError(
                 f"task.clients = {self.clients} with families_per_client = "
-                f"{self.families_per_client}: "
-                f"{wanted} families are needed, there are {len(train)}"
+                f"{self.families_per_client}: {family_count} families are needed, there are "
+                f"{len(train)}"
             )
-        dealt = [train[i] for i in permutation(self.seed, Domain.PARTITION, len(train))[:wanted]]
+        dealt_families = [
+            train[i] for i in permutation(self.seed, Domain.PARTITION, len(train))[:family_count]
+        ]
         # the test's come first, and stay whatever else is asked for
         begin = self.evaluation + self.validation
         try:
-            drawn = [instances(f, begin + self.examples, self.seed) for f in dealt]
+            instances_by_family = [
+                instances(f, begin + self.examples, self.seed) for f in dealt_families
+            ]
             unseen = [instances(f, self.unseen, self.seed) for f in families("heldout")]
         except ValueError as error:
             raise RecipeError(f"task: {error}") from error
-        training = self._examples(part[begin:] for part in drawn)
-        validating = self._examples(part[self.evaluation : begin] for part in drawn)
-        testing = self._examples(part[: self.evaluation] for part in drawn)
-        labels = [family.name for family in dealt for _ in range(self.examples)]
+        training = self._examples(part[begin:] for part in instances_by_family)
+        validating = self._examples(part[self.evaluation : begin] for part in instances_by_family)
+        testing = self._examples(part[: self.evaluation] for part in instances_by_family)
+        labels = list(
+            chain.from_iterable([family.name] * self.examples for family in dealt_families)
+        )
         if self.partition is None:
-            each = self.families_per_client * self.examples
-            dealt_out = [list(range(i * each, (i + 1) * each)) for i in range(self.clients)]
+            examples_each = self.families_per_client * self.examples
+            dealt_out = [
+                list(range(i * examples_each, (i + 1) * examples_each)) for i in range(self.clients)
+            ]
         else:
             dealt_out = self.partition.deal(labels, self.clients, self.seed)
         clients = [
-            ClientData(name, [training[j] for j in mine], [labels[j] for j in mine])
+            ClientData(name, take(training, mine), take(labels, mine))
             for name, mine in zip(self.client_names(), dealt_out, strict=True)
         ]
         tests = {"": testing} | ({"unseen_": self._examples(unseen)} if self.unseen else {})
@@ -98,12 +107,13 @@ class InstructionsTask(Task):
         )
 
     def _examples(self, parts: Iterable[Sequence[Instance]]) -> list[Example]:
-        """Returns instances as prompts and responses."""
-        written = short_prompt if self.prompt == "short" else question_prompt
+        """Return instances as prompts and responses."""
+        write_prompt = question_prompt
+        if self.prompt == "short":
+            write_prompt = short_prompt
         return [
-            Example(written(one.instruction, one.input), one.output)
-            for part in parts
-            for one in part
+            Example(write_prompt(one.instruction, one.input), one.output)
+            for one in chain.from_iterable(parts)
         ]
 
     def _families(self) -> list[Family]:
@@ -113,13 +123,12 @@ class InstructionsTask(Task):
         """
         if self.families is None:
             return families("train")
-        known = {family.name: family for family in families()}
+        families_by_name = {family.name: family for family in families()}
         for name in self.families:
-            if name not in known or self.families.count(name) > 1:
-                problem = (
-                    "twice"
-                    if name in known
-                    else f"{did_you_mean(name, known)}choose among {', '.join(known)}"
-                )
+            if name not in families_by_name or self.families.count(name) > 1:
+                problem = "twice"
+                if name not in families_by_name:
+                    names = ", ".join(families_by_name)
+                    problem = f"{did_you_mean(name, families_by_name)}choose among {names}"
                 raise RecipeError(f"task.families: {name!r}: {problem}")
-        return [known[name] for name in self.families]
+        return [families_by_name[name] for name in self.families]

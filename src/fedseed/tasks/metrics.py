@@ -44,7 +44,9 @@ def rouge_l(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> flo
     pairs = _pairs(predictions, answers)
     accents = keeps_accents([rights[0] for _, rights in pairs])
     scorer = RougeScorer(["rougeL"], use_stemmer=False, tokenizer=RougeTokens(accents))
-    return _percent([scorer.score(rights[0], said)["rougeL"].fmeasure for said, rights in pairs])
+    return _percent(
+        [scorer.score(rights[0], prediction)["rougeL"].fmeasure for prediction, rights in pairs]
+    )
 
 
 class RougeTokens:
@@ -61,7 +63,7 @@ class RougeTokens:
         self._accents = accents
 
     def tokenize(self, text: str) -> list[str]:
-        """Returns the tokens of a text, in lower case."""
+        """Return the tokens of a text, in lower case."""
         # comes with transformers; reading a recipe does not need it
         import regex
 
@@ -89,11 +91,13 @@ def share_of_accents(texts: Sequence[str]) -> float:
         words = regex.findall(rf"(?V1){LATIN_WORD}", normalize("NFC", text))
         count += len(words)
         accented += sum(not word.isascii() for word in words)
-    return accented / count if count else 0.0
+    if count:
+        return accented / count
+    return 0.0
 
 
 def f1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """Returns the mean F1 of the words that a text shares with an answer, the best over the
+    """Return the mean F1 of the words that a text shares with an answer, the best over the
     answers, times 100.
 
     As in SQuAD's evaluation (Rajpurkar et al., 2016; where nothing is left of a text, 2018), texts
@@ -101,7 +105,7 @@ def f1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
     errors are `exact_match`'s.
     """
     return _percent(
-        [max(_f1(said, right) for right in rights) for said, rights in _pairs(predictions, answers)]
+        [_best_f1(prediction, rights) for prediction, rights in _pairs(predictions, answers)]
     )
 
 
@@ -117,27 +121,31 @@ def exact_match(predictions: Sequence[str], answers: Sequence[Sequence[str]]) ->
     """
     pairs = _pairs(predictions, answers)
     return _percent(
-        [any(normalised(said) == normalised(right) for right in rights) for said, rights in pairs]
+        [normalised(prediction) in map(normalised, rights) for prediction, rights in pairs]
     )
 
 
-def macro_f1(found: Sequence[int], right: Sequence[int]) -> float:
-    """Returns the mean of the classes' F1, in percent, over all classes that are right or were
+def macro_f1(predictions: Sequence[int], right: Sequence[int]) -> float:
+    """Return the mean of the classes' F1, in percent, over all classes that are right or were
     found at least once.
 
     Args:
-        found: the class that was found for each example.
+        predictions: the class that was found for each example.
         right: the class of each example.
 
     Raises:
         ValueError: the lengths differ, or there is nothing to score.
     """
-    if len(found) != len(right) or not right:
-        raise ValueError(f"{len(found)} predictions for {len(right)} references")
-    both = Counter(said for said, true in zip(found, right, strict=True) if said == true)
-    said, true = Counter(found), Counter(right)
-    classes = said.keys() | true.keys()
-    return 100.0 * sum(2 * both[c] / (said[c] + true[c]) for c in classes) / len(classes)
+    if len(predictions) != len(right) or not right:
+        raise ValueError(f"{len(predictions)} predictions for {len(right)} references")
+    hits = Counter(
+        prediction
+        for prediction, true in zip(predictions, right, strict=True)
+        if prediction == true
+    )
+    prediction, true = Counter(predictions), Counter(right)
+    classes = prediction.keys() | true.keys()
+    return 100.0 * sum(2 * hits[c] / (prediction[c] + true[c]) for c in classes) / len(classes)
 
 
 def pearson(predicted: Sequence[float], right: Sequence[float]) -> float:
@@ -154,11 +162,14 @@ def pearson(predicted: Sequence[float], right: Sequence[float]) -> float:
         raise ValueError(f"{len(predicted)} predictions for {len(right)} references")
     if not np.ptp(predicted) or not np.ptp(right):
         return 0.0
-    one, other = (
+    predicted_ranks, true_ranks = (
         np.asarray(values, dtype=np.float64) - np.mean(values) for values in (predicted, right)
     )
-    one, other = one / np.linalg.norm(one), other / np.linalg.norm(other)
-    return float(np.clip(one @ other, -1.0, 1.0))
+    predicted_ranks, true_ranks = (
+        predicted_ranks / np.linalg.norm(predicted_ranks),
+        true_ranks / np.linalg.norm(true_ranks),
+    )
+    return float(np.clip(predicted_ranks @ true_ranks, -1.0, 1.0))
 
 
 def spearman(predicted: Sequence[float], right: Sequence[float]) -> float:
@@ -187,16 +198,16 @@ def final_number(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -
     error, too.
     """
     right = []
-    for said, rights in _pairs(predictions, answers):
+    for prediction, rights in _pairs(predictions, answers):
         numbers = [last_number(text) for text in rights]
         if None in numbers:
             raise ValueError(f"no number in the answer {rights[numbers.index(None)]!r}")
-        right.append(last_number(said) in numbers)
+        right.append(last_number(prediction) in numbers)
     return _percent(right)
 
 
 def normalised(text: str) -> str:
-    """Returns a text in lower case with single spaces, without punctuation and the articles a, an,
+    """Return a text in lower case with single spaces, without punctuation and the articles a, an,
     the.
 
     This is SQuAD's rule, which knows ASCII's punctuation only, as does this one for Latin text.
@@ -224,7 +235,7 @@ NO_DIGITS = re.compile("[,$\u00a0\u2009\u202f\u20ac\u00a3]")
 
 
 def last_number(text: str) -> Decimal | None:
-    """Returns the number after the last "####"; without one, the text's last number.
+    """Return the number after the last "####"; without one, the text's last number.
 
     None without any.
 
@@ -232,13 +243,21 @@ def last_number(text: str) -> Decimal | None:
     are 72 and 72.00.
     """
     _, marked, tail = text.rpartition("####")
-    found = NUMBER.search(tail) if marked else None
-    words = [found.group()] if found else NUMBER.findall(text)
-    return Decimal(NO_DIGITS.sub("", words[-1]).replace("\u2212", "-")) if words else None
+    match = None
+    if marked:
+        match = NUMBER.search(tail)
+    words = [match.group()] if match else NUMBER.findall(text)
+    if words:
+        return Decimal(NO_DIGITS.sub("", words[-1]).replace("\u2212", "-"))
+    return None
 
 
-def _f1(said: str, right: str) -> float:
-    said_words, right_words = normalised(said).split(), normalised(right).split()
+def _best_f1(prediction: str, rights: Sequence[str]) -> float:
+    return max(_f1(prediction, right) for right in rights)
+
+
+def _f1(prediction: str, right: str) -> float:
+    said_words, right_words = normalised(prediction).split(), normalised(right).split()
     if not said_words or not right_words:
         return float(said_words == right_words)
     common = (Counter(said_words) & Counter(right_words)).total()

@@ -10,6 +10,7 @@ max(20, 2%). On the whole of v2.8 the papers count 738 clients and 119 test task
 """
 
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 from zlib import crc32
@@ -99,12 +100,10 @@ class NaturalInstructionsTask(Task):
                 )
             validation += examples[:count]
             clients.append(ClientData(name, examples[count:], [name] * (len(examples) - count)))
-        shown = (
-            validation
-            if self.evaluate_on == "validation"
-            else [one for _, examples in test for one in examples]
-        )
-        return TaskData(clients, {"": shown}, validation, tuple(notes))
+        example_text = validation
+        if self.evaluate_on != "validation":
+            example_text = list(chain.from_iterable(examples for _, examples in test))
+        return TaskData(clients, {"": example_text}, validation, tuple(notes))
 
     def _split(
         self, folder: Path, split: str, fewest: int, fraction: float, at_least: int
@@ -133,25 +132,25 @@ class NaturalInstructionsTask(Task):
                 continue
             count = min(len(short), max(at_least, int(fraction * len(short))))
             # by the task's name: what is drawn of a task does not depend on which others are listed
-            drawn = sample(self.seed, Domain.PARTITION, len(short), count, crc32(name.encode()))
+            sampled = sample(self.seed, Domain.PARTITION, len(short), count, crc32(name.encode()))
             tasks.append(
                 (
                     name,
-                    [Example(alpaca_prompt(definition, short[i][0]), short[i][1]) for i in drawn],
+                    [Example(alpaca_prompt(definition, short[i][0]), short[i][1]) for i in sampled],
                 )
             )
         return tasks, (
-            f"{split}: {len(names) - len(tasks)} of {len(names)} tasks left out "
-            f"(fewer than {fewest} usable instances), {long:,} of {total:,} instances left out "
-            f"(input of {self.max_input_chars:,} characters or more); {plural(len(tasks), 'task')} "
+            f"{split}: {len(names) - len(tasks)} of {len(names)} tasks left out (fewer than "
+            f"{fewest} usable instances), {long:,} of {total:,} instances left out (input of "
+            f"{self.max_input_chars:,} characters or more); {plural(len(tasks), 'task')} "
             f"give{'s' if len(tasks) == 1 else ''} "
-            f"{plural(sum(len(drawn) for _, drawn in tasks), 'example')}"
+            f"{plural(sum(len(sampled) for _, sampled in tasks), 'example')}"
         )
 
 
 def _first(record: Record, name: str) -> str:
-    """Returns the first of a field's texts."""
+    """Return the first of a field's texts."""
     texts = record.field(name, list)
     if not texts or not isinstance(texts[0], str):
-        raise RecipeError(f'{record.where}: "{name}" must begin with a text')
+        raise RecipeError(f'{record.place}: "{name}" must begin with a text')
     return texts[0]

@@ -8,6 +8,7 @@ import unicodedata
 import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -27,7 +28,7 @@ from fedseed.tasks.data import (
     TaskData,
     who_holds,
 )
-from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, picked, share_of
+from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, pick, share_of
 from fedseed.tasks.files import (
     ENDINGS,
     Record,
@@ -42,12 +43,13 @@ from fedseed.tasks.forms import (
     PREFERENCES,
     SCORED,
     TEXT,
+    Form,
     Reader,
     SourceLine,
     Style,
     Template,
-    repeated,
-    with_all_labels,
+    add_all_labels,
+    find_repeats,
 )
 from fedseed.tasks.partition import IID, AnyPartition, ByField
 from fedseed.text import listed
@@ -60,8 +62,7 @@ HELD_OUT = 1
 CLIENT_ENDINGS = tuple(ending for ending in ENDINGS if ending != ".json")
 HINT = (
     "give a folder with a file (.jsonl, .csv, .tsv or .parquet) or a folder for each client, one "
-    "such file, a saved "
-    'data set, or its name on the hub, such as "owner/name" (see docs/data.md)'
+    'such file, a saved data set, or its name on the hub, such as "owner/name" (see docs/data.md)'
 )
 
 
@@ -145,34 +146,36 @@ class FilesTask(Task):
         parties, aside = self._parties()
         data = self._held_out(self._load(parties))
         note = f"left aside, for it is no client's: {', '.join(aside)}"
-        return replace(data, notes=(note, *data.notes)) if aside else data
+        if aside:
+            return replace(data, notes=(note, *data.notes))
+        return data
 
     def client_names(self) -> list[str] | None:
-        """Returns the files' (or folders') names in a folder.
+        """Return the files' (or folders') names in a folder.
 
         Of one file their numbers, or a field's values.
         """
         names = [party.name for party in self._parties()[0]]
-        return (
-            names
-            if names[0]
-            else names_dealt(self.partition or IID(), self.clients, DEFAULT_CLIENTS)
-        )
+        if names[0]:
+            return names
+        return names_dealt(self.partition or IID(), self.clients, DEFAULT_CLIENTS)
 
     def load_part(self, names: Collection[str], evaluate: bool) -> TaskData:
         parties = self._parties()[0]
-        theirs = [party for party in parties if party.name in names]
-        if len(theirs) == len(parties) or not parties[0].name:  # one file, or all of them
+        named_parties = [party for party in parties if party.name in names]
+        if len(named_parties) == len(parties) or not parties[0].name:  # one file, or all of them
             return super().load_part(names, evaluate)
         if not evaluate:
-            return self._load(theirs, with_evaluation_file=False, partly=True).only(names)
+            return self._load(
+                named_parties, with_evaluation_file=False, partly=True
+            ).select_clients(names)
         needed = not self.evaluation_file or self.validation
-        data = self._held_out(self._load(theirs if needed else [], partly=True))
+        data = self._held_out(self._load(named_parties if needed else [], partly=True))
         alone = f"evaluated on what {', '.join(sorted(names))} holds out, not the other clients"
         return replace(data, clients=(), notes=() if self.evaluation_file else (alone,))
 
     def load_party(self, name: str, number: int = 0) -> TaskData:
-        """Returns all that `path` has as the data of one client, with what it holds out.
+        """Return all that `path` has as the data of one client, with what it holds out.
 
         Args:
             name: what the client is called.
@@ -182,8 +185,10 @@ class FilesTask(Task):
             RecipeError: missing or malformed, with all bad lines named; or `labels` is not set and
                 must be.
         """
-        other = Path(self.evaluation_file).expanduser().resolve() if self.evaluation_file else None
-        places = [path for path in _sources(self._place()) if path.resolve() != other]
+        evaluation_path = None
+        if self.evaluation_file:
+            evaluation_path = Path(self.evaluation_file).expanduser().resolve()
+        places = [path for path in _sources(self._place()) if path.resolve() != evaluation_path]
         if not places:
             raise RecipeError(
                 f'task.path = "{self.path}": the folder has no file with data; {HINT}'
@@ -195,16 +200,16 @@ class FilesTask(Task):
         return not self.path
 
     def names_here(self) -> list[str] | None:
-        """Returns the files' (or folders') names in a folder, if it lies here.
+        """Return the files' (or folders') names in a folder, if it lies here.
 
         One file is the same everywhere.
         """
         place = Path(self.path).expanduser()
         if self.path and place.is_dir() and not is_saved(place):
             return self.client_names()
-        return (
-            None if self.path and (place.suffix or place.exists() or is_hub_name(self.path)) else []
-        )
+        if self.path and (place.suffix or place.exists() or is_hub_name(self.path)):
+            return None
+        return []
 
     @property
     def shares_evaluation(self) -> bool:
@@ -214,16 +219,16 @@ class FilesTask(Task):
         settings = self.model_copy(update={"evaluation_file": str(file or self.evaluation_file)})
         return replace(settings._load([], partly=True), clients=(), notes=())
 
-    def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:
-        file, changed = own.evaluation_file or self.evaluation_file, self.model_dump()
-        changed["path"] = _own_place(str(own.path or self.path), name, alone, file)
+    def load_own(self, name: str, own_data: OwnData, alone: bool = True) -> TaskData:
+        file, changed = own_data.evaluation_file or self.evaluation_file, self.model_dump()
+        changed["path"] = _own_place(str(own_data.path or self.path), name, alone, file)
         # the client that is asked to evaluate opens the file
         if self.shares_evaluation:
             changed |= {"evaluation_file": None, "evaluation": 0.0}
         elif file is not None:
             changed["evaluation_file"] = str(file)
-        elif own.evaluation is not None:
-            changed["evaluation"] = own.evaluation
+        elif own_data.evaluation is not None:
+            changed["evaluation"] = own_data.evaluation
         # what it holds out depends on its name, not on who else takes part
         data = FilesTask.model_validate(changed).load_party(name, zlib.crc32(name.encode()) >> 1)
         notes = [
@@ -236,28 +241,28 @@ class FilesTask(Task):
         ]
         return replace(data, notes=tuple(f"{name}: {note}" for note in notes))
 
-    def place_of_own(self, name: str, own: OwnData, alone: bool = True) -> str:
-        besides = own.evaluation_file or self.evaluation_file
-        place = _own_place(str(own.path or self.path), name, alone, besides)
-        return (
-            str(Path(place).expanduser().resolve()) if Path(place).expanduser().exists() else place
-        )
+    def place_of_own(self, name: str, own_data: OwnData, alone: bool = True) -> str:
+        besides = own_data.evaluation_file or self.evaluation_file
+        place = _own_place(str(own_data.path or self.path), name, alone, besides)
+        if Path(place).expanduser().exists():
+            return str(Path(place).expanduser().resolve())
+        return place
 
     def _place(self) -> Path:
         """Return the place of the data."""
-        wanted, place = f'task.path = "{self.path}"', Path(self.path).expanduser()
+        setting, place = f'task.path = "{self.path}"', Path(self.path).expanduser()
         problem = ""
         if self.evaluate_on == "validation" and not self.validation:
             problem = 'task.evaluate_on = "validation": task.validation = 0 keeps no example for it'
         elif self.evaluation_file and self.evaluation_split:
             problem = "task.evaluation_file and task.evaluation_split: give one of them"
         elif not self.path.strip():
-            problem = f"{wanted}: it is empty; {HINT}, or, over a network, join --data"
+            problem = f"{setting}: it is empty; {HINT}, or, over a network, join --data"
         elif not place.exists() and not is_hub_name(self.path):
-            problem = f"{wanted}: there is no such file or folder; {HINT}"
+            problem = f"{setting}: there is no such file or folder; {HINT}"
         elif self.evaluation_split and place.exists() and not is_saved(place):
             problem = (
-                f'task.evaluation_split = "{self.evaluation_split}": {wanted} is no data set with '
+                f'task.evaluation_split = "{self.evaluation_split}": {setting} is no data set with '
                 "parts; give task.evaluation_file"
             )
         if problem:
@@ -271,94 +276,125 @@ class FilesTask(Task):
         place = self._place()
         if not place.is_dir() or is_saved(place):
             return [Party("", [place], 0)], []
-        wanted = f'task.path = "{self.path}"'
+        setting = f'task.path = "{self.path}"'
         for name in ("clients", "partition", "label_field"):
             if getattr(self, name) is not None:
                 raise RecipeError(
-                    f"task.{name}: {wanted} is a folder, and each file in it is a client; leave it "
-                    "out"
+                    f"task.{name}: {setting} is a folder, and each file in it is a client; leave "
+                    "it out"
                 )
         clients, aside = _clients_in(place, self.evaluation_file)
         if not clients:
-            found = ", ".join(sorted(file.name for file in place.iterdir())[:6]) or "nothing"
+            contents = ", ".join(sorted(file.name for file in place.iterdir())[:6]) or "nothing"
             raise RecipeError(
-                f"{wanted}: the folder has no file for a client (it has {found}); {HINT}"
+                f"{setting}: the folder has no file for a client (it has {contents}); {HINT}"
             )
         return [Party(name, places, i) for i, (name, places) in enumerate(clients.items())], aside
+
+    def _read_places(self, reader: Reader, places: Sequence[Path]) -> list[SourceLine]:
+        return list(
+            chain.from_iterable(reader.read_rows(self._rows(place, self.split)) for place in places)
+        )
+
+    def _read_test(self, reader: Reader) -> list[SourceLine]:
+        """Return the lines of the evaluation file, or split; none if the task has neither."""
+        if self.evaluation_file:
+            return reader.read_rows(each_row(Path(self.evaluation_file).expanduser(), self.split))
+        if self.evaluation_split:
+            return reader.read_rows(self._rows(Path(self.path).expanduser(), self.evaluation_split))
+        return []
+
+    def _check_form(self, form: Form | None, partly: bool) -> None:
+        """Raise RecipeError if the task's settings do not fit the form of its rows."""
+        if self.beta is not None and form is not None and form != PREFERENCES:
+            raise RecipeError(
+                f"task.beta = {self.beta:g}: it is for preferences, and the data has "
+                f"{form.fields}; leave it out"
+            )
+        if form is LABELLED and partly and self.labels is None:
+            raise RecipeError(
+                "task.labels: not set; name all labels, because no client opens the others' files "
+                "to find them"
+            )
+
+    def _split_lines(
+        self, party: Party, lines: Sequence[SourceLine]
+    ) -> tuple[list[SourceLine], list[SourceLine], list[SourceLine]]:
+        """Return a party's lines for training, held-out tests and validation.
+
+        Each share has at least one line, as long as one is left for training.
+
+        Raises RecipeError: the party has no usable line.
+        """
+        spare = len(lines) - 1
+        if spare < 0:
+            raise RecipeError(
+                f"{', '.join(map(str, party.places))}: none of its examples has anything to answer"
+            )
+        share = self.evaluation
+        if self.evaluation_file or self.evaluation_split:
+            share = 0.0
+        order = permutation(
+            self.seed, Domain.PARTITION, len(lines), HELD_OUT + party.number
+        ).tolist()
+        held_out_count = min(spare, share_of(share, len(lines)))
+        end = held_out_count + min(spare - held_out_count, share_of(self.validation, len(lines)))
+        return (
+            pick(lines, order[end:]),
+            pick(lines, order[:held_out_count]),
+            pick(lines, order[held_out_count:end]),
+        )
 
     def _load(
         self, parties: Sequence[Party], with_evaluation_file: bool = True, partly: bool = False
     ) -> TaskData:
-        """Reads parties' files; what has no name is dealt out.
+        """Read parties' files; what has no name is dealt out.
 
         `partly`: without the files of all other clients.
         """
         style = self._style()
         reader = Reader(style, self.fields)
-        lines = [
-            [x for place in party.places for x in reader.read(self._rows(place, self.split))]
-            for party in parties
-        ]
+        lines = [self._read_places(reader, party.places) for party in parties]
         test: list[SourceLine] = []
-        if self.evaluation_file and with_evaluation_file:
-            test = reader.read(each_row(Path(self.evaluation_file).expanduser(), self.split))
-        elif self.evaluation_split and with_evaluation_file:
-            test = reader.read(self._rows(Path(self.path).expanduser(), self.evaluation_split))
+        if with_evaluation_file:
+            test = self._read_test(reader)
         if self.on_bad_line == "stop":
             reader.check(' (task.on_bad_line = "skip" leaves them out)')
-        if self.beta is not None and reader.form not in (None, PREFERENCES):
-            raise RecipeError(
-                f"task.beta = {self.beta:g}: it is for preferences, and the data has "
-                f"{reader.form.fields}; leave it out"
-            )
+        self._check_form(reader.form, partly)
         if reader.form is LABELLED:
-            if partly and self.labels is None:
-                raise RecipeError(
-                    "task.labels: not set; name all labels, because no client opens the others' "
-                    "files to find them"
-                )
-            *lines, test = with_all_labels([*lines, test], self.labels or ())
-        share = 0.0 if self.evaluation_file or self.evaluation_split else self.evaluation
+            *lines, test = add_all_labels([*lines, test], self.labels or ())
         validation: list[SourceLine] = []
         rest: list[SourceLine] = []
         clients: list[ClientData] = []
         for party, part in zip(parties, lines, strict=True):
-            # of each share one at least, as far as they go round
-            spare = len(part) - 1
-            if spare < 0:
-                raise RecipeError(
-                    f"{', '.join(map(str, party.places))}: none of its examples has anything to "
-                    "answer"
-                )
-            order = permutation(
-                self.seed, Domain.PARTITION, len(part), HELD_OUT + party.number
-            ).tolist()
-            held = min(spare, share_of(share, len(part)))
-            end = held + min(spare - held, share_of(self.validation, len(part)))
-            mine = picked(part, order[end:])
+            mine, held_out_lines, validation_lines = self._split_lines(party, part)
             rest += mine
-            test += picked(part, order[:held])
-            validation += picked(part, order[held:end])
-            clients += (
-                [ClientData(party.name, [x.made for x in mine])] if party.name else self._deal(mine)
-            )
-        kept, tested = ([line.made for line in part] for part in (validation, test))
+            test += held_out_lines
+            validation += validation_lines
+            if party.name:
+                clients.append(ClientData(party.name, [line.example for line in mine]))
+            else:
+                clients += self._deal(mine)
+        validation_examples = [line.example for line in validation]
+        test_examples = [line.example for line in test]
         sizes = [len(client.examples) for client in clients]
-        held_out = f", {len(kept):,} validation and {len(tested):,} held-out"
-        form = reader.form.fields if reader.form else ""
+        held_out = f", {len(validation_examples):,} validation and {len(test_examples):,} held-out"
+        form = ""
+        if reader.form:
+            form = reader.form.fields
         notes = [
             *reader.notes(),
             *self._objective_notes(reader),
             f"{sum(sizes):,} training{'' if partly else held_out} examples ({form})",
             *([] if len(sizes) == 1 else [who_holds(sizes)]),
             *_twins(parties, lines),
-            *repeated(rest, validation, "validation"),
-            *repeated(rest, test, "held-out"),
+            *find_repeats(rest, validation, "validation"),
+            *find_repeats(rest, test, "held-out"),
         ]
         return TaskData(
             clients,
-            {"": kept if self.evaluate_on == "validation" else tested},
-            kept,
+            {"": validation_examples if self.evaluate_on == "validation" else test_examples},
+            validation_examples,
             tuple(notes),
             # nothing is asked that could be answered, or an answer is not what is learnt
             scores=() if reader.form in (TEXT, PREFERENCES, SCORED) else TaskData.scores,
@@ -367,24 +403,26 @@ class FilesTask(Task):
         )
 
     def _objective_notes(self, reader: Reader) -> list[str]:
-        """Return a line that says what is learnt, where that is neither language nor a label."""
+        """Return a line about what is learnt, where that is neither language nor a label."""
         if reader.form is PREFERENCES:
-            beta = BETA if self.beta is None else self.beta
+            beta = BETA
+            if self.beta is not None:
+                beta = self.beta
             return [f"chosen answers are preferred to rejected ones: DPO, task.beta = {beta:g}"]
         if reader.form is SCORED:
             return [f'the number in "{self.score_field}" is predicted (regression)']
         return []
 
     def _style(self) -> Style:
-        """Returns the style in which rows become text."""
-        wanted, template = self.chat_template, ""
-        writing: Any = {None: "auto", "own": "own", "plain": "plain"}.get(wanted, "given")
-        if wanted is not None and writing == "given":
+        """Return the style in which rows become text."""
+        setting, template = self.chat_template, ""
+        writing: Any = {None: "auto", "own": "own", "plain": "plain"}.get(setting, "given")
+        if setting is not None and writing == "given":
             hint = (
-                f'task.chat_template = "{wanted}": give "own", "plain" or a file with a Jinja '
+                f'task.chat_template = "{setting}": give "own", "plain" or a file with a Jinja '
                 "template"
             )
-            template = read_text(Path(wanted).expanduser(), hint)
+            template = read_text(Path(setting).expanduser(), hint)
         arguments = self.chat_template_kwargs
         check_arguments(arguments, "task.chat_template_kwargs")
         chat = ChatStyle(writing, template, self.loss_on, arguments)
@@ -395,11 +433,13 @@ class FilesTask(Task):
         return Style(self.template, chat, tuple(self.labels or ()), self.score_field)
 
     def _rows(self, place: Path, split: str) -> Iterable[Record | RecipeError]:
-        named = not place.exists() and is_hub_name(str(place))
-        return hub_rows(str(place), split, self.config, HINT) if named else each_row(place, split)
+        is_on_hub = not place.exists() and is_hub_name(str(place))
+        if is_on_hub:
+            return hub_rows(str(place), split, self.config, HINT)
+        return each_row(place, split)
 
     def _held_out(self, data: TaskData) -> TaskData:
-        """Returns the same data if there is something to evaluate on.
+        """Return the same data if there is something to evaluate on.
 
         Raises RecipeError otherwise.
         """
@@ -416,8 +456,8 @@ class FilesTask(Task):
         field = partition.field if isinstance(partition, ByField) else self.label_field
         if field is not None:
             labels = [str(line.row.field(field, (str, int, bool))) for line in lines]
-        elif isinstance(lines[0].made, Choice):
-            labels = [line.made.options[line.made.gold].strip() for line in lines]
+        elif isinstance(lines[0].example, Choice):
+            labels = [line.example.options[line.example.gold].strip() for line in lines]
         elif partition.kind == "dirichlet":
             raise RecipeError(
                 'task.partition.kind = "dirichlet": it deals by a label; name its field with '
@@ -425,12 +465,12 @@ class FilesTask(Task):
             )
         else:
             labels = [""] * len(lines)
-        rows = [Labelled(line.made, label) for line, label in zip(lines, labels, strict=True)]
+        rows = [Labelled(line.example, label) for line, label in zip(lines, labels, strict=True)]
         return deal_clients(rows, partition, self.clients, DEFAULT_CLIENTS, self.seed)
 
 
 def _sources(place: Path) -> list[Path]:
-    """Returns the files and saved data sets of a folder that is one client's, in order.
+    """Return the files and saved data sets of a folder that is one client's, in order.
 
     Else the place itself.
     """
@@ -444,17 +484,19 @@ def _sources(place: Path) -> list[Path]:
 def _clients_in(
     folder: Path, besides: str | Path | None
 ) -> tuple[dict[str, list[Path]], list[str]]:
-    """Returns the files of a folder's clients, each a file or else each a folder, and what may be
+    """Return the files of a folder's clients, each a file or else each a folder, and what may be
     data of nobody.
     """
-    other = Path(besides).expanduser().resolve() if besides else None
-    found = (entry for entry in sorted(folder.iterdir()) if not entry.name.startswith("."))
-    entries = [entry for entry in found if entry.resolve() != other]
+    excluded = None
+    if besides:
+        excluded = Path(besides).expanduser().resolve()
+    visible = (entry for entry in sorted(folder.iterdir()) if not entry.name.startswith("."))
+    entries = [entry for entry in visible if entry.resolve() != excluded]
     files = [entry for entry in entries if entry.is_file() and entry.suffix in CLIENT_ENDINGS]
     folders = [entry for entry in entries if entry.is_dir() and _sources(entry)]
-    chosen = files or folders
+    places = files or folders
     clients: dict[str, list[Path]] = {}
-    for entry in chosen:
+    for entry in places:
         name = entry.stem if files else entry.name
         if name in clients:
             raise RecipeError(
@@ -465,7 +507,7 @@ def _clients_in(
     aside = [
         entry.name
         for entry in entries
-        if entry not in chosen and (entry.suffix == ".json" or entry in folders)
+        if entry not in places and (entry.suffix == ".json" or entry in folders)
     ]
     return clients, aside
 
@@ -502,7 +544,7 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
     if name in clients:
         return str(place / name if (place / name).is_dir() else clients[name][0])
     if alone and not clients:
-        return path  # reading it says what is missing
+        return path  # reading it reports what is missing
     raise RecipeError(
         f'data of {name}: "{path}": the folder has no file or folder of this name'
         f"{_near_names(name, list(clients))}. Nobody else's file is taken: name the client's own "
@@ -512,30 +554,36 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
 
 def _near_names(name: str, names: Sequence[str]) -> str:
     """Return a message's list of the names that are there in place of a missing one."""
-    for other in names:
-        if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name):
+    for name_there in names:
+        if unicodedata.normalize("NFC", name_there) == unicodedata.normalize("NFC", name):
             return (
-                f", but one that looks the same ({other}) and is written with other Unicode "
-                f"characters ({_unicode_form(other)} there, {_unicode_form(name)} here): rename it"
+                f", but one that looks the same ({name_there}) and is written with other Unicode "
+                f"characters ({_unicode_form(name_there)} there, {_unicode_form(name)} "
+                "here): rename it"
             )
-    if (meant := closest(name, names)) is not None:
-        return f", but {meant}: is that the one? It has {listed(sorted(names), SHOWN_NAMES)}"
-    return f"; it has {listed(sorted(names), SHOWN_NAMES)}" if names else ""
+    near_name = closest(name, names)
+    if near_name is not None:
+        return f", but {near_name}: is that the one? It has {listed(sorted(names), SHOWN_NAMES)}"
+    if names:
+        return f"; it has {listed(sorted(names), SHOWN_NAMES)}"
+    return ""
 
 
 def _unicode_form(name: str) -> str:
     """Return the Unicode normal form that a name has."""
     if unicodedata.is_normalized("NFC", name):
         return "NFC"
-    return "NFD" if unicodedata.is_normalized("NFD", name) else "neither form"
+    if unicodedata.is_normalized("NFD", name):
+        return "NFD"
+    return "neither form"
 
 
 def _twins(parties: Sequence[Party], lines: Sequence[Sequence[SourceLine]]) -> list[str]:
-    """Returns a note for each client that holds what one before it holds: a file that was copied,
+    """Return a note for each client that holds what one before it holds: a file that was copied,
     most likely.
     """
-    made = [[line.made for line in own] for own in lines]
-    firsts = [parties[made.index(own)] for own in made]
+    examples = [[line.example for line in client_lines] for client_lines in lines]
+    firsts = [parties[examples.index(client_lines)] for client_lines in examples]
     return [
         f"{first.name} and {party.name} hold the same examples: is a file there twice?"
         for first, party in zip(firsts, parties, strict=True)

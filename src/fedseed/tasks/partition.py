@@ -77,22 +77,22 @@ class Dirichlet(_Partitioner):
         groups = list(by_label.values())
         fewest = 0
         for attempt in range(ATTEMPTS):
-            dealt: Partition = [[] for _ in range(clients)]
+            parts: Partition = [[] for _ in range(clients)]
             for number, indices in enumerate(groups):
                 stream = derive(seed, Domain.PARTITION, attempt, number)
                 for index, client in zip(
                     indices, self._urn(len(indices), clients, stream), strict=True
                 ):
-                    dealt[client].append(index)
-            smallest = min(len(mine) for mine in dealt)
+                    parts[client].append(index)
+            smallest = min(len(mine) for mine in parts)
             if smallest >= self.minimum:
-                return [sorted(mine) for mine in dealt]
+                return [sorted(mine) for mine in parts]
             fewest = max(fewest, smallest)
         raise RecipeError(
             f"task.partition.minimum = {self.minimum}: in {ATTEMPTS:,} draws with alpha = "
-            f"{self.alpha} for {clients} "
-            f"clients and {len(labels):,} examples of {len(groups)} labels, the smallest client "
-            f"never had more than {fewest}; raise alpha, or lower minimum or the number of clients"
+            f"{self.alpha} for {clients} clients and {len(labels):,} examples of {len(groups)} "
+            f"labels, the smallest client never had more than {fewest}; raise alpha, or lower "
+            "minimum or the number of clients"
         )
 
     def _urn(self, count: int, clients: int, stream: int) -> list[int]:
@@ -128,7 +128,7 @@ class Quantity(_Partitioner):
         sizes = Dirichlet(alpha=self.alpha, minimum=self.minimum).deal(
             [0] * len(labels), clients, seed
         )
-        return [sorted(order[i] for i in mine) for mine in sizes]
+        return [sorted(map(order.__getitem__, mine)) for mine in sizes]
 
 
 class ByField(_Partitioner):
@@ -157,11 +157,14 @@ class ByField(_Partitioner):
                 f"({', '.join(values[:12])}{', ...' if len(values) > 12 else ''}), each for one "
                 "client; leave task.clients out, or take fewer"
             )
-        dealt = [[i for i, label in enumerate(labels) if str(label) == value] for value in values]
+        indices: dict[str, list[int]] = {value: [] for value in values}
+        for i, label in enumerate(labels):
+            indices[str(label)].append(i)
+        parts = list(indices.values())
         if clients is None or clients == len(values):
-            return dealt
+            return parts
         merged: list[list[int]] = [[] for _ in range(clients)]
-        for mine in sorted(dealt, key=len, reverse=True):
+        for mine in sorted(parts, key=len, reverse=True):
             min(merged, key=len).extend(mine)
         return [sorted(mine) for mine in merged]
 
@@ -169,9 +172,9 @@ class ByField(_Partitioner):
 AnyPartition = Annotated[IID | Dirichlet | Quantity | ByField, Field(discriminator="kind")]
 
 
-def _enough(examples: int, clients: PositiveInt, each: int) -> None:
-    if clients * each > examples:
+def _enough(examples: int, clients: PositiveInt, minimum: int) -> None:
+    if clients * minimum > examples:
         raise RecipeError(
-            f"task.clients = {clients}: {examples:,} examples are not enough for at least {each} "
-            "each"
+            f"task.clients = {clients}: {examples:,} examples are not enough for at least "
+            f"{minimum} each"
         )

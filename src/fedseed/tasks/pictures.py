@@ -12,6 +12,7 @@ Alpaydin, Kaynak: "Optical Recognition of Handwritten Digits", UCI Machine Learn
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -22,7 +23,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from fedseed.errors import RecipeError, to_install
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import Picture, TaskData
-from fedseed.tasks.dealt import DealtTask, Labelled, picked
+from fedseed.tasks.dealt import DealtTask, Labelled, pick
 from fedseed.tasks.files import data_folder, read_text
 
 SIDE = 32  # pixels of CIFAR's
@@ -51,32 +52,34 @@ class PictureTask(DealtTask):
     evaluation: PositiveInt | None = None
 
     @abstractmethod
-    def read(self) -> tuple[Sequence[Labelled], Sequence[Picture], tuple[str, ...]]:
-        """Returns the train part with what partitions go by, the test part, and names of classes.
+    def read_rows(self) -> tuple[Sequence[Labelled], Sequence[Picture], tuple[str, ...]]:
+        """Return the train part with what partitions go by, the test part, and names of classes.
 
         Raises as `load`.
         """
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
-        train, test, classes = self.read()
+        train, test, classes = self.read_rows()
         order = permutation(self.seed, Domain.PARTITION, len(train), 0).tolist()
-        wanted = len(order) if self.examples is None else self.validation + self.examples
-        if wanted > len(order) or self.validation >= wanted:
-            asked = (
+        count = len(order) if self.examples is None else self.validation + self.examples
+        if count > len(order) or self.validation >= count:
+            request = (
                 f"task.examples = {self.examples or 'all'} and task.validation = {self.validation}"
             )
-            raise RecipeError(f"{asked}: the train part has {len(order):,} pictures")
-        held = picked(train, order[self.validation : wanted])
+            raise RecipeError(f"{request}: the train part has {len(order):,} pictures")
+        client_pictures = pick(train, order[self.validation : count])
         validation = [train[i].example for i in order[: self.validation]]
-        evaluation = picked(
+        evaluation = pick(
             test, permutation(self.seed, Domain.PARTITION, len(test), 1)[: self.evaluation]
         )
-        about = (
-            f"{len(held):,} training and {len(validation):,} validation pictures of {len(order):,} "
-            "in the train part, "
-            f"{len(evaluation):,} test pictures of {len(test):,}, {len(classes)} classes"
+        notes = (
+            f"{len(client_pictures):,} training and {len(validation):,} validation pictures of "
+            f"{len(order):,} in the train part, {len(evaluation):,} test pictures of "
+            f"{len(test):,}, {len(classes)} classes"
         )
-        return held, TaskData((), {"": evaluation}, validation, (about,), classes=classes)
+        return client_pictures, TaskData(
+            (), {"": evaluation}, validation, (notes,), classes=classes
+        )
 
 
 class CIFAR(PictureTask):
@@ -94,10 +97,11 @@ class CIFAR(PictureTask):
     # a record's, in their order: the file of names
     labels: ClassVar[Mapping[str, str]]
 
-    def read(self) -> tuple[list[Labelled], list[Picture], tuple[str, ...]]:
+    def read_rows(self) -> tuple[list[Labelled], list[Picture], tuple[str, ...]]:
         hint = f"give {self.archive} of www.cs.toronto.edu/~kriz/cifar.html (the binary version)"
         folder = data_folder(self.path, hint)
-        folder = folder / self.archive if (folder / self.archive).is_dir() else folder
+        if (folder / self.archive).is_dir():
+            folder = folder / self.archive
         if not (folder / self.test_file).is_file():
             raise RecipeError(
                 f'task.path = "{self.path}": the folder has no {self.test_file}; {hint}'
@@ -107,17 +111,21 @@ class CIFAR(PictureTask):
             field: [line.strip() for line in text.split("\n") if line.strip()]
             for field, text in texts.items()
         }
-        by = next((field for field in self.fields if self.dealt_by(field)), "class")
-        train = [
-            one for file in self.train_files for one in self._pictures(folder / file, names, by)
-        ]
-        test = [one.example for one in self._pictures(folder / self.test_file, names, by)]
+        field_name = next((field for field in self.fields if self.dealt_by(field)), "class")
+        train = list(
+            chain.from_iterable(
+                self._pictures(folder / file, names, field_name) for file in self.train_files
+            )
+        )
+        test = [one.example for one in self._pictures(folder / self.test_file, names, field_name)]
         return train, test, tuple(names["class"])
 
     def _pictures(
-        self, path: Path, names: Mapping[str, Sequence[str]], by: str
+        self, path: Path, names: Mapping[str, Sequence[str]], field_name: str
     ) -> Iterator[Labelled]:
-        """Yields the pictures of a file, each with the name of its label of the field `by`."""
+        """Yield the pictures of a file, each with the name of its label of the field "
+        "`field_name`.
+        """
         width = len(self.labels) + 3 * SIDE * SIDE
         try:
             data = np.frombuffer(path.read_bytes(), np.uint8)
@@ -134,7 +142,7 @@ class CIFAR(PictureTask):
                     numbers = f"a number from 0 to {len(names[field]) - 1}"
                     raise RecipeError(f"{path} record {number}: {field} is {numbers}, not {label}")
             pixels = record[len(self.labels) :].reshape(3, SIDE, SIDE).transpose(1, 2, 0)
-            yield Labelled(Picture(pixels, labels["class"]), names[by][labels[by]])
+            yield Labelled(Picture(pixels, labels["class"]), names[field_name][labels[field_name]])
 
 
 class CIFAR10Task(CIFAR):
@@ -167,7 +175,7 @@ class CIFAR100Task(CIFAR):
 
 
 def digit_pictures(classes: Sequence[int], start: int = 0, stop: int = -BASE) -> list[Picture]:
-    """Returns scikit-learn's images of some digits, each labelled by its digit's place in
+    """Return scikit-learn's images of some digits, each labelled by its digit's place in
     `classes`.
 
     All images are in a fixed random order; a pixel is from 0 (paper) to 255 (ink).
@@ -209,9 +217,9 @@ class DigitsTask(PictureTask):
     classes: list[int] = Field(default_factory=lambda: list(range(10)))
     validation: NonNegativeInt = 200
 
-    def read(self) -> tuple[list[Labelled], list[Picture], tuple[str, ...]]:
-        wanted = set(self.classes)
-        if not 2 <= len(self.classes) == len(wanted) or not wanted <= set(range(10)):
+    def read_rows(self) -> tuple[list[Labelled], list[Picture], tuple[str, ...]]:
+        digits = set(self.classes)
+        if not 2 <= len(self.classes) == len(digits) or not digits <= set(range(10)):
             raise RecipeError(
                 f"task.classes = {self.classes}: two or more different digits from 0 to 9 are "
                 "needed"

@@ -40,29 +40,29 @@ def read_preference(row: Record, style: ChatStyle, as_chat: bool) -> Preference 
         The pair; `Unusable` if both answers are the same, or marked not to be learnt.
 
     Raises:
-        RecipeError: an answer is missing or malformed, or nothing says what the prompt is.
+        RecipeError: an answer is missing or malformed, or the prompt is not known.
     """
     prompt = next((name for name in PROMPTS if row.values.get(name) is not None), PROMPTS[0])
     row = _with_parsed_messages(row, (prompt, *SIDES))
     if any(isinstance(row.values.get(name), list | Mapping) for name in (prompt, *SIDES)):
         return _of_messages(row, prompt, style)
-    asked, chosen, rejected = _texts(row, prompt)
-    if chosen.strip() == rejected.strip():
+    prompt_text, chosen_text, rejected_text = _texts(row, prompt)
+    if chosen_text.strip() == rejected_text.strip():
         return SAME
     if not as_chat:
-        return Preference(Example(asked, chosen), Example(asked, rejected))
+        return Preference(Example(prompt_text, chosen_text), Example(prompt_text, rejected_text))
     arguments = with_arguments(style, row)
     system = _system(row)
 
     def chat(answer: str) -> Chat:
         turns = [
             *system,
-            {"role": "user", "content": asked.strip()},
+            {"role": "user", "content": prompt_text.strip()},
             {"role": "assistant", "content": answer.strip()},
         ]
-        return chat_of(turns, [], arguments, row.where)
+        return chat_of(turns, [], arguments, row.place)
 
-    return Preference(chat(chosen), chat(rejected))
+    return Preference(chat(chosen_text), chat(rejected_text))
 
 
 def _texts(row: Record, prompt: str) -> tuple[str, str, str]:
@@ -70,94 +70,101 @@ def _texts(row: Record, prompt: str) -> tuple[str, str, str]:
 
     The prompt ends before a blank, so that no word is cut into two.
     """
-    chosen, rejected = (str(row.field(name, str)) for name in SIDES)
+    chosen_text, rejected_text = (str(row.field(name, str)) for name in SIDES)
     if row.values.get(prompt) is not None:
-        return str(row.field(prompt, str)), chosen, rejected
-    other = likely_prompt(row.values)
-    if other is not None and str(row.values[other]).strip() not in chosen:
+        return str(row.field(prompt, str)), chosen_text, rejected_text
+    likely_field = likely_prompt(row.values)
+    if likely_field is not None and str(row.values[likely_field]).strip() not in chosen_text:
         raise RecipeError(
-            f'{row.where}: it has no "prompt"; if "{other}" is what was asked, say so: '
-            f"task.fields = {{prompt = {json.dumps(other)}}}"
+            f'{row.place}: it has no "prompt"; if "{likely_field}" is what was asked, say so: '
+            f"task.fields = {{prompt = {json.dumps(likely_field)}}}"
         )
     length = 0
-    shorter = min(len(chosen), len(rejected))
-    while length < shorter and chosen[length] == rejected[length]:
+    shorter = min(len(chosen_text), len(rejected_text))
+    while length < shorter and chosen_text[length] == rejected_text[length]:
         length += 1
-    begin = max((place for place in range(length) if chosen[place].isspace()), default=0)
-    while begin and chosen[begin - 1].isspace():
+    begin = max((place for place in range(length) if chosen_text[place].isspace()), default=0)
+    while begin and chosen_text[begin - 1].isspace():
         begin -= 1
     if not begin:
         raise RecipeError(
-            f'{row.where}: it has no "prompt", and "{CHOSEN}" and "{REJECTED}" do not begin with '
+            f'{row.place}: it has no "prompt", and "{CHOSEN}" and "{REJECTED}" do not begin with '
             "the same words; give the prompt a field of its own (task.fields says which one it is)"
         )
-    return chosen[:begin], chosen[begin:], rejected[begin:]
+    return chosen_text[:begin], chosen_text[begin:], rejected_text[begin:]
 
 
 def _of_messages(row: Record, prompt: str, style: ChatStyle) -> Preference | Unusable:
     """Return the pair of a row whose prompt or answers are lists of messages."""
-    asked: list[Message] = []
+    prompt_messages: list[Message] = []
     if row.values.get(prompt) is not None:
-        asked = messages_of(row, prompt, "user")[0]
+        prompt_messages = messages_of(row, prompt, "user")[0]
     answers = [messages_of(row, name, "assistant") for name in SIDES]
     turns, marks = [list(one) for one, _ in answers], [list(one) for _, one in answers]
     if not all(turns):
-        raise RecipeError(f'{row.where}: "{CHOSEN}" and "{REJECTED}" need a message each')
-    if any(one[0]["role"] != "assistant" for one in turns):  # whole conversations
-        common = _common_prompt(row, asked, prompt, turns)
-        asked = turns[0][:common]
+        raise RecipeError(f'{row.place}: "{CHOSEN}" and "{REJECTED}" need a message each')
+    if {one[0]["role"] for one in turns} != {"assistant"}:  # whole conversations
+        common = _common_prompt(row, prompt_messages, prompt, turns)
+        prompt_messages = turns[0][:common]
         turns, marks = [one[common:] for one in turns], [one[common:] for one in marks]
     for name, one in zip(SIDES, turns, strict=True):
-        if not asked or not any(turn["role"] == "assistant" for turn in one):
+        if not prompt_messages or not _has_answer(one):
             raise RecipeError(
-                f'{row.where}: "prompt" needs a message, and "{name}" one of the assistant after it'
+                f'{row.place}: "prompt" needs a message, and "{name}" one of the assistant after it'
             )
     if turns[0] == turns[1]:
         return SAME
-    if asked[0]["role"] != "system":
-        asked = [*_system(row), *asked]
-    unlearnt = [False if turn["role"] == "assistant" else None for turn in asked]
+    if prompt_messages[0]["role"] != "system":
+        prompt_messages = [*_system(row), *prompt_messages]
+    unlearnt = [False if turn["role"] == "assistant" else None for turn in prompt_messages]
     chats = [
-        marked_chat([*asked, *one], [*unlearnt, *own], row, style)
-        for one, own in zip(turns, marks, strict=True)
+        marked_chat([*prompt_messages, *one], [*unlearnt, *answer_marks], row, style)
+        for one, answer_marks in zip(turns, marks, strict=True)
     ]
-    for chat in chats:
-        if isinstance(chat, Unusable):
-            return chat
-    chosen, rejected = (chat for chat in chats if isinstance(chat, Chat))
-    return Preference(chosen, rejected)
+    chosen_chat, rejected_chat = chats
+    if isinstance(chosen_chat, Unusable):
+        return chosen_chat
+    if isinstance(rejected_chat, Unusable):
+        return rejected_chat
+    return Preference(chosen_chat, rejected_chat)
+
+
+def _has_answer(turns: Sequence[Message]) -> bool:
+    return any(turn["role"] == "assistant" for turn in turns)
 
 
 def _common_prompt(
-    row: Record, asked: Sequence[Message], prompt: str, turns: Sequence[Sequence[Message]]
+    row: Record, prompt_messages: Sequence[Message], prompt: str, turns: Sequence[Sequence[Message]]
 ) -> int:
     """Return with how many messages two conversations begin that are their prompt.
 
     Args:
         row: where they stand.
-        asked: what stands beside them as a prompt; it must be in their beginning.
+        prompt_messages: what stands beside them as a prompt; it must be in their beginning.
         prompt: what the row calls it.
         turns: both conversations.
     """
-    chosen, rejected = turns
+    chosen_turns, rejected_turns = turns
     common = 0
-    most = min(len(chosen), len(rejected)) - 1  # an answer is left of each
-    while common < most and chosen[common] == rejected[common]:
+    longest = min(len(chosen_turns), len(rejected_turns)) - 1  # an answer is left of each
+    while common < longest and chosen_turns[common] == rejected_turns[common]:
         common += 1
     if not common:
         raise RecipeError(
-            f'{row.where}: "{CHOSEN}" and "{REJECTED}" are conversations that begin differently: '
+            f'{row.place}: "{CHOSEN}" and "{REJECTED}" are conversations that begin differently: '
             "they need a common prompt"
         )
-    begin = chosen[:common]
+    begin = chosen_turns[:common]
     texts = {text_of(turn).strip() for turn in begin}
-    if any(text_of(turn).strip() not in texts for turn in asked):
+    if any(text_of(turn).strip() not in texts for turn in prompt_messages):
         raise RecipeError(
-            f'{row.where}: "{prompt}" is not in the messages with which "{CHOSEN}" and '
+            f'{row.place}: "{prompt}" is not in the messages with which "{CHOSEN}" and '
             f'"{REJECTED}" begin: put it into them, or leave in them what answers it alone'
         )
-    if len(asked) > 1:  # a prompt in messages says where it ends
-        return min(common, len(asked)) if list(begin[: len(asked)]) == list(asked) else common
+    if len(prompt_messages) > 1:  # a prompt in messages has its own end
+        if list(begin[: len(prompt_messages)]) == list(prompt_messages):
+            return min(common, len(prompt_messages))
+        return common
     return common
 
 
@@ -171,7 +178,7 @@ def _system(row: Record) -> list[Message]:
 
 def _with_parsed_messages(row: Record, names: Sequence[str]) -> Record:
     """Return a row with lists of messages where a table has them as JSON text."""
-    found: dict[str, Any] = {}
+    parsed_fields: dict[str, Any] = {}
     for name in names:
         value = row.values.get(name)
         if not isinstance(value, str) or not value.lstrip().startswith("[{"):
@@ -181,5 +188,7 @@ def _with_parsed_messages(row: Record, names: Sequence[str]) -> Record:
         except ValueError:  # a text that begins like that
             continue
         if all(isinstance(turn, Mapping) and ("role" in turn or "from" in turn) for turn in parsed):
-            found[name] = parsed
-    return replace(row, values={**row.values, **found}) if found else row
+            parsed_fields[name] = parsed
+    if parsed_fields:
+        return replace(row, values={**row.values, **parsed_fields})
+    return row

@@ -2,21 +2,25 @@
 
 
 def short_prompt(instruction: str, input: str = "") -> str:
-    """Returns the project's own short form: little besides the instruction and its input."""
-    given = f"### Input:\n{input}\n\n" if input else ""
-    return f"### Instruction:\n{instruction}\n\n{given}### Response:\n"
+    """Return the project's own short form: little besides the instruction and its input."""
+    input_part = ""
+    if input:
+        input_part = f"### Input:\n{input}\n\n"
+    return f"### Instruction:\n{instruction}\n\n{input_part}### Response:\n"
 
 
 def question_prompt(instruction: str, input: str = "") -> str:
-    """Returns a question and "Answer:" after it: a form that the small base has not been trained
+    """Return a question and "Answer:" after it: a form that the small base has not been trained
     with.
     """
-    asked = f"{instruction}\n{input}" if input else instruction
-    return f"Question: {asked}\nAnswer:"
+    question = instruction
+    if input:
+        question = f"{instruction}\n{input}"
+    return f"Question: {question}\nAnswer:"
 
 
 def alpaca_prompt(instruction: str, input: str = "", context_said: bool = False) -> str:
-    """Returns the well-known Alpaca template, in its form with or without an input.
+    """Return the well-known Alpaca template, in its form with or without an input.
 
     It ends at the colon.
 

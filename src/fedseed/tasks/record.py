@@ -11,7 +11,7 @@ from fedseed.tasks.data import ClientData, TaskData
 
 DIGEST_BYTES = 16
 # fields of examples that say where they were read and what was noticed, not what they are
-ASIDE = frozenset(("where", "remarks"))
+ASIDE = frozenset(("place", "remarks"))
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class DataPart:
     digest: str
 
     @classmethod
-    def of(cls, examples: Sequence[Any]) -> "DataPart":
+    def from_examples(cls, examples: Sequence[Any]) -> "DataPart":
         """Return the record of some examples."""
         return cls(len(examples), digest_of(examples))
 
@@ -38,7 +38,7 @@ def record_of(data: TaskData) -> DataRecord:
 
 def clients_record(clients: Iterable[ClientData]) -> DataRecord:
     """Return the record of clients' examples."""
-    return {f"client {client.name}": DataPart.of(client.examples) for client in clients}
+    return {f"client {client.name}": DataPart.from_examples(client.examples) for client in clients}
 
 
 def held_out_record(
@@ -51,13 +51,17 @@ def held_out_record(
         validation: examples to choose settings on.
         whose: the client that holds them; "": all clients share them.
     """
-    of_client = f" of {whose}" if whose else ""
+    of_client = ""
+    if whose:
+        of_client = f" of {whose}"
     record = {}
     for prefix, examples in sets.items():
-        name = f' "{prefix.rstrip("_")}"' if prefix else ""
-        record[f"the held-out examples{name}{of_client}"] = DataPart.of(examples)
+        name = ""
+        if prefix:
+            name = f' "{prefix.rstrip("_")}"'
+        record[f"the held-out examples{name}{of_client}"] = DataPart.from_examples(examples)
     if validation:
-        record[f"the validation examples{of_client}"] = DataPart.of(validation)
+        record[f"the validation examples{of_client}"] = DataPart.from_examples(validation)
     return record
 
 
@@ -66,7 +70,7 @@ def record_to_json(record: DataRecord) -> dict[str, Any]:
     return {name: [part.examples, part.digest] for name, part in record.items()}
 
 
-def record_from_json(said: Any) -> DataRecord:
+def record_from_json(table: Any) -> DataRecord:
     """Return the inverse of `record_to_json`.
 
     Raises:
@@ -75,20 +79,20 @@ def record_from_json(said: Any) -> DataRecord:
     try:
         return {
             str(name): DataPart(int(examples), str(digest))
-            for name, (examples, digest) in said.items()
+            for name, (examples, digest) in table.items()
         }
     except (AttributeError, TypeError) as error:
         raise ValueError("no record of data") from error
 
 
-def describe_changes(before: DataRecord, now: DataRecord) -> list[str]:
+def describe_changes(earlier: DataRecord, current: DataRecord) -> list[str]:
     """Return the differences between two records, a text for each part.
 
     Parts that can't be hashed are compared by their number of examples.
     """
     changes = []
-    for name in dict.fromkeys([*before, *now]):
-        old, new = before.get(name), now.get(name)
+    for name in dict.fromkeys([*earlier, *current]):
+        old, new = earlier.get(name), current.get(name)
         if old is None or new is None:
             changes.append(f"{name} ({'not there' if old is None else 'there'} then)")
         elif old.examples != new.examples:
@@ -132,7 +136,9 @@ def _feed(hashed: Any, value: Any) -> None:
         for part in value:
             _feed(hashed, part)
     else:
-        array = value if isinstance(value, np.ndarray) else _as_array(value)
+        array = value
+        if not isinstance(value, np.ndarray):
+            array = _as_array(value)
         _feed(hashed, f"array {array.dtype} {array.shape}")
         hashed.update(np.ascontiguousarray(array).tobytes())
 

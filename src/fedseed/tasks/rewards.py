@@ -20,7 +20,7 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.registry import load_module, one_line, resolve
 from fedseed.tasks import metrics
 from fedseed.tasks.data import Example
-from fedseed.text import shown
+from fedseed.text import show_text
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class RewardSettings(BaseModel):
         return None
 
     def load(self) -> Reward:
-        """Returns the function.
+        """Return the function.
 
         Raises RecipeError if its file can't be run, or has no such function.
         """
@@ -80,16 +80,16 @@ class RewardSettings(BaseModel):
                 score([answer], [example.answers or (example.response,)]) / 100
             )
         source, _, name = str(self.function).rpartition(":")
-        found = getattr(load_module(source, "reward.function:"), name, None)
-        if not callable(found):
+        function = getattr(load_module(source, "reward.function:"), name, None)
+        if not callable(function):
             raise RecipeError(
                 f'reward.function = "{self.function}": {source} has no function {name}'
             )
-        return found
+        return function
 
 
-def placed(function: str, folder: Path | None) -> str:
-    """Returns the function with its file's absolute path.
+def resolve_function(function: str, folder: Path | None) -> str:
+    """Return the function with its file's absolute path.
 
     A relative one begins at `folder` (None: where we work).
     """
@@ -110,14 +110,14 @@ class Judge:
         seconds: how long it may take for one answer; None: as long as it likes.
     """
 
-    def __init__(self, function: Reward, about: str = "", seconds: float | None = None) -> None:
+    def __init__(self, function: Reward, name: str = "", seconds: float | None = None) -> None:
         self.function = function
         self.seconds = seconds
-        self.about = about or str(getattr(function, "__qualname__", function))
+        self.about = name or str(getattr(function, "__qualname__", function))
         self._warned = False
 
     def __call__(self, examples: Sequence[Example], answers: Sequence[str]) -> list[float]:
-        """Returns rewards; NaN (logged once) where one is not finite.
+        """Return rewards; NaN (logged once) where one is not finite.
 
         Raises FedseedError if one is no number.
         """
@@ -137,15 +137,19 @@ class Judge:
         try:
             number = float("no") if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, OverflowError) as error:
-            what = f"returned {shown(repr(value), SHOWN)} ({type(value).__name__}), not a number"
-            raise self._error(what, example, answer) from error
+            problem = (
+                f"returned {show_text(repr(value), SHOWN)} ({type(value).__name__}), not a number"
+            )
+            raise self._error(problem, example, answer) from error
         if not isfinite(number) and not self._warned:
             self._warned = True
             logger.warning(
                 "%s",
                 self._error(f"returned {number}: such an estimate is left out", example, answer),
             )
-        return number if isfinite(number) else nan
+        if isfinite(number):
+            return number
+        return nan
 
     def _call(self, example: Example, answer: str) -> Any:
         """Call the function; with a time limit in a thread, which is left alone if it is late.
@@ -174,6 +178,6 @@ class Judge:
             raise error
         return value
 
-    def _error(self, what: str, example: Example, answer: str) -> FedseedError:
-        prompt, said = (shown(repr(text), SHOWN) for text in (example.prompt, answer))
-        return FedseedError(f"reward {self.about} {what}; prompt {prompt}, answer {said}")
+    def _error(self, problem: str, example: Example, answer: str) -> FedseedError:
+        prompt, answer_text = (show_text(repr(text), SHOWN) for text in (example.prompt, answer))
+        return FedseedError(f"reward {self.about} {problem}; prompt {prompt}, answer {answer_text}")

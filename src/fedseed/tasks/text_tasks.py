@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -44,7 +45,9 @@ Files = Mapping[str, Sequence[str]]
 FORMS: dict[str, Callable[[str], str] | dict[str, str]] = {
     "": str,
     "strip": str.strip,
-    "question": lambda text: (asked := text.rstrip().removesuffix("?"))[:1].upper() + asked[1:],
+    "question": lambda text: (
+        (question := text.rstrip().removesuffix("?"))[:1].upper() + question[1:]
+    ),
     "clause": lambda text: text.rstrip().removesuffix("."),
     "after": lambda text: text if text.split(" ")[0] == "I" else text[:1].lower() + text[1:],
     "link": {"cause": "because", "effect": "so"},
@@ -90,7 +93,7 @@ class DrawnTask(DealtTask):
 
     @abstractmethod
     def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
-        """Returns training examples, validation examples, and what else there is to say of them.
+        """Return training examples, validation examples, and what else there is to say of them.
 
         Args:
             rows: the train file's examples in a random order.
@@ -105,47 +108,48 @@ class DrawnTask(DealtTask):
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         folder = data_folder(self.path, self.hint)
-        train, missed = self._read(folder, self.train_files)
+        train, missed = self._read_file(folder, self.train_files)
         order = [train[i] for i in permutation(self.seed, Domain.PARTITION, len(train), TRAIN)]
-        held, validation, more = self.draw(order)
-        drawn_of = (
-            f"{len(held):,} training and {len(validation):,} validation examples of {len(train):,}"
-        )
-        tests, counts = {}, [f"{drawn_of} in the train file{more}"]
+        client_numbers, validation, draw_notes = self.draw(order)
+        drawn = f"{len(client_numbers):,} training and {len(validation):,} validation examples"
+        tests, counts = {}, [f"{drawn} of {len(train):,} in the train file{draw_notes}"]
         for number, (prefix, names) in enumerate(self.test_files.items()):
-            rows, too = self._read(folder, names)
-            drawn = permutation(self.seed, Domain.PARTITION, len(rows), TEST + number)[
+            rows, reading_notes = self._read_file(folder, names)
+            order_drawn = permutation(self.seed, Domain.PARTITION, len(rows), TEST + number)[
                 : self.evaluation
             ]
-            tests[prefix] = [rows[i].example for i in drawn]
-            kind = f"{prefix.rstrip('_')} test" if prefix else "test"
-            counts.append(f"{len(drawn):,} {kind} examples of {len(rows):,}")
-            missed += too
+            tests[prefix] = [rows[i].example for i in order_drawn]
+            kind = "test"
+            if prefix:
+                kind = f"{prefix.rstrip('_')} test"
+            counts.append(f"{len(order_drawn):,} {kind} examples of {len(rows):,}")
+            missed += reading_notes
         notes = [f"{', '.join(counts)} in the {self.test_is} file"]
         if missed:
             notes.append(f"{missed:,} rows left out ({self.left_out})")
-        return held, TaskData((), tests, [row.example for row in validation], tuple(notes))
+        return client_numbers, TaskData(
+            (), tests, [row.example for row in validation], tuple(notes)
+        )
 
-    def _read(self, folder: Path, names: Sequence[str]) -> tuple[list[Labelled], int]:
-        """Returns the examples of a file, and how many of its rows became none."""
+    def _read_file(self, folder: Path, names: Sequence[str]) -> tuple[list[Labelled], int]:
+        """Return the examples of a file, and how many of its rows became none."""
         path = next((folder / name for name in names if (folder / name).is_file()), None)
         if path is None:
             raise RecipeError(
                 f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}'
             )
-        read, inside = (
-            READERS.get(path.suffix, read_records),
-            list(filter(None, self.rows.split("."))),
-        )
-        made = [self.example_of(row) for whole in read(path) for row in _rows_in(whole, inside)]
-        found = [one for one in made if one is not None]
-        if not found:
-            raise RecipeError(f"{path}: it has no row{' that can be used' if made else ''}")
-        return found, len(made) - len(found)
+        read_file = READERS.get(path.suffix, read_records)
+        inside = list(filter(None, self.rows.split(".")))
+        rows = chain.from_iterable(_rows_in(whole, inside) for whole in read_file(path))
+        examples = [self.example_of(row) for row in rows]
+        usable = [one for one in examples if one is not None]
+        if not usable:
+            raise RecipeError(f"{path}: it has no row{' that can be used' if examples else ''}")
+        return usable, len(examples) - len(usable)
 
 
 def _rows_in(whole: Record, place: Sequence[str]) -> Iterator[Record]:
-    """Yields the objects that lie at a place in another (text_tasks.toml), with the fields of those
+    """Yield the objects that lie at a place in another (text_tasks.toml), with the fields of those
     they lie in.
     """
     if not place:
@@ -153,24 +157,22 @@ def _rows_in(whole: Record, place: Sequence[str]) -> Iterator[Record]:
         return
     name, *rest = place
     if name == "*":  # all fields of an object of objects
-        found = [
-            Record(one.where, {"key": key, **one.values})
-            for key in whole.values
-            for one in [whole.record(key)]
-        ]
+        records = []
+        for key in whole.values:
+            one = whole.record(key)
+            records.append(Record(one.place, {"key": key, **one.values}))
     else:
-        more = (
-            [whole.record(name)]
-            if isinstance(whole.values.get(name), dict)
-            else whole.records(name)
-        )
-        found = [Record(one.where, {**whole.values, **one.values}) for one in more]
-    for one in found:
+        if isinstance(whole.values.get(name), dict):
+            inner_rows = [whole.record(name)]
+        else:
+            inner_rows = whole.records(name)
+        records = [Record(one.place, {**whole.values, **one.values}) for one in inner_rows]
+    for one in records:
         yield from _rows_in(one, rest)
 
 
 def _class_of(row: Record, classes: Sequence[str], field: str) -> int:
-    """Returns the number of a row's class, from a name, or from a number as copies in other formats
+    """Return the number of a row's class, from a name, or from a number as copies in other formats
     have it.
     """
     # JSON's true may be a name
@@ -182,14 +184,14 @@ def _class_of(row: Record, classes: Sequence[str], field: str) -> int:
         return int(text)
     names = list(dict.fromkeys([*classes, *map(str, range(len(classes)))]))
     raise RecipeError(
-        f'{row.where}: "{field}" = {value!r}: {", ".join(names[:-1])} or {names[-1]} is expected'
+        f'{row.place}: "{field}" = {value!r}: {", ".join(names[:-1])} or {names[-1]} is expected'
     )
 
 
 def _filled(prompt: str, row: Record) -> str:
-    """Returns a prompt with a row's fields in it: "{name}", "{object.name}" or "{name:form}"."""
+    """Return a prompt with a row's fields in it: "{name}", "{object.name}" or "{name:form}"."""
 
-    def found(match: re.Match[str]) -> str:
+    def fill(match: re.Match[str]) -> str:
         *objects, name = match[1].split(".")
         inside = reduce(Record.record, objects, row)
         text, form = inside.field(name, str), FORMS[match[2] or ""]
@@ -197,33 +199,33 @@ def _filled(prompt: str, row: Record) -> str:
             return form(text)
         if text not in form:
             raise RecipeError(
-                f'{inside.where}: "{name}" = {text!r}: {" or ".join(form)} is expected'
+                f'{inside.place}: "{name}" = {text!r}: {" or ".join(form)} is expected'
             )
         return form[text]
 
-    return re.sub(r"{([\w.]+)(?::(\w+))?}", found, prompt)
+    return re.sub(r"{([\w.]+)(?::(\w+))?}", fill, prompt)
 
 
 def _prompted(
     table: str, base: type[DrawnTask], **others: type[DrawnTask]
 ) -> tuple[type[DrawnTask], ...]:
-    """Returns the tasks of a table of text_tasks.toml, in its order: subclasses of `base`, or of
+    """Return the tasks of a table of text_tasks.toml, in its order: subclasses of `base`, or of
     the one they name.
     """
     text = resources.files(__package__).joinpath("text_tasks.toml").read_text(encoding="utf-8")
-    made: list[Any] = []
-    for name, said in tomllib.loads(text)[table].items():
-        sizes, kind = said.pop("sizes", {}), others.get(said.pop("base", ""), base)
+    tasks: list[Any] = []
+    for name, settings in tomllib.loads(text)[table].items():
+        sizes, kind = settings.pop("sizes", {}), others.get(settings.pop("base", ""), base)
         fields: dict[str, Any] = {size: (PositiveInt, count) for size, count in sizes.items()}
         fields["name"] = (Literal[name], name)
-        about = f'Settings of the "{name}" task: those of `{kind.__name__}`.'
+        description = f'Settings of the "{name}" task: those of `{kind.__name__}`.'
         task = create_model(
-            f"{name}Task", __base__=kind, __doc__=about, __module__=__name__, **fields
+            f"{name}Task", __base__=kind, __doc__=description, __module__=__name__, **fields
         )
-        for key, value in said.items():
+        for key, value in settings.items():
             setattr(task, key, tuple(value) if isinstance(value, list) else value)
-        made.append(task)
-    return tuple(made)
+        tasks.append(task)
+    return tuple(tasks)
 
 
 class MeZOTask(DrawnTask):
@@ -248,13 +250,13 @@ class MeZOTask(DrawnTask):
     validation: PositiveInt = 500
 
     def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
-        wanted = self.examples + self.validation
-        if wanted > len(rows):
+        count = self.examples + self.validation
+        if count > len(rows):
             raise RecipeError(
                 f"task.examples = {self.examples} and task.validation = {self.validation}: "
-                f"{wanted} rows are needed, the train file in {self.path} has {len(rows)}"
+                f"{count} rows are needed, the train file in {self.path} has {len(rows)}"
             )
-        return rows[: self.examples], rows[self.examples : wanted], ""
+        return rows[: self.examples], rows[self.examples : count], ""
 
     def example_of(self, row: Record) -> Labelled | None:
         """Partitions go by the right option.
@@ -266,9 +268,11 @@ class MeZOTask(DrawnTask):
             tuple(_filled(option, row) for option in self.options),
         )
         number = _class_of(row, self.classes, self.label)
-        gold = self.gold[number] if self.gold else number
-        made = Choice(prompt, options, gold, (), self.teacher_forcing, _filled(self.text, row))
-        return Labelled(made, str(gold) if self.teacher_forcing else options[gold].strip())
+        gold = number
+        if self.gold:
+            gold = self.gold[number]
+        choice = Choice(prompt, options, gold, (), self.teacher_forcing, _filled(self.text, row))
+        return Labelled(choice, str(gold) if self.teacher_forcing else options[gold].strip())
 
 
 class AnswerTask(MeZOTask):
@@ -282,32 +286,37 @@ class AnswerTask(MeZOTask):
     by: ClassVar[str]
 
     def example_of(self, row: Record) -> Labelled | None:
-        prompt, (first, *more) = _filled(self.prompt, row), self.answers
-        given = (first, *(name for name in more if name in row.values))
-        found = [text for name in given for text in _answers(row, name) if text]
-        if not found:
+        prompt, (first, *others) = _filled(self.prompt, row), self.answers
+        fields_given = (first, *(name for name in others if name in row.values))
+        texts = chain.from_iterable(_answers(row, name) for name in fields_given)
+        answer_texts = [text for text in texts if text]
+        if not answer_texts:
             return None
-        made = Example(prompt, f" {found[0]}", tuple(dict.fromkeys(found)), stop="\n")
-        return Labelled(made, row.field(self.by, str))
+        example = Example(
+            prompt, f" {answer_texts[0]}", tuple(dict.fromkeys(answer_texts)), stop="\n"
+        )
+        return Labelled(example, row.field(self.by, str))
 
 
 def _answers(row: Record, name: str) -> Iterator[str]:
-    """Yields the answers of a field, an object or a list of them, as text.
+    """Yield the answers of a field, an object or a list of them, as text.
 
     "" for one of DROP's that has none.
     """
     for answer in (
         row.records(name) if isinstance(row.values.get(name), list) else [row.record(name)]
     ):
-        said = answer.values
-        if "text" in said:
+        values = answer.values
+        if "text" in values:
             yield answer.field("text", str)
-        elif str(said.get("number", "")):
+        elif str(values.get("number", "")):
             yield str(answer.field("number", (str, int, float)))
-        elif said.get("spans"):
+        elif values.get("spans"):
             yield ", ".join(map(str, answer.field("spans", list)))
         else:
-            date = answer.record("date").values if "date" in said else {}
+            date: Mapping[str, Any] = {}
+            if "date" in values:
+                date = answer.record("date").values
             yield " ".join(str(date[part]) for part in ("day", "month", "year") if date.get(part))
 
 
@@ -326,7 +335,7 @@ class EntityTask(MeZOTask):
             start, end = entity.field("start", int), entity.field("end", int)
             if not 0 <= start <= end < len(text):
                 raise RecipeError(
-                    f"{entity.where}: {start} to {end} is no part of the text of {len(text)} "
+                    f"{entity.place}: {start} to {end} is no part of the text of {len(text)} "
                     "characters"
                 )
             entities.append(text[start : end + 1])
@@ -361,33 +370,36 @@ class ClozeTask(DrawnTask):
             return None
         text = _filled(self.prompt, row)
         if text.count(MASK) != 1:
-            raise RecipeError(f"{row.where}: its text has {MASK} in it")
+            raise RecipeError(f"{row.place}: its text has {MASK} in it")
         gold = _class_of(row, self.classes, self.label)
         return Labelled(Cloze(text, tuple(self.words), gold), self.words[gold].strip())
 
     def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
-        """Returns the first k of each class for training and the next k for validation, in the
+        """Return the first k of each class for training and the next k for validation, in the
         order they are in.
         """
-        seen: Counter[int] = Counter()
-        drawn: tuple[list[Labelled], list[Labelled]] = [], []
+        count_by_label: Counter[int] = Counter()
+        halves: tuple[list[Labelled], list[Labelled]] = [], []
         for row in rows:
             gold = row.example.gold
-            if seen[gold] < 2 * self.k:
-                drawn[seen[gold] // self.k].append(row)
-                seen[gold] += 1
+            if count_by_label[gold] < 2 * self.k:
+                halves[count_by_label[gold] // self.k].append(row)
+                count_by_label[gold] += 1
         for label, word in enumerate(self.words):
-            if not seen[label]:
+            if not count_by_label[label]:
                 raise RecipeError(
                     f'task.path = "{self.path}": no row of the train file has class {label} '
                     f"({word[1:]})"
                 )
-        few = [
-            f"{word[1:]} {seen[label]:,}"
+        scarce = [
+            f"{word[1:]} {count_by_label[label]:,}"
             for label, word in enumerate(self.words)
-            if seen[label] < 2 * self.k
+            if count_by_label[label] < 2 * self.k
         ]
-        return *drawn, f" (fewer than 2 x {self.k} rows: {', '.join(few)})" if few else ""
+        note = ""
+        if scarce:
+            note = f" (fewer than 2 x {self.k} rows: {', '.join(scarce)})"
+        return *halves, note
 
 
 def _lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, str]]:
@@ -397,28 +409,28 @@ def _lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, str]]:
 
 
 def _trees(path: Path) -> Iterator[Record]:
-    """Yields the sentences of a treebank, each with its root's class."""
+    """Yield the sentences of a treebank, each with its root's class."""
     brackets = {"-LRB-": "(", "-RRB-": ")"}
-    for where, line in _lines(path):
+    for place, line in _lines(path):
         leaves = re.findall(r"\(\d ([^()]+)\)", line)
         if not re.match(r"\(\d ", line) or not leaves or line.count("(") != line.count(")"):
-            raise RecipeError(f"{where}: a tree is expected, such as (3 (2 It) (4 works))")
+            raise RecipeError(f"{place}: a tree is expected, such as (3 (2 It) (4 works))")
         yield Record(
-            where, {"label": line[1], "text": " ".join(brackets.get(leaf, leaf) for leaf in leaves)}
+            place, {"label": line[1], "text": " ".join(brackets.get(leaf, leaf) for leaf in leaves)}
         )
 
 
 def _labelled(path: Path) -> Iterator[Record]:
-    """Yields TREC's rows: a class, a colon, a finer class, and the question."""
-    for where, line in _lines(path, "latin-1"):
+    """Yield TREC's rows: a class, a colon, a finer class, and the question."""
+    for place, line in _lines(path, "latin-1"):
         label, space, text = line.partition(" ")
         coarse, colon, _ = label.partition(":")
         if not space or not colon:
             raise RecipeError(
-                f"{where}: class, colon, finer class and a question are expected, as HUM:ind Who "
+                f"{place}: class, colon, finer class and a question are expected, as HUM:ind Who "
                 "..."
             )
-        yield Record(where, {"label": coarse, "text": text})
+        yield Record(place, {"label": coarse, "text": text})
 
 
 READERS: Mapping[str, Callable[[Path], Iterable[Record]]] = {  # by a file's ending

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from itertools import cycle
+from itertools import chain, cycle
 from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
@@ -31,7 +31,7 @@ _WORDS = tomllib.loads(
 TOPICS: Mapping[str, Sequence[str]] = _WORDS["topics"]
 GOOD, BAD, PLAIN = _WORDS["good"], _WORDS["bad"], _WORDS["plain"]
 JOINTS = (",", "and", "but")
-NOUNS = tuple(noun for nouns in TOPICS.values() for noun in nouns)
+NOUNS = tuple(chain.from_iterable(TOPICS.values()))
 
 
 @dataclass(frozen=True)
@@ -44,40 +44,42 @@ class Review:
 
 
 def write_review(rng: random.Random) -> Review:
-    """Returns a review of three clauses about two or three nouns of one topic, whose qualities lean
+    """Return a review of three clauses about two or three nouns of one topic, whose qualities lean
     to one side.
     """
     names = list(TOPICS)
     while True:
-        topic, wanted = rng.randrange(len(TOPICS)), rng.random() < 0.5
+        topic, is_positive = rng.randrange(len(TOPICS)), rng.random() < 0.5
         nouns = rng.sample(TOPICS[names[topic]], 3)
         # one in two reviews strays from its topic with one of them
         if rng.random() < 0.5:
-            other = rng.choice([name for number, name in enumerate(names) if number != topic])
-            nouns[rng.randrange(3)] = rng.choice(TOPICS[other])
-        words, values = zip(*(_quality(rng, wanted) for _ in nouns), strict=True)
-        if sum(values) and (sum(values) > 0) == wanted:
+            other_topic = rng.choice([name for number, name in enumerate(names) if number != topic])
+            nouns[rng.randrange(3)] = rng.choice(TOPICS[other_topic])
+        words, values = zip(*(_quality(rng, is_positive) for _ in nouns), strict=True)
+        if sum(values) and (sum(values) > 0) == is_positive:
             first, second, third = (
                 f"{noun} {word}" for noun, word in zip(nouns, words, strict=True)
             )
             return Review(
                 f"{first} {rng.choice(JOINTS)} {second} {rng.choice(JOINTS)} {third} .",
                 topic,
-                wanted,
+                is_positive,
             )
 
 
-def _quality(rng: random.Random, wanted: bool) -> tuple[str, int]:
-    """Returns the words about a noun, and what they add to the review's feeling."""
-    drawn = rng.random()
-    if drawn < 0.2:
+def _quality(rng: random.Random, is_positive: bool) -> tuple[str, int]:
+    """Return the words about a noun, and what they add to the review's feeling."""
+    chance = rng.random()
+    if chance < 0.2:
         return rng.choice(PLAIN), 0
-    pleases = wanted if drawn < 0.75 else not wanted
-    value, turned = 1 if pleases else -1, rng.random()
+    pleases = is_positive if chance < 0.75 else not is_positive
+    value, turned = (1 if pleases else -1), rng.random()
     if turned < 0.2:  # "not rude" pleases
         return f"not {rng.choice(BAD if pleases else GOOD)}", value
     word = rng.choice(GOOD if pleases else BAD)
-    return (f"very {word}", 2 * value) if turned < 0.4 else (word, value)
+    if turned < 0.4:
+        return (f"very {word}", 2 * value)
+    return (word, value)
 
 
 def reviews(seed: int | str, count: int) -> list[Review]:
@@ -86,11 +88,11 @@ def reviews(seed: int | str, count: int) -> list[Review]:
     A longer list of the same seed begins with a shorter one.
     """
     rng = random.Random(f"fedseed-reviews/{seed}")
-    found: dict[str, Review] = {}
-    while len(found) < count:
+    reviews_by_text: dict[str, Review] = {}
+    while len(reviews_by_text) < count:
         review = write_review(rng)
-        found.setdefault(review.text, review)
-    return list(found.values())
+        reviews_by_text.setdefault(review.text, review)
+    return list(reviews_by_text.values())
 
 
 FamilyName = Literal["feeling", "topic"]
@@ -106,7 +108,7 @@ class ReviewFamily:
     gold: Callable[[Review], int]  # the number of a review's right one
 
     def example(self, review: Review) -> NextWord:
-        """Returns a review with a question about it."""
+        """Return a review with a question about it."""
         return NextWord(
             review.text + self.prompt, self.options, self.gold(review), text=review.text
         )
@@ -183,11 +185,11 @@ class WordsTask(DealtTask):
         return labelled, TaskData((), tests, [one for _, one in validation], tuple(notes))
 
     def validation_sets(self, validation: Sequence[NextWord]) -> dict[str, Sequence[NextWord]]:
-        """Returns all examples, and those of each family if there are several."""
+        """Return all examples, and those of each family if there are several."""
         sets = {"": validation}
         for name in self.families if len(self.families) > 1 else ():
             sets[f"{name}_"] = [one for one in validation if one.options == FAMILIES[name].options]
-        return {prefix: found for prefix, found in sets.items() if found}
+        return {prefix: examples for prefix, examples in sets.items() if examples}
 
     def _scrambled(
         self, rows: Sequence[tuple[FamilyName, NextWord]]
@@ -196,8 +198,8 @@ class WordsTask(DealtTask):
         changed = list(rows)
         for number, family in enumerate(self.families):
             places = [place for place, (name, _) in enumerate(rows) if name == family]
-            for place, other in zip(
+            for place, swapped in zip(
                 places, permutation(self.seed, Domain.PARTITION, len(places), number), strict=True
             ):
-                changed[place] = family, replace(rows[place][1], gold=rows[places[other]][1].gold)
+                changed[place] = family, replace(rows[place][1], gold=rows[places[swapped]][1].gold)
         return changed

@@ -1,6 +1,6 @@
-"""Defines what a tracker is, and tells the trackers of a run what happens in it.
+"""Defines trackers, and passes a run's events on to them.
 
-A tracker is told what metrics.jsonl is told, line by line. It is a guest: one that fails is named
+A tracker gets each line of metrics.jsonl. It is a guest: one that fails is named
 once and left out, and the run goes on. Its functions are called in the order in which they stand
 here.
 """
@@ -26,7 +26,7 @@ MetricsLine = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Start:
-    """What a tracker is told first.
+    """What a tracker gets first.
 
     Args:
         method: the method's name.
@@ -49,12 +49,14 @@ class Start:
 
     @property
     def title(self) -> str:
-        """Returns what people know the run by: its folder's name, or the method's."""
-        return self.method if self.folder is None else self.folder.resolve().name
+        """Return what people know the run by: its folder's name, or the method's."""
+        if self.folder is None:
+            return self.method
+        return self.folder.resolve().name
 
     @property
     def config(self) -> dict[str, Any]:
-        """Returns the recipe's tables; without a recipe what else is known."""
+        """Return the recipe's tables; without a recipe what else is known."""
         if self.recipe is not None:
             return tomllib.loads(self.recipe)
         return {"method": {"name": self.method}, "rounds": self.rounds, "seed": self.seed}
@@ -76,15 +78,15 @@ class Tracker(BaseModel, ABC, metaclass=Hinting):
     package: ClassVar[str | None] = None  # that it needs; the extra has the tracker's name
 
     def check(self) -> None:
-        """Checks that what it needs is installed, before anything is loaded.
+        """Check that what it needs is installed, before anything is loaded.
 
         Raises:
-            RecipeError: something is missing; says how to get it.
+            RecipeError: something is missing; the text has the command that installs it.
         """
         if self.package is not None and find_spec(self.package) is None:
-            how = to_install(self.name)
+            remedy = to_install(self.name)
             raise RecipeError(
-                f'tracking.name = "{self.name}" needs the package {self.package}: {how}'
+                f'tracking.name = "{self.name}" needs the package {self.package}: {remedy}'
             )
 
     def start(self, run: Start) -> None:
@@ -100,7 +102,7 @@ class Tracker(BaseModel, ABC, metaclass=Hinting):
         """
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """End the run; takes what summary.json holds."""
+        """End the run, with the content of summary.json."""
 
     def close(self) -> None:
         """Let go of files and connections: always last, also of a run that was stopped."""
@@ -111,7 +113,7 @@ class Trackers:
 
     Args:
         trackers: their settings.
-        warn: says that one has failed.
+        warn: called with a text when one has failed.
     """
 
     def __init__(
@@ -120,16 +122,16 @@ class Trackers:
         self._trackers = [tracker.model_copy(deep=True) for tracker in trackers]
         self._warn = warn
 
-    def tell(self, what: str, *content: Any) -> None:
+    def tell(self, event: str, *content: Any) -> None:
         """Tell all trackers something.
 
         Args:
-            what: the name of one of `Tracker`'s functions: start, metrics, artefacts, finish.
+            event: the name of one of `Tracker`'s functions: start, metrics, artefacts, finish.
             content: what it takes.
         """
         for tracker in list(self._trackers):
             try:
-                getattr(tracker, what)(*content)
+                getattr(tracker, event)(*content)
             except Exception as error:  # a tracker's trouble is no reason to lose a run
                 self._trackers.remove(tracker)
                 self._warn(
@@ -145,7 +147,7 @@ class Trackers:
 
 
 def scalars(line: MetricsLine) -> dict[str, float]:
-    """Returns a line's numbers by name: tables are flattened ("seconds.local"), of lists their
+    """Return a line's numbers by name: tables are flattened ("seconds.local"), of lists their
     length counts.
     """
     numbers = {
@@ -155,7 +157,7 @@ def scalars(line: MetricsLine) -> dict[str, float]:
 
 
 def slashed(values: Mapping[str, Any], head: str = "") -> dict[str, Any]:
-    """Returns numbers by names with slashes, by which curves are grouped: "seconds.local" as
+    """Return numbers by names with slashes, by which curves are grouped: "seconds.local" as
     "seconds/local".
     """
     return {head + name.replace(".", "/"): value for name, value in values.items()}

@@ -17,8 +17,10 @@ def read_identity(folder: Path | None, key: str) -> str | None:
     """
     if folder is None or not (folder / FILE).is_file():
         return None
-    known = json.loads((folder / FILE).read_text(encoding="utf-8")).get(key, {}).get("id")
-    return None if known is None else str(known)
+    identity = json.loads((folder / FILE).read_text(encoding="utf-8")).get(key, {}).get("id")
+    if identity is None:
+        return None
+    return str(identity)
 
 
 def write_identity(folder: Path | None, key: str, identity: str) -> None:
@@ -26,6 +28,8 @@ def write_identity(folder: Path | None, key: str, identity: str) -> None:
     if folder is None:
         return
     file = folder / FILE
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    text = json.dumps({**known, key: {"id": identity}}, indent=1)
+    identities = {}
+    if file.is_file():
+        identities = json.loads(file.read_text(encoding="utf-8"))
+    text = json.dumps({**identities, key: {"id": identity}}, indent=1)
     write_whole(file, f"{text}\n".encode())

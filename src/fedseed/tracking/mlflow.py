@@ -21,7 +21,7 @@ from fedseed.tracking.identity import read_identity, write_identity
 LARGEST = 100_000_000  # bytes of the largest file that is sent
 MOST_PARAMETERS = 100  # in one request
 LONGEST_VALUE = 500  # characters of a parameter, also at older servers
-ROUND = "round"  # the metric that says which rounds are there
+ROUND = "round"  # the metric whose values are the rounds that are there
 
 
 class MLflow(Tracker):
@@ -42,7 +42,7 @@ class MLflow(Tracker):
 
     _client: Any = PrivateAttr(None)
     _id: str = PrivateAttr("")
-    _sent: int = PrivateAttr(-1)  # the last round that is there
+    _last_round: int = PrivateAttr(-1)  # the last round that is there
 
     def start(self, run: Start) -> None:
         """Begin a run in the experiment, or go on with that of an earlier session."""
@@ -51,15 +51,15 @@ class MLflow(Tracker):
 
             self._client = MlflowClient()
             key = f"{self.name}:{self.project}"
-            known = read_identity(run.folder, key)
-            if known is None:
+            run_id = read_identity(run.folder, key)
+            if run_id is None:
                 self._id = self._create(run)
                 write_identity(run.folder, key, self._id)
             else:
-                self._id = known
-                self._client.update_run(known, status="RUNNING")
-                history = self._client.get_metric_history(known, ROUND)
-                self._sent = max((point.step for point in history), default=-1)
+                self._id = run_id
+                self._client.update_run(run_id, status="RUNNING")
+                history = self._client.get_metric_history(run_id, ROUND)
+                self._last_round = max((point.step for point in history), default=-1)
         for line in run.earlier:
             self.metrics(line)
 
@@ -68,14 +68,15 @@ class MLflow(Tracker):
         from mlflow.entities import Param
 
         client = self._client
-        there = client.get_experiment_by_name(self.project)
-        experiment = (
-            client.create_experiment(self.project) if there is None else there.experiment_id
-        )
-        made = client.create_run(
+        existing = client.get_experiment_by_name(self.project)
+        if existing is None:
+            experiment = client.create_experiment(self.project)
+        else:
+            experiment = existing.experiment_id
+        run_made = client.create_run(
             experiment, run_name=run.title, tags={"fedseed.method": run.method}
         )
-        identity = str(made.info.run_id)
+        identity = str(run_made.info.run_id)
         settings = [
             Param(_allowed(key), str(value)[:LONGEST_VALUE])
             for key, value in flat(run.config).items()
@@ -87,15 +88,17 @@ class MLflow(Tracker):
     def metrics(self, line: MetricsLine) -> None:
         """Send the line's numbers, if its round is not there yet."""
         number = line["round"]
-        if number > self._sent:
+        if number > self._last_round:
             self._send({**scalars(line), ROUND: number}, number)
-            self._sent = number
+            self._last_round = number
 
     def _send(self, values: Mapping[str, float], step: int, tags: Sequence[Any] = ()) -> None:
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        metrics = [Metric(_allowed(key), float(value), now, step) for key, value in values.items()]
+        timestamp = int(time.time() * 1000)
+        metrics = [
+            Metric(_allowed(key), float(value), timestamp, step) for key, value in values.items()
+        ]
         self._client.log_batch(self._id, metrics=metrics, tags=tags)
 
     def artefacts(self, files: Sequence[Path]) -> None:
@@ -113,7 +116,7 @@ class MLflow(Tracker):
             if isinstance(value, str)
         ]
         numbers = {f"summary.{key}": value for key, value in scalars(summary).items()}
-        self._send(numbers, max(0, self._sent), tags)
+        self._send(numbers, max(0, self._last_round), tags)
         self._client.set_terminated(self._id)
         self._client = None
 

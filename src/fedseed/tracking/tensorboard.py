@@ -32,7 +32,7 @@ class TensorBoard(Tracker):
     _writer: Any = PrivateAttr(None)
 
     def start(self, run: Start) -> None:
-        """Opens the event file.
+        """Open the event file.
 
         Of an interrupted run it writes all anew, in place of what earlier files have.
 
@@ -55,7 +55,7 @@ class TensorBoard(Tracker):
             self.metrics(line)
 
     def metrics(self, line: MetricsLine) -> None:
-        """Adds a point to each curve; "seconds.local" stands under "seconds/local"."""
+        """Add a point to each curve; "seconds.local" stands under "seconds/local"."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 

@@ -32,15 +32,15 @@ class Trackio(Tracker):
     project: str = "fedseed"
 
     _run: Any = PrivateAttr(None)
-    _sent: int = PrivateAttr(-1)  # the last round that is there
+    _last_round: int = PrivateAttr(-1)  # the last round that is there
 
     def start(self, run: Start) -> None:
         """Begin a run under a name that nobody else has, or go on with a known one."""
         import trackio
 
         key = f"{self.name}:{self.project}"
-        known = read_identity(run.folder, key)
-        identity = known or f"{run.title}-{uuid4().hex[:6]}"
+        run_id = read_identity(run.folder, key)
+        identity = run_id or f"{run.title}-{uuid4().hex[:6]}"
         settings = {
             name: value if isinstance(value, int | float | str | bool) else str(value)
             for name, value in flat(run.config).items()
@@ -50,26 +50,26 @@ class Trackio(Tracker):
                 project=self.project,
                 name=identity,
                 config=settings,
-                resume="never" if known is None else "allow",
+                resume="never" if run_id is None else "allow",
                 embed=False,
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        if known is None:
+        if run_id is None:
             write_identity(run.folder, key, identity)
         # Trackio says with which step the run goes on, and nothing else of what is there
-        self._sent = getattr(self._run, "_next_step", 0) - 1
+        self._last_round = getattr(self._run, "_next_step", 0) - 1
         for line in run.earlier:
             self.metrics(line)
 
     def metrics(self, line: MetricsLine) -> None:
         """Send the line's numbers, if its round is not there yet."""
-        if line["round"] > self._sent:
-            self._sent = line["round"]
-            self._run.log(slashed(scalars({**line, "round": None})), step=self._sent)
+        if line["round"] > self._last_round:
+            self._last_round = line["round"]
+            self._run.log(slashed(scalars({**line, "round": None})), step=self._last_round)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._run.log(slashed(scalars(summary), "summary/"), step=max(0, self._sent))
+        self._run.log(slashed(scalars(summary), "summary/"), step=max(0, self._last_round))
         self.close()
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class WandB(Tracker):
     mode: Literal["online", "offline", "disabled"] | None = None
 
     _run: Any = PrivateAttr(None)
-    _told: int = PrivateAttr(-1)  # the last round that is there
+    _last_round: int = PrivateAttr(-1)  # the last round that is there
 
     def start(self, run: Start) -> None:
         """Open the run there, with an id of our own choice, and send of earlier lines what is
@@ -54,15 +54,15 @@ class WandB(Tracker):
         """
         import wandb
 
-        file = None if run.folder is None else run.folder / FILE
-        kept = (
-            json.loads(file.read_text(encoding="utf-8"))
-            if file is not None and file.exists()
-            else {}
-        )
+        file = None
+        if run.folder is not None:
+            file = run.folder / FILE
+        stored = {}
+        if file is not None and file.exists():
+            stored = json.loads(file.read_text(encoding="utf-8"))
         key = f"{self.name}:{self.project}"
-        known = kept.get(key, {}).get("id")
-        identity = known or uuid4().hex[:8]
+        run_id = stored.get(key, {}).get("id")
+        identity = run_id or uuid4().hex[:8]
         self._run = wandb.init(
             project=self.project,
             name=os.environ.get("WANDB_NAME", run.title),
@@ -81,17 +81,21 @@ class WandB(Tracker):
                 # ...-ID, and -1 in the same second
                 if folder != session and folder.name.split("-")[3] == identity:
                     shutil.rmtree(folder)
-        self._told = self._run.step - 1 if self._run.resumed else -1
-        if file is not None and known is None:
-            write_whole(file, f"{json.dumps({**kept, key: {'id': identity}}, indent=1)}\n".encode())
+        self._last_round = -1
+        if self._run.resumed:
+            self._last_round = self._run.step - 1
+        if file is not None and run_id is None:
+            write_whole(
+                file, f"{json.dumps({**stored, key: {'id': identity}}, indent=1)}\n".encode()
+            )
         for line in run.earlier:
             self.metrics(line)
 
     def metrics(self, line: MetricsLine) -> None:
         """Send the line's numbers, if its round is not there yet."""
-        if line["round"] > self._told:
-            self._told = line["round"]
-            self._run.log(slashed(scalars({**line, "round": None})), step=self._told)
+        if line["round"] > self._last_round:
+            self._last_round = line["round"]
+            self._run.log(slashed(scalars({**line, "round": None})), step=self._last_round)
 
     def artefacts(self, files: Sequence[Path]) -> None:
         """Send one artefact with all files that are not too large.
@@ -103,11 +107,11 @@ class WandB(Tracker):
         small = [file for file in files if file.stat().st_size <= LARGEST]
         if not self.upload or not small:
             return
-        made = wandb.Artifact(f"run-{self._run.id}", type="fedseed-run")
+        artifact = wandb.Artifact(f"run-{self._run.id}", type="fedseed-run")
         for file in small:
-            made.add_file(str(file))
+            artifact.add_file(str(file))
         with redirect_stdout(sys.stderr):  # what a package prints is not what the command prints
-            self._run.log_artifact(made)
+            self._run.log_artifact(artifact)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         texts = {key: value for key, value in summary.items() if isinstance(value, str)}

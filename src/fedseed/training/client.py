@@ -1,13 +1,11 @@
-"""Does a client's work in a round: it draws batches, measures losses, trains, and counts what that
-costs.
-"""
+"""Do a client's work in a round: draw batches, measure losses, train, and count the cost."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import count, islice
+from itertools import chain, count, islice
 from math import isfinite
 from typing import Any
 
@@ -46,8 +44,7 @@ def part_losses(
     along: Sequence[int],
     scale: float,
 ) -> list[list[float]]:
-    """Return mean losses over the terms of the parts of some batches, in one forward pass if that
-    is possible.
+    """Return the mean loss of each part of some batches, in one forward pass if that is possible.
 
     Args:
         space: the weights.
@@ -62,45 +59,47 @@ def part_losses(
     """
     n = len(along)
     sizes = [len(batch) // n for batch in batches]  # of a batch's parts
-    parts = [
-        b[at : at + size]
-        for b, size in zip(batches, sizes, strict=True)
-        if b
-        for at in range(0, len(b), size)
-    ]
-    items = [item for part in parts for item in part]
+    parts: list[Sequence[Any]] = []
+    for batch, size in zip(batches, sizes, strict=True):
+        if batch:
+            parts += [batch[start : start + size] for start in range(0, len(batch), size)]
+    items = list(chain.from_iterable(parts))
     losses = partial(objective.losses, space.model)
     space.model.eval()
     if scale == 0.0:
-        found = losses(items)
+        losses_of_items = losses(items)
     elif n == 1:  # all rows share it
         with space.perturbed(
             basis, along[0], scale, often=getattr(objective, "calls_often", False)
         ):
-            found = losses(items)
+            losses_of_items = losses(items)
     else:
-        directions = [along[number % n] for number, part in enumerate(parts) for _ in part]
-        counts, own = (
-            [len(sequences_of(item)) for item in items],
-            getattr(objective, "together", None),
+        directions: list[int] = []
+        for number, part in enumerate(parts):
+            directions += [along[number % n]] * len(part)
+        counts = [len(sequences_of(item)) for item in items]
+        together = getattr(objective, "together", None)
+        if together is not None:
+            together = partial(together, space.model, items)
+        losses_of_items = row_losses(
+            space, losses, items, basis, directions, scale, counts, together
         )
-        together = None if own is None else partial(own, space.model, items)
-        found = row_losses(space, losses, items, basis, directions, scale, counts, together)
     # of several processes the first one's count
-    each = iter(space.vector.gather(found.tolist())[0])
-    means = iter(
-        [sum(next(each) for _ in part) / sum(map(objective.weight, part)) for part in parts]
-    )
-    return [[next(means) for _ in range(n)] if batch else [0.0] * n for batch in batches]
+    item_losses = iter(space.vector.gather(losses_of_items.tolist())[0])
+    part_means: list[float] = []
+    for part in parts:
+        total = sum(islice(item_losses, len(part)))
+        part_means.append(total / sum(map(objective.weight, part)))
+    means = iter(part_means)
+    return [list(islice(means, n)) if batch else [0.0] * n for batch in batches]
 
 
 @dataclass
 class ClientCost:
-    """What a client's work cost: seconds by phase, passes counted per micro-batch, mean loss of
-    each step.
+    """The cost of a client's work: seconds by phase, passes by micro-batch, mean loss of each step.
 
-    Where 16-bit weights round small steps away, also how many of them have moved, of how many; in
-    the first round only.
+    In the first round it also counts, where 16-bit weights round small steps away, how many weights
+    have moved and how many could have.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -114,7 +113,7 @@ class ClientCost:
 
 @dataclass(eq=False)
 class LocalClient(Client):
-    """One client in one round, as a method sees it; `Client` says what its methods do."""
+    """One client in one round, as a method sees it; `Client` describes its methods."""
 
     space: ParameterSpace  # at the round's weights
     objective: Objective  # makes losses of items
@@ -194,16 +193,12 @@ class LocalClient(Client):
         self._give_back()
 
     def _give_back(self) -> None:
-        """Frees what gradients and activations have left behind, before an answer or another client
-        needs room.
-        """
+        """Free the memory of gradients and activations before an answer or a client needs it."""
         if self.cost.backward_passes and self.space.layout.dense_bytes >= MANY_BYTES:
             release_free_memory()
 
     def _remember(self, copy: bool) -> None:
-        """Make sure that what follows can be undone: by a copy of the weights, or else as the
-        space itself can.
-        """
+        """Prepare to undo the training: by a copy of the weights, or else by the space itself."""
         if self._start:
             return  # of the round's beginning there is a copy already
         way_back = None if copy else self.space.way_back()
@@ -213,14 +208,15 @@ class LocalClient(Client):
         self._undo += [self._buffers_as_they_are(), way_back]
 
     def _buffers_as_they_are(self) -> Callable[[], None]:
-        """Return a function that brings the model's buffers back: batch norm's statistics stay
-        with the client.
+        """Return a function that restores the model's buffers.
+
+        Batch norm's statistics stay with the client.
         """
-        kept = [b.clone() for b in self.space.model.buffers()]
+        copies = [b.clone() for b in self.space.model.buffers()]
 
         @torch.no_grad()
         def put_back() -> None:
-            for buffer, saved in zip(self.space.model.buffers(), kept, strict=True):
+            for buffer, saved in zip(self.space.model.buffers(), copies, strict=True):
                 buffer.copy_(saved)
 
         return put_back
@@ -229,11 +225,8 @@ class LocalClient(Client):
         if not self.items:
             raise NonFiniteError("no usable example")
         seed, n = derive(self.seed, Domain.DATA_ORDER, self.round, self.number), len(self.items)
-        order = (
-            self.items[i]
-            for epoch in count()
-            for i in permutation(seed, Domain.DATA_ORDER, n, epoch)
-        )
+        epochs = (permutation(seed, Domain.DATA_ORDER, n, epoch) for epoch in count())
+        order = (self.items[i] for i in chain.from_iterable(epochs))
         return (list(islice(order, size)) for _ in count())
 
     def estimates(
@@ -244,7 +237,7 @@ class LocalClient(Client):
         items: Sequence[Any],
         one_sided: bool = False,
     ) -> list[Any]:
-        return list(method.measured(self, basis, along, items, one_sided))
+        return list(method.measure_projections(self, basis, along, items, one_sided))
 
     @torch.no_grad()
     def example_losses(
@@ -270,9 +263,10 @@ class LocalClient(Client):
     ) -> list[float]:
         self.cost.forward_passes += 1
         with self._clock("local"):
-            (found,) = part_losses(self.space, self.objective, [items], basis, along, scale)
-        self.cost.losses += found if scale else []
-        return found
+            (losses,) = part_losses(self.space, self.objective, [items], basis, along, scale)
+        if scale:
+            self.cost.losses += losses
+        return losses
 
     def skip(self, reason: str) -> None:
         self.cost.skipped_steps += 1
@@ -322,10 +316,10 @@ class LocalClient(Client):
 
         Raises NonFiniteError if the gradient was finite in none of the steps.
         """
-        taken = number = 0
+        steps_taken = number = 0
 
         def step(items: Sequence[Any]) -> float:
-            nonlocal taken, number
+            nonlocal steps_taken, number
             number += 1
             if before_step is not None:
                 before_step(number)
@@ -336,7 +330,7 @@ class LocalClient(Client):
                 if not isfinite(loss):
                     return loss
                 if steps.step():
-                    taken += 1
+                    steps_taken += 1
                     return loss
                 if not steps.lower_scale():
                     self.skip("the gradient is not finite")
@@ -344,7 +338,7 @@ class LocalClient(Client):
 
         with steps.gathering():
             self._train(training, step)
-        if self.cost.skipped_steps and not taken:
+        if self.cost.skipped_steps and not steps_taken:
             raise NonFiniteError(
                 f"the gradient was finite in none of {self.cost.skipped_steps} local steps "
                 f"(at a loss scale of {steps.scale:g})"
@@ -353,7 +347,7 @@ class LocalClient(Client):
     def _end(self, steps: Steps) -> None:
         """Count in the first round how many weights have moved, if they can lose small steps.
 
-        Frees memory.
+        Memory is freed afterwards.
         """
         if not steps.keeps and self.round == 1:
             with self.phase("local"):
@@ -362,8 +356,8 @@ class LocalClient(Client):
         self._give_back()
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
-        drawn = self.batches(1 if batch is None else batch)
-        items = list(self.items) if batch is None else next(drawn)
+        batches = self.batches(1 if batch is None else batch)
+        items = list(self.items) if batch is None else next(batches)
         put_back_buffers = self._buffers_as_they_are()
         try:
             with self._training():

@@ -12,6 +12,7 @@ that are computed once more in the backward pass all see it.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Factor:
     signs: torch.Tensor | None = None  # of P, shape (stack, K r, longer side)
 
     @staticmethod
-    def of(subspace: RandomSubspace, weight: torch.Tensor, start: int) -> "Factor":
+    def from_parts(subspace: RandomSubspace, weight: torch.Tensor, start: int) -> "Factor":
         """Return B, from zero, and P of a tensor.
 
         Args:
@@ -64,7 +65,9 @@ class Factor:
         """Return B of all subspaces, shape (stack, shorter side, K r); gradients reach those that
         are trained now.
         """
-        return self.trained[0] if len(self.trained) == 1 else torch.cat(list(self.trained), dim=-1)
+        if len(self.trained) == 1:
+            return self.trained[0]
+        return torch.cat(list(self.trained), dim=-1)
 
     def change(self, dtype: torch.dtype) -> torch.Tensor:
         """Return B P as a tensor of the weight's shape."""
@@ -142,7 +145,7 @@ class FactoredWeight(torch.nn.Parameter):
     weight: torch.Tensor
 
     @staticmethod
-    def of(weight: torch.Tensor, factor: Factor) -> "FactoredWeight":
+    def from_parts(weight: torch.Tensor, factor: Factor) -> "FactoredWeight":
         """Return the weight W + B P.
 
         Args:
@@ -150,9 +153,9 @@ class FactoredWeight(torch.nn.Parameter):
             factor: B and P.
         """
         plain = weight.detach()
-        made = plain.as_subclass(FactoredWeight)
-        made.factor, made.weight = factor, plain
-        return made
+        factored = plain.as_subclass(FactoredWeight)
+        factored.factor, factored.weight = factor, plain
+        return factored
 
     def sum(self) -> torch.Tensor:  # type: ignore[override]
         """Return W + B P, from which gradients reach B."""
@@ -192,7 +195,9 @@ def _exchanged(value: Any, make: Callable[[FactoredWeight], torch.Tensor]) -> An
 
 def _matrix_factor(weight: Any) -> MatrixFactor | None:
     """Return B and P of a factored weight that is one matrix; None if it is anything else."""
-    return weight.factor.matrix() if isinstance(weight, FactoredWeight) else None
+    if isinstance(weight, FactoredWeight):
+        return weight.factor.matrix()
+    return None
 
 
 def _linear(
@@ -215,10 +220,14 @@ def _addmm(bias: Any, input: Any, weight: Any, **options: Any) -> torch.Tensor |
 
 
 def _embedding(
-    input: torch.Tensor, weight: Any, padding_idx: int | None = None, *more: Any, **options: Any
+    input: torch.Tensor,
+    weight: Any,
+    padding_idx: int | None = None,
+    *arguments: Any,
+    **options: Any,
 ) -> torch.Tensor | None:
     factor = _matrix_factor(weight)
-    if factor is None or any(more) or any(options.values()):
+    if factor is None or any(arguments) or any(options.values()):
         return None
     # the step moves the padding's row, too: it is no exception here either
     rows = functional.embedding(input, weight.weight)
@@ -233,7 +242,7 @@ def _item(stack: Any, index: Any) -> torch.Tensor | None:
     matrices = stack.factor.matrices
     if not is_number or matrices is None or matrices.stack != len(stack.weight):
         return None
-    return FactoredWeight.of(stack.weight[index], stack.factor.item(int(index)))
+    return FactoredWeight.from_parts(stack.weight[index], stack.factor.item(int(index)))
 
 
 _SHORTCUTS: dict[Any, Callable[..., torch.Tensor | None]] = {
@@ -263,18 +272,18 @@ class FactoredModel:
         if space.vector.processes > 1:
             raise ValueError("a model in shards can't be trained in a subspace")
         self.factors = [
-            Factor.of(subspace, parameter, space.vector.start_of(parameter))
+            Factor.from_parts(subspace, parameter, space.vector.start_of(parameter))
             for parameter in space.parameters
         ]
         self._stand_ins = {
-            id(parameter): FactoredWeight.of(parameter, factor)
+            id(parameter): FactoredWeight.from_parts(parameter, factor)
             for parameter, factor in zip(space.parameters, self.factors, strict=True)
         }
 
     @property
     def parameters(self) -> list[torch.Tensor]:
         """Return all that is trained: B of every tensor and subspace."""
-        return [part for factor in self.factors for part in factor.trained]
+        return list(chain.from_iterable(factor.trained for factor in self.factors))
 
     def train_only(self, number: int) -> None:
         """Let gradients reach B of one subspace alone; tensors without a projection always get

@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 
 import numpy as np
 
-from fedseed.durable import replacing
+from fedseed.durable import finished_files, replacing
 from fedseed.errors import FedseedError
 from fedseed.weights.change import Floats
 
@@ -40,16 +40,18 @@ class Memory:
         """Return where the files are; for other processes, too."""
         if self._given is not None:
             return self._given
-        made = mkdtemp(prefix="fedseed-memory-")
-        weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
-        return Path(made)
+        folder = mkdtemp(prefix="fedseed-memory-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
 
     def recall(self, client: int, round: int, size: int) -> Floats | None:
         """Return a copy of what a client kept last before a round, `size` numbers; None: nothing.
 
         Raises FedseedError if a file is damaged, or of a model of another size.
         """
-        path = next((path for number, path in reversed(self._kept(client)) if number < round), None)
+        path = next(
+            (path for number, path in reversed(self._files_of(client)) if number < round), None
+        )
         if path is None:
             return None
         try:
@@ -77,12 +79,12 @@ class Memory:
         ):
             file.write(zlib.crc32(data).to_bytes(4, "little"))
             file.write(data)
-        kept = self._kept(client)
-        old = [path for number, path in kept if number <= round][:-VERSIONS]
-        for path in [path for number, path in kept if number > round] + old:
+        files = self._files_of(client)
+        old = [path for number, path in files if number <= round][:-VERSIONS]
+        for path in [path for number, path in files if number > round] + old:
             path.unlink(missing_ok=True)
 
-    def _kept(self, client: int) -> list[tuple[int, Path]]:
+    def _files_of(self, client: int) -> list[tuple[int, Path]]:
         """Return the client's files by round, in ascending order."""
-        paths = ((path.name.split("."), path) for path in self.folder.glob(f"client-{client}.*.f4"))
-        return sorted((int(parts[1]), path) for parts, path in paths if len(parts) == 3)
+        paths = finished_files(self.folder, f"client-{client}.*.f4")
+        return sorted((int(path.name.split(".")[1]), path) for path in paths)

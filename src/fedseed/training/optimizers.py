@@ -58,7 +58,7 @@ def make_optimizer(
         options["fused"] = True
     # averages that are made here, such as Adagrad's, lie with their weights all the same
     with torch.device("cpu"):
-        made: torch.optim.Optimizer = getattr(torch.optim, OPTIMIZERS[training.optimizer])(
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, OPTIMIZERS[training.optimizer])(
             weights, **options
         )
-    return made
+    return optimizer

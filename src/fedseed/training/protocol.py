@@ -1,4 +1,4 @@
-"""Says what a method may ask of a client in training.
+"""The interface by which a method works with a client in training.
 
 `fedseed.training.client.LocalClient` does it.
 """
@@ -26,7 +26,7 @@ class Client(Protocol):
     round: int
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yields endless batches of the client's examples, each pass over them in an order of its
+        """Yield endless batches of the client's examples, each pass over them in an order of its
         own.
 
         (seed, round, client) decide it, no global generator does. Raises NonFiniteError if the

@@ -64,9 +64,8 @@ class LocalTraining(BaseModel, metaclass=Hinting):
     batch_tokens: PositiveInt | None = Field(
         None,
         description="most tokens of a micro-batch, padding included: a step's batch times "
-        "accumulation examples go "
-        "through the model in their order, as many at a time as fit, and a longer one alone; not "
-        "set: batch of them",
+        "accumulation examples go through the model in their order, as many at a time as fit, and "
+        "a longer one alone; not set: batch of them",
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="for sgd and rmsprop")
     weight_decay: NonNegativeFloat = Field(0.0, description="as the optimiser has it")
@@ -84,11 +83,9 @@ class LocalTraining(BaseModel, metaclass=Hinting):
     loss_scale: PositiveFloat | Literal["auto"] = Field(
         "auto",
         description="the loss is multiplied by it before backward passes and the gradient divided "
-        "by it in float32, so "
-        'that none underflows in float16; a step whose gradient overflows is skipped. "auto": '
-        "where gradients are "
-        "float16 and small_steps or autocast keep their steps, 65,536, halved where that is too "
-        "large; else 1",
+        "by it in float32, so that none underflows in float16; a step whose gradient overflows is "
+        'skipped. "auto": where gradients are float16 and small_steps or autocast keep their '
+        "steps, 65,536, halved where that is too large; else 1",
     )
 
     schedule: Schedule | None = Field(
@@ -108,16 +105,14 @@ class LocalTraining(BaseModel, metaclass=Hinting):
             )
         return self
 
-    def at(self, number: int) -> "LocalTraining":
+    def for_round(self, number: int) -> "LocalTraining":
         """Return the settings in a round: with the learning rate that the schedule gives it."""
         factor = factor_of(self.schedule, number)
-        return (
-            self
-            if factor == 1.0
-            else self.model_copy(update={"learning_rate": self.learning_rate * factor})
-        )
+        if factor == 1.0:
+            return self
+        return self.model_copy(update={"learning_rate": self.learning_rate * factor})
 
-    def not_plain_sgd(self) -> Iterator[str]:
+    def plain_sgd_needs(self) -> Iterator[str]:
         """Yield what would have to be set for a step to be -rate times the gradient of one
         micro-batch.
         """

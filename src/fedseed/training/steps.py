@@ -60,7 +60,9 @@ class Rounder:
 
 def _part(tensor: torch.Tensor, row: int | None) -> torch.Tensor:
     """Return a row of a matrix; None: all of the tensor."""
-    return tensor if row is None else tensor[row]
+    if row is None:
+        return tensor
+    return tensor[row]
 
 
 def _advance(optimizer: torch.optim.Optimizer) -> None:
@@ -156,9 +158,13 @@ class Steps:
         In float32 where steps are.
         """
         decay = self.training.weight_decay
-        gradient = gradient.float() if self.keeps or self.scale != 1.0 else gradient
-        gradient = gradient if self.scale == 1.0 else gradient / self.scale
-        return gradient.add(self.weights[index], alpha=decay) if decay else gradient
+        if self.keeps or self.scale != 1.0:
+            gradient = gradient.float()
+        if self.scale != 1.0:
+            gradient = gradient / self.scale
+        if decay:
+            return gradient.add(self.weights[index], alpha=decay)
+        return gradient
 
     def move(self, index: int, gradient: torch.Tensor, row: int | None = None) -> None:
         """Moves a tensor, or one row of a matrix: w <- w - eta g."""
@@ -319,17 +325,14 @@ def steps_of(
         adapts: whether a loss scale can be changed after a gradient has been seen.
     """
     dtypes = {p.dtype for p in vector.parameters}
-    kept = training.small_steps != "nearest" and dtypes != {torch.float32}
-    float16 = training.autocast == "float16" or (kept and torch.float16 in dtypes)
+    keeps_small_steps = training.small_steps != "nearest" and dtypes != {torch.float32}
+    float16 = training.autocast == "float16" or (keeps_small_steps and torch.float16 in dtypes)
     adapts = training.loss_scale == "auto" and float16 and adapts
-    scale = (
-        FIRST_SCALE
-        if adapts
-        else 1.0
-        if isinstance(training.loss_scale, str)
-        else training.loss_scale
-    )
-    if not kept:
+    if adapts:
+        scale = FIRST_SCALE
+    else:
+        scale = 1.0 if isinstance(training.loss_scale, str) else training.loss_scale
+    if not keeps_small_steps:
         return Steps(training, vector, scale, adapts)
     if training.small_steps == "master":
         return MasterSteps(training, vector, scale, adapts, finer)
@@ -365,17 +368,22 @@ def norm_of(gradients: Sequence[torch.Tensor]) -> float:
 
     Not finite if a value is not.
     """
-    most = min(PIECE, max((g.numel() for g in gradients), default=0))
+    longest = min(PIECE, max((g.numel() for g in gradients), default=0))
 
     @cache
     # used again for each piece, as a CPU's new memory is slow to come
     def room(device: torch.device) -> torch.Tensor:
-        return torch.empty(most, device=device)
+        return torch.empty(longest, device=device)
 
     def norm(piece: torch.Tensor) -> torch.Tensor:
         if piece.dtype != torch.float32:
             piece = room(piece.device)[: len(piece)].copy_(piece)
         return torch.linalg.vector_norm(piece)
 
-    norms = [norm(flat(g)[lo : lo + PIECE]) for g in gradients for lo in range(0, g.numel(), PIECE)]
-    return float(torch.stack(norms).double().norm()) if norms else 0.0
+    norms: list[torch.Tensor] = []
+    for gradient in gradients:
+        starts = range(0, gradient.numel(), PIECE)
+        norms += [norm(flat(gradient)[start : start + PIECE]) for start in starts]
+    if norms:
+        return float(torch.stack(norms).double().norm())
+    return 0.0

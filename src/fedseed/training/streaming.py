@@ -68,14 +68,20 @@ class _LookedUpRows(TorchFunctionMode):
         return (self._look_up if look_up else func)(*args, **(kwargs or {}))
 
     def _look_up(
-        self, input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None, **how: Any
+        self,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        padding_idx: int | None = None,
+        **options: Any,
     ) -> torch.Tensor:
         special = (
-            how.get("max_norm") is not None or how.get("scale_grad_by_freq") or how.get("sparse")
+            options.get("max_norm") is not None
+            or options.get("scale_grad_by_freq")
+            or options.get("sparse")
         )
         if id(weight) not in self._index or special or input.numel() > FEW:
-            return functional.embedding(input, weight, padding_idx, **how)
-        index, (unique, which) = self._index[id(weight)], torch.unique(input, return_inverse=True)
+            return functional.embedding(input, weight, padding_idx, **options)
+        index, (unique, places) = self._index[id(weight)], torch.unique(input, return_inverse=True)
         rows = functional.embedding(unique, weight.detach()).requires_grad_()
 
         def arrived(rows: torch.Tensor) -> None:
@@ -87,4 +93,4 @@ class _LookedUpRows(TorchFunctionMode):
                         self._take(index, gradient, row)
 
         rows.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
-        return functional.embedding(which, rows)  # whose backward adds up in order, on a GPU too
+        return functional.embedding(places, rows)  # whose backward adds up in order, on a GPU too

@@ -32,7 +32,7 @@ class SharedLosses:
     all parts of all clients in one pass.
 
     Several processes may share the passes: each makes those of its part and leaves the others out
-    (`found` then has losses, and nothing else here means anything), and one of them goes through
+    (`passes` then has losses, and nothing else here means anything), and one of them goes through
     the round with all that was `known`.
 
     Args:
@@ -46,30 +46,30 @@ class SharedLosses:
     def __init__(
         self,
         clients: Sequence[LocalClient],
-        known: Mapping[Look, Seen] | None = None,
+        known_passes: Mapping[Look, Seen] | None = None,
         part: int = 0,
         parts: int = 1,
     ) -> None:
         self.members = [SharingLosses(client, self, index) for index, client in enumerate(clients)]
-        self.found: dict[Look, Seen] = {}  # by the passes made here
-        self._known = known or {}
+        self.passes: dict[Look, Seen] = {}  # by the passes made here
+        self._known = known_passes or {}
         self._part = part, parts
-        self._drawn: list[list[Any]] = []
+        self._batches: list[list[Any]] = []
         self._size = 0
         self._losses: dict[Look, Sequence[Sequence[float]]] = {}
 
     def draw(self, number: int, size: int) -> list[Any]:
         """Return the batch of member `number`; draws all members' batches at the first call."""
-        if not self._drawn:
+        if not self._batches:
             self._size = size
-            self._drawn = [
+            self._batches = [
                 next(LocalClient.batches(m, size)) if m.items else [] for m in self.members
             ]
         if size != self._size:
             raise ValueError("clients that share losses draw one batch of one size a round")
-        if not self._drawn[number]:
+        if not self._batches[number]:
             raise NonFiniteError("no usable example")
-        return self._drawn[number]
+        return self._batches[number]
 
     def losses(
         self, number: int, basis: Basis, along: Sequence[int], scale: float
@@ -81,36 +81,37 @@ class SharedLosses:
         if look not in self._losses:
             part, parts = self._part
             mine = len(self._losses) % parts == part  # else another process makes it
-            self._losses[look] = (
-                self._pass(look) if mine else [[0.0] * len(along)] * len(self.members)
-            )
+            if mine:
+                self._losses[look] = self._pass(look)
+            else:
+                self._losses[look] = [[0.0] * len(along)] * len(self.members)
         return self._losses[look][number]
 
     def _pass(self, look: Look) -> Sequence[Sequence[float]]:
         """Return the losses of one pass, made here or known; its cost is the first member's."""
-        first, seen = self.members[0], self._known.get(look)
-        if seen is None:
+        first, known_pass = self.members[0], self._known.get(look)
+        if known_pass is None:
             start = time.perf_counter()
-            losses = part_losses(first.space, first.objective, self._drawn, *look)
-            seen = self.found[look] = Seen(losses, time.perf_counter() - start)
-        first.cost.seconds["local"] = first.cost.seconds.get("local", 0.0) + seen.seconds
+            losses = part_losses(first.space, first.objective, self._batches, *look)
+            known_pass = self.passes[look] = Seen(losses, time.perf_counter() - start)
+        first.cost.seconds["local"] = first.cost.seconds.get("local", 0.0) + known_pass.seconds
         first.cost.forward_passes += 1
-        return seen.losses
+        return known_pass.losses
 
 
 class SharingLosses(LocalClient):
     """A client of `SharedLosses`, as a method sees it: its losses come from the shared pass."""
 
-    def __init__(self, own: LocalClient, together: SharedLosses, index: int) -> None:
+    def __init__(self, client: LocalClient, together: SharedLosses, index: int) -> None:
         super().__init__(
-            own.space,
-            own.objective,
-            own.items,
-            own.seed,
-            own.round,
-            own.number,
-            own.memory,
-            own.cost,
+            client.space,
+            client.objective,
+            client.items,
+            client.seed,
+            client.round,
+            client.number,
+            client.memory,
+            client.cost,
         )
         self._together = together
         self._index = index
@@ -121,6 +122,7 @@ class SharingLosses(LocalClient):
     def population_losses(
         self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]
     ) -> list[float]:
-        found = list(self._together.losses(self._index, basis, along, scale))
-        self.cost.losses += found if scale else []
-        return found
+        losses = list(self._together.losses(self._index, basis, along, scale))
+        if scale:
+            self.cost.losses += losses
+        return losses

@@ -26,6 +26,9 @@ from fedseed.errors import NetworkError, RecipeError
 
 RETRY_SECONDS = 0.1
 _RUN = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
+# a server's stream has a name of at most 255 characters: this one, a client's of 128, and parts of
+# fedseed's own
+LONGEST_RUN = 100
 
 # sender, kind, data -> the answer to a question
 Receive = Callable[[str, str, bytes], Awaitable[bytes | None]]
@@ -38,8 +41,13 @@ def check_run(name: str) -> str:
     """Check and return a run's name, which is valid on every transport.
 
     Raises:
-        RecipeError: it has other characters than letters, digits, - and _.
+        RecipeError: it has other characters than letters, digits, - and _, or too many of them.
     """
+    if len(name) > LONGEST_RUN:
+        raise RecipeError(
+            f"run name {name[:20]}...: {len(name):,} characters, at most {LONGEST_RUN} "
+            "(choose one with --run)"
+        )
     if not _RUN.fullmatch(name):
         raise RecipeError(
             f"run name {name!r}: letters, digits, _ and single - in between (choose one with --run)"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedseed.errors import MessageError, NetworkError
-from fedseed.text import shown
+from fedseed.text import show_text
 from fedseed.transport import flower_wire as wire
 from fedseed.transport.base import QUIET, Events, Receive, Rejected, Working
 from fedseed.transport.memory import MemoryClient, MemoryCoordinator, MemoryTransport, Shared
@@ -332,7 +332,7 @@ class FlowerTransport(MemoryTransport, Working):
         self._requeue(node, broadcasts)
         node.urgent, node.retry_at = True, time.monotonic() + AGAIN_SECONDS
         node.blobs, node.have = {}, 0
-        node.problem = shown(reason)
+        node.problem = show_text(reason)
         name = f"node {node.number}" if node.proxy is None else node.proxy.owner
         self._reject(str(name), node.problem)
 

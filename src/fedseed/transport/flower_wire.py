@@ -27,7 +27,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from fedseed.errors import MessageError
-from fedseed.text import first_problem, shown
+from fedseed.text import first_problem, show_text
 
 RECORD = "fedseed"
 MOST_SAID = 250_000  # messages of a reply: two of each client of a large run
@@ -87,7 +87,7 @@ class Reply(BaseModel):
         """
         fields = table(message)
         if "problem" in fields:
-            raise MessageError(shown(fields["problem"], 1000))
+            raise MessageError(show_text(fields["problem"], 1000))
         try:
             reply = cls.model_validate(fields)
             messages = [Said.model_validate_json(text) for text in reply.said]

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.text import shown
+from fedseed.text import show_text
 from fedseed.transport.base import check_run
 from fedseed.transport.nats_address import bracket_host
 from fedseed.transport.nats_server import (
@@ -162,7 +162,7 @@ def _checked_host(host: str) -> str:
             is_valid = False
     if not is_valid:
         raise RecipeError(
-            f"--host {shown(host)}: a server's name or address is expected (the port goes to "
+            f"--host {show_text(host)}: a server's name or address is expected (the port goes to "
             "--port)"
         )
     return bare
@@ -181,13 +181,13 @@ def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
         for word in dict.fromkeys((name, *hosts)):
             problem = name_problem(word)
             if problem is not None:
-                raise RecipeError(f"--client {shown(text)}: {problem}")
+                raise RecipeError(f"--client {show_text(text)}: {problem}")
         if not hosts or name in hosted:
-            raise RecipeError(f"--client {shown(text)}: another name is needed")
+            raise RecipeError(f"--client {show_text(text)}: another name is needed")
         for client in hosts:
             if client in owner:
                 raise RecipeError(
-                    f"--client {shown(text)}: {client} has the key {owner[client]}.nk already"
+                    f"--client {show_text(text)}: {client} has the key {owner[client]}.nk already"
                 )
             owner[client] = name
         hosted[name] = hosts

@@ -5,6 +5,7 @@ A side with a key signs its messages, and believes only signed ones (signatures.
 
 import asyncio
 import itertools
+import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
@@ -60,6 +61,15 @@ def network_errors(failure: str, stream: str = "") -> Iterator[None]:
         raise NetworkError(f"{failure}: {with_remedy(error, stream)}") from error
 
 
+def is_receipt(data: bytes) -> bool:
+    """Return whether an answer is a server's: it confirms that a stream has stored the question."""
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(answer, dict) and "stream" in answer and bool({"seq", "error"} & set(answer))
+
+
 @dataclass(eq=False)
 class NatsEnd(ObjectsEnd):
     """The common part of the ends."""
@@ -95,6 +105,8 @@ class NatsEnd(ObjectsEnd):
             if code == NOBODY_LISTENS and message.subject == inbox:
                 if next(silences) == self.silences:
                     answer.set_result(None)
+            elif is_receipt(message.data):
+                self._note_receipt(message.data)
             elif self.signatures.of_coordinator(message.subject, message.data, message.headers):
                 answer.set_result(message.data)
 
@@ -214,6 +226,15 @@ class NatsEnd(ObjectsEnd):
             self._notes.add(text)
             self.events.noted(text)
 
+    def _note_receipt(self, receipt: bytes) -> None:
+        """Say that a stream answers this side's questions, in the coordinator's place."""
+        stream = str(json.loads(receipt)["stream"])[:100]
+        self._note(
+            f"the server's stream {stream} stores the messages of run {self.subjects.run} and "
+            f"answers questions to the coordinator; its answers are passed over: "
+            f"take {self.subjects.root}.> out of its subjects"
+        )
+
     async def close(self) -> None:
         for follower in self._followers:
             await follower.stop()
@@ -259,14 +280,32 @@ class NatsClient(NatsEnd, base.ClientEnd):
 
     async def ask(self, client: str, kind: str, data: bytes, seconds: float) -> bytes | None:
         subject = self.subjects.from_client(client, kind)
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+        async def take(message: Msg) -> None:
+            if answer.done():
+                return
+            if (message.headers or {}).get("Status") == NOBODY_LISTENS:
+                answer.set_result(None)
+            elif is_receipt(message.data):
+                self._note_receipt(message.data)
+            elif self.signatures.of_coordinator(message.subject, message.data, message.headers):
+                answer.set_result(message.data)
+
+        inbox = self.connection.new_inbox()
         headers = self.signatures.headers(subject, data)
+        listening = None
         try:
-            answer = await self.connection.request(subject, data, timeout=seconds, headers=headers)
+            async with asyncio.timeout(seconds):
+                listening = await self.connection.subscribe(inbox, cb=take)
+                await self.connection.publish(subject, data, reply=inbox, headers=headers)
+                return await answer
         except (nats.errors.Error, TimeoutError, OSError):
             return None
-        if not self.signatures.of_coordinator(answer.subject, answer.data, answer.headers):
-            return None
-        return answer.data
+        finally:
+            if listening is not None:
+                with suppress(nats.errors.Error, OSError):
+                    await listening.unsubscribe()
 
 
 class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
@@ -379,7 +418,9 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
                 deny_purge=True,
                 republish=self._republish(),
             )
-            with network_errors(f"the log of run {self.subjects.run} can't be made"):
+            with network_errors(
+                f"the log of run {self.subjects.run} can't be made", self.subjects.stream
+            ):
                 await self.connection.jetstream(timeout=REQUEST_SECONDS).add_stream(settings)
 
         chain = Chain(self.signatures, self.subjects.log)

@@ -36,6 +36,7 @@ from fedseed.transport.base import (
 from fedseed.transport.nats_connection import REQUEST_SECONDS, RETRY_SECONDS, Guarded
 from fedseed.transport.signatures import Chain, signature_in
 from fedseed.transport.subjects import Subjects
+from fedseed.transport.troubles import PATIENCE_SECONDS
 
 ANSWER_SECONDS = 30.0  # for a requested message, behind others
 MOST_ASKED = 256  # messages requested at a time
@@ -48,7 +49,9 @@ READING_SECONDS = 60.0  # for the present entries of a log
 # of messages that wait to be processed; those of a flood beyond that are dropped
 PENDING_BYTES = 32 * 1024 * 1024
 NO_MESSAGE, WRONG_LAST_SEQUENCE = 10037, 10071
-JETSTREAM, LOG = "jetstream", "log"  # kinds of trouble (`Troubles`)
+# kinds of trouble (`Troubles`)
+JETSTREAM, LOG, UNSTORED = "jetstream", "log", "unstored"
+STORED_AGAIN = "the server stores again what is written to it"
 JETSTREAM_AGAIN = "the server has JetStream again"
 OVER = "the run is over"  # the description of an ended stream
 
@@ -61,12 +64,17 @@ NO_JETSTREAM = (
     "the server is there, but JetStream is not; start nats-server with JetStream (-js, or "
     "jetstream { } in its configuration), and where it is a leaf node, the hub"
 )
+# a server takes its limits from the disk when it starts, and one whose disk was full stores nothing
+# until it is started again
+SERVER_ROOM = "make room on the server's disk and start nats-server again, or raise its limits"
 # remedies for an operator, by the number of JetStream's error
 REMEDIES = {
-    10023: "make room on the server, or raise its limits",
-    10047: "make room on the server, or raise its limits",
+    10023: SERVER_ROOM,
+    10047: SERVER_ROOM,
     10077: "raise the limits of the stream {stream}, or make room on its disk",
     10054: "raise max_msg_size of the stream {stream}",
+    10065: "another stream of the server, not {stream}, stores what is published below fedseed.: "
+    "take these subjects out of it (`nats stream ls` lists all)",
 }
 SEALED = 10109
 
@@ -87,10 +95,32 @@ def with_remedy(error: BaseException, stream: str) -> str:
     """
     if is_without_jetstream(error):
         return NO_JETSTREAM
+    if isinstance(error, TimeoutError):
+        return f"the server does not answer; if it goes on, its disk may be full: {SERVER_ROOM}"
     if isinstance(error, APIError) and error.err_code in REMEDIES:
         remedy = REMEDIES[error.err_code].format(stream=stream)
         return f"{error.description}: {remedy}, then start this again"
     return str(error) or type(error).__name__
+
+
+def report_unstored(connection: Guarded, stream: str, patience: float) -> None:
+    """Report that the server does not confirm what is written to a stream.
+
+    nats-server says nothing to a writer when its disk is full; 2.9.10 answers nothing at all on
+    that connection, and keeps it open.
+
+    Args:
+        connection: to NATS.
+        stream: the name of the stream.
+        patience: as for `Troubles.report`.
+    """
+    if connection.is_connected:
+        connection.troubles.report(
+            UNSTORED,
+            f"the server does not store what is written to the stream {stream}; its disk may be "
+            f"full: {SERVER_ROOM}",
+            patience,
+        )
 
 
 async def is_missing(connection: Guarded, stream: str) -> bool:
@@ -395,7 +425,10 @@ class NatsLogWriter(LogWriter):
             )
             raise Interrupted(str(error)) from error
         except (TimeoutError, nats.errors.Error) as error:
+            if isinstance(error, TimeoutError):
+                report_unstored(self.connection, self.subjects.stream, PATIENCE_SECONDS)
             raise Interrupted(str(error)) from error
+        self.connection.troubles.end(UNSTORED, STORED_AGAIN)
         self.connection.troubles.end(LOG, f"the log of run {self.run} can be written again")
         return receipt.seq
 

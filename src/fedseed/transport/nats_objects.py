@@ -25,8 +25,11 @@ from fedseed.transport.nats_log import (
     JETSTREAM,
     JETSTREAM_AGAIN,
     NO_JETSTREAM,
+    STORED_AGAIN,
+    UNSTORED,
     is_without_jetstream,
     read_stream,
+    report_unstored,
     with_remedy,
 )
 from fedseed.transport.signatures import Signatures
@@ -69,6 +72,7 @@ class ObjectsEnd(End):
                         raise
                     await self._put(name, data)
                 self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
+                self.connection.troubles.end(UNSTORED, STORED_AGAIN)
                 return
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 if time.monotonic() > give_up or not await self._may_pass(error):
@@ -79,8 +83,11 @@ class ObjectsEnd(End):
 
     async def _may_pass(self, error: BaseException) -> bool:
         """Return whether storing may succeed later: an interruption, or JetStream is away."""
+        stream = f"OBJ_{self.subjects.bucket(self.owner)}"
+        if isinstance(error, TimeoutError):
+            # the wait for a receipt was long enough
+            report_unstored(self.connection, stream, patience=0.0)
         if isinstance(error, NoStreamResponseError):
-            stream = f"OBJ_{self.subjects.bucket(self.owner)}"
             # is the stream away, or JetStream as a whole?
             try:
                 await self._stream.stream_info(stream)

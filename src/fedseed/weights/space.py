@@ -188,10 +188,9 @@ class ParameterSpace:
             return Moments(
                 rule, torch.zeros(0, device=device), torch.ones(self.size, device=device)
             )
-        second = self.size if rule.kind == "adam" else 0
-        return Moments(
-            rule, torch.zeros(self.size, device=device), torch.zeros(second, device=device)
-        )
+        first = 0 if rule.kind == "rmsprop" else self.size
+        second = self.size if rule.kind in ("adam", "rmsprop") else 0
+        return Moments(rule, torch.zeros(first, device=device), torch.zeros(second, device=device))
 
     def _average(self, change: Average) -> None:
         if not change.branches:

@@ -11,7 +11,7 @@ import torch
 from fedseed import FeedSign, Orbit
 from fedseed.errors import RecipeError
 from fedseed.methods.feedsign import Votes
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.reading import read_recipe
 from fedseed_papers.audits import by_orbit
 from fedseed_papers.audits.canaries import Planting
 from fedseed_papers.audits.guessing import rank

@@ -12,7 +12,7 @@ from math import exp, inf, log
 import numpy as np
 import pytest
 
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.reading import read_recipe
 from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture, TaskData
 from fedseed_papers.audits.canaries import planting
 from fedseed_papers.audits.canary import CanaryTest, Game, Planned, canary_test

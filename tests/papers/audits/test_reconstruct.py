@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedseed.objectives.classification import Images
-from fedseed.runs.recipe import read_recipe
+from fedseed.recipe.reading import read_recipe
 from fedseed.tasks.data import Picture
 from fedseed_papers.audits import reconstruct
 from fedseed_papers.audits.reconstruct import Attack, settings_for

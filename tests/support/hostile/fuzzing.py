@@ -21,7 +21,8 @@ import numpy as np
 
 from fedseed.errors import FedseedError, MessageError
 from fedseed.federation.control import Beginning, Question, parse_control
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator.coordinator import Coordinator
+from fedseed.federation.coordinator.step_log import StepLog
 from fedseed.federation.large import Stored
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.protocol import (
@@ -35,7 +36,6 @@ from fedseed.federation.protocol import (
     read_step,
     step_entry,
 )
-from fedseed.federation.step_log import StepLog
 from fedseed.methods import FeedSign
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin

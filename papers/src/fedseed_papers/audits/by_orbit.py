@@ -24,8 +24,8 @@ from fedseed.methods import FeedSign
 from fedseed.methods.base import Answer, Answers, Method, Round
 from fedseed.orbit import Record
 from fedseed.privacy import PrivateSign, mechanism_of
+from fedseed.recipe.settings import Recipe
 from fedseed.runs.assembly import Federation
-from fedseed.runs.recipe import Recipe
 from fedseed.training.client import LocalClient
 from fedseed_papers.audits.canaries import Planting
 
@@ -37,7 +37,7 @@ Scores = NDArray[np.float64]
 
 
 def check(recipe: Recipe) -> None:
-    """Checks that a recipe's steps can be explained.
+    """Check that a recipe's steps can be explained.
 
     Raises:
         RecipeError: how likely its steps are is not known.
@@ -57,7 +57,7 @@ def check(recipe: Recipe) -> None:
 def scores(
     federation: Federation, records: Iterable[Record], plan: Planting, examples: int
 ) -> Scores:
-    """Returns how well each candidate explains an orbit.
+    """Return how well each candidate explains an orbit.
 
     Args:
         federation: the recipe's, at its base, without a canary; its weights follow the orbit.
@@ -73,16 +73,16 @@ def scores(
         RecipeError: the client has examples that the model leaves out, or takes apart.
     """
     ghosts, worker = _ghosts(federation, plan, examples), federation.worker
-    found, left = np.zeros(len(ghosts)), np.arange(len(ghosts))
+    totals, remaining = np.zeros(len(ghosts)), np.arange(len(ghosts))
     for record in records:
-        picked = federation.coordinator.sample_clients(record.round)
-        if plan.client in picked and _is_drawn(federation, record.round, plan):
-            found[left] += _round(
-                federation, record, picked, plan.client, [ghosts[i] for i in left]
+        participants = federation.coordinator.sample_clients(record.round)
+        if plan.client in participants and _is_drawn(federation, record.round, plan):
+            totals[remaining] += _round(
+                federation, record, participants, plan.client, [ghosts[i] for i in remaining]
             )
-            left = left[found[left] > found.max() - HOPELESS]
+            remaining = remaining[totals[remaining] > totals.max() - HOPELESS]
         worker.catch_up([record])
-    return found
+    return totals
 
 
 def _votes(method: Method) -> FeedSign:
@@ -107,7 +107,7 @@ def log_chance(method: FeedSign, state: Any, answers: Answers, step: Any) -> flo
 
 
 def _ghosts(federation: Federation, plan: Planting, examples: int) -> list[list[Any]]:
-    """Returns the client's prepared examples with each candidate in its place."""
+    """Return the client's prepared examples with each candidate in its place."""
     items = federation.items[plan.client]
     candidates = federation.worker.objective.prepare(plan.candidates)
     if len(items) != examples or len(candidates) != len(plan.candidates):
@@ -117,11 +117,17 @@ def _ghosts(federation: Federation, plan: Planting, examples: int) -> list[list[
             "model"
         )
     places = set(plan.places)
-    return [[new if at in places else item for at, item in enumerate(items)] for new in candidates]
+    ghosts = []
+    for new in candidates:
+        ghost = list(items)
+        for place in places:
+            ghost[place] = new
+        ghosts.append(ghost)
+    return ghosts
 
 
 def _is_drawn(federation: Federation, number: int, plan: Planting) -> bool:
-    """Returns whether a canary is in the client's batch.
+    """Return whether a canary is in the client's batch.
 
     Else the round is the same for all candidates.
     """
@@ -133,30 +139,34 @@ def _is_drawn(federation: Federation, number: int, plan: Planting) -> bool:
 def _round(
     federation: Federation,
     record: Record,
-    picked: Sequence[int],
+    participants: Sequence[int],
     client: int,
     ghosts: Sequence[Sequence[Any]],
 ) -> Scores:
     """log P(step | each ghost in the client's place): all answer in one go."""
     worker, method, number = federation.worker, federation.method, record.round
-    others = [other for other in picked if other != client]
-    asked = [*others, *[client] * len(ghosts)]
+    others = [other_client for other_client in participants if other_client != client]
+    clients_asked = [*others, *[client] * len(ghosts)]
     plans = []
-    for one in asked:
-        payload = method.plan(worker.state, Round(number, one, picked)).encode()
+    for one in clients_asked:
+        payload = method.plan(worker.state, Round(number, one, participants)).encode()
         plans.append(Message(MessageKind.PLAN, method.code, number, one, payload).encode())
-    sent = worker.train_all(plans, asked, [*(federation.items[other] for other in others), *ghosts])
+    replies = worker.train_all(
+        plans,
+        clients_asked,
+        [*(federation.items[other_client] for other_client in others), *ghosts],
+    )
     updates = [
         None
         if a.message is None
         else method.decode_update(worker.state, number, Message.decode(a.message).payload)
-        for a in sent
+        for a in replies
     ]
     step = method.decode_step(worker.state, record.payload)
-    found = []
+    losses = []
     for update in updates[len(others) :]:
         by_client = {**dict(zip(others, updates, strict=False)), client: update}
-        there = [(c, by_client[c]) for c in picked if by_client[c] is not None]
-        answers = Answers(number, [Answer(c, 1 / len(there), u) for c, u in there], Mean())
-        found.append(log_chance(_votes(method), worker.state, answers, step))
-    return np.array(found)
+        present = [(c, by_client[c]) for c in participants if by_client[c] is not None]
+        answers = Answers(number, [Answer(c, 1 / len(present), u) for c, u in present], Mean())
+        losses.append(log_chance(_votes(method), worker.state, answers, step))
+    return np.array(losses)

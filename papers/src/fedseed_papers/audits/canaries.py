@@ -7,6 +7,7 @@ blank a wrong class.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,13 @@ class Planting:
     candidates: Sequence[Any]
 
     def planted(self, data: TaskData, number: int) -> TaskData:
-        """Returns the data with candidate `number` in its place."""
+        """Return the data with candidate `number` in its place."""
         clients = list(data.clients)
-        held = clients[self.client]
-        examples = list(held.examples)
+        client_data = clients[self.client]
+        examples = list(client_data.examples)
         for place in self.places:
             examples[place] = self.candidates[number]
-        clients[self.client] = ClientData(held.name, examples, held.labels)
+        clients[self.client] = ClientData(client_data.name, examples, client_data.labels)
         return replace(data, clients=clients)
 
 
@@ -61,16 +62,16 @@ def planting(
         RecipeError: there is no such client, it has too few examples, or there is no canary for
             this kind of data.
     """
-    names = [held.name for held in data.clients]
+    names = [examples_held.name for examples_held in data.clients]
     if client is not None and client not in names:
-        raise RecipeError(
-            f"--client {client}: the clients are {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
-        )
-    number = (
-        names.index(client)
-        if client
-        else next((i for i, c in enumerate(data.clients) if c.examples), 0)
-    )
+        ending = ""
+        if len(names) > 8:
+            ending = ", ..."
+        raise RecipeError(f"--client {client}: the clients are {', '.join(names[:8])}{ending}")
+    if client:
+        number = names.index(client)
+    else:
+        number = next((i for i, c in enumerate(data.clients) if c.examples), 0)
     examples = data.clients[number].examples
     if len(examples) < copies or not examples:
         raise RecipeError(
@@ -78,46 +79,50 @@ def planting(
             "replace"
         )
     places = sorted(range(len(examples)), key=lambda i: _length(examples[i]))[:copies]
-    drawn = np.random.default_rng([seed, 0])
+    generator = np.random.default_rng([seed, 0])
     first = examples[places[0]]
     if isinstance(first, Example):
-        answers = (
-            drawn.choice(10**DIGITS, count, replace=False)
-            if count < 10**6
-            else drawn.integers(0, 10**DIGITS, count)
-        )
+        if count < 10**6:
+            answers = generator.choice(10**DIGITS, count, replace=False)
+        else:
+            answers = generator.integers(0, 10**DIGITS, count)
         space = " " if first.response.startswith(" ") else ""
         texts = [space + " ".join(f"{value:0{DIGITS}d}") for value in answers]
         return Planting(number, places, [first.answered_as(Example("", text)) for text in texts])
-    held = [example for examples in data.evaluation.values() for example in examples] or list(
-        data.validation
-    )
-    if len(held) < count:
+    examples_held = list(chain.from_iterable(data.evaluation.values())) or list(data.validation)
+    if len(examples_held) < count:
         raise RecipeError(
-            f"--candidates {count}: there are {len(held)} held-out examples to make canaries of"
+            f"--candidates {count}: there are {len(examples_held)} held-out examples to make "
+            "canaries of"
         )
-    chosen = [held[i] for i in drawn.choice(len(held), count, replace=False)]
+    examples_chosen = [
+        examples_held[i] for i in generator.choice(len(examples_held), count, replace=False)
+    ]
     return Planting(
-        number, places, [_mistaken(example, len(data.classes), drawn) for example in chosen]
+        number,
+        places,
+        [_mistaken(example, len(data.classes), generator) for example in examples_chosen],
     )
 
 
-def _mistaken(example: Any, classes: int, drawn: np.random.Generator) -> Any:
-    """Returns an example with another class than its own, drawn evenly."""
+def _mistaken(example: Any, classes: int, generator: np.random.Generator) -> Any:
+    """Return an example with another class than its own, drawn evenly."""
 
-    def other(own: int, count: int) -> int:
-        return (own + int(drawn.integers(1, count))) % count
+    def draw_other(true_class: int, count: int) -> int:
+        return (true_class + int(generator.integers(1, count))) % count
 
     if isinstance(example, Picture):
-        return Picture(example.pixels, other(example.label, classes))
+        return Picture(example.pixels, draw_other(example.label, classes))
     if isinstance(example, Choice):
-        return replace(example, gold=other(example.gold, len(example.options)), right=())
+        return replace(example, gold=draw_other(example.gold, len(example.options)), right=())
     if isinstance(example, Cloze):
-        return replace(example, gold=other(example.gold, len(example.words)))
+        return replace(example, gold=draw_other(example.gold, len(example.words)))
     raise RecipeError(
         f"audit canary: no canary is known for examples of type {type(example).__name__}"
     )
 
 
 def _length(example: Any) -> int:
-    return len(example.prompt) + len(example.response) if isinstance(example, Example) else 0
+    if isinstance(example, Example):
+        return len(example.prompt) + len(example.response)
+    return 0

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from fedseed.errors import RecipeError, plural
 from fedseed.orbit import Orbit
-from fedseed.reports.progress import shown_by
+from fedseed.recipe.settings import Recipe
+from fedseed.reports.progress import choose_progress
 from fedseed.runs.assembly import Federation, build
 from fedseed.runs.parties import load_data
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import TaskData
 from fedseed_papers.audits import by_orbit
 from fedseed_papers.audits.canaries import Planting, planting
@@ -68,26 +68,28 @@ class Game:
 
     @property
     def scores(self) -> Losses:
-        """Returns the attack: how well candidates explain the orbit, or how far the weights went
+        """Return the attack: how well candidates explain the orbit, or how far the weights went
         their way.
         """
-        return self.ways if self.odds is None else self.odds
+        if self.odds is None:
+            return self.ways
+        return self.odds
 
     @property
     def ways(self) -> Losses:
-        """Returns how far the weights went each candidate's way: the attack by the model."""
+        """Return how far the weights went each candidate's way: the attack by the model."""
         return (self.twin - self.with_it) / self.longer
 
     @property
     def longer(self) -> Losses:
-        """Returns the lengths, none below a hundredth of the median: what is learnt already has
+        """Return the lengths, none below a hundredth of the median: what is learnt already has
         next to none.
         """
         return np.maximum(self.lengths, float(np.median(self.lengths)) / 100 or 1.0)
 
     @property
     def alone(self) -> Losses:
-        """Returns how far each candidate's loss fell: the attack without a twin."""
+        """Return how far each candidate's loss fell: the attack without a twin."""
         return self.base - self.with_it
 
 
@@ -109,34 +111,36 @@ class CanaryTest:
 
     @property
     def candidates(self) -> int:
-        """Returns N."""
+        """Return N."""
         return len(self.games[0].base)
 
     @property
     def by(self) -> By:
-        """Returns what the attack has."""
-        return "model" if self.games[0].odds is None else "orbit"
+        """Return what the attack has."""
+        if self.games[0].odds is None:
+            return "model"
+        return "orbit"
 
     @property
     def ranks(self) -> list[int]:
-        """Returns the canary's place in each run, by the attack: by the orbit, or by the model with
+        """Return the canary's place in each run, by the attack: by the orbit, or by the model with
         a twin.
         """
         return [rank(game.scores, game.planted) for game in self.games]
 
     @property
     def ranks_by_model(self) -> list[int]:
-        """Returns the same by the last model and a twin, whatever else the attack had."""
+        """Return the same by the last model and a twin, whatever else the attack had."""
         return [rank(game.ways, game.planted) for game in self.games]
 
     @property
     def ranks_alone(self) -> list[int]:
-        """Returns the same by the attack without a twin."""
+        """Return the same by the attack without a twin."""
         return [rank(game.alone, game.planted) for game in self.games]
 
     @property
     def control(self) -> list[Losses]:
-        """Returns scores of the twins, which had no canary: what there is to be found in nothing.
+        """Return scores of the twins, which had no canary: what there is to be found in nothing.
 
         By the model each is compared with the next pair's twin; with one pair there is none.
         """
@@ -144,15 +148,15 @@ class CanaryTest:
             return [game.odds_twin for game in self.games if game.odds_twin is not None]
         if len(self.games) < 2:
             return []
-        after = [*self.games[1:], self.games[0]]
+        next_games = [*self.games[1:], self.games[0]]
         return [
-            (other.twin - game.twin) / game.longer
-            for game, other in zip(self.games, after, strict=True)
+            (next_game.twin - game.twin) / game.longer
+            for game, next_game in zip(self.games, next_games, strict=True)
         ]
 
     @property
     def ranks_control(self) -> list[int]:
-        """Returns the place of the canary in the runs that did not have it."""
+        """Return the place of the canary in the runs that did not have it."""
         return [
             rank(scores, game.planted)
             for scores, game in zip(self.control, self.games, strict=False)
@@ -165,17 +169,17 @@ class CanaryTest:
 
     @property
     def by_chance(self) -> float:
-        """Returns the probability that guessing blindly is right as often."""
+        """Return the probability that guessing blindly is right as often."""
         return at_least(self.found, len(self.games), 1 / self.candidates)
 
     @property
     def mean_percentile(self) -> float:
-        """Returns the mean share of other candidates that score below the canary; 0.5 at chance."""
+        """Return the mean share of other candidates that score below the canary; 0.5 at chance."""
         return float(np.mean([percentile(game.scores, game.planted) for game in self.games]))
 
     @property
     def account(self) -> tuple[float, float] | None:
-        """Returns epsilon and delta of what the attack is about, exchanging the canary.
+        """Return epsilon and delta of what the attack is about, exchanging the canary.
 
         None: the account says nothing.
 
@@ -189,28 +193,34 @@ class CanaryTest:
             return None
         if spent.get("adjacency") != "replace-one":
             epsilon, delta = 2 * epsilon, delta * (1 + exp(min(epsilon, 700.0)))
-        return (epsilon, delta) if epsilon < inf and delta < 1 else None
+        if epsilon < inf and delta < 1:
+            return (epsilon, delta)
+        return None
 
     @property
     def delta(self) -> float:
-        """Returns the account's delta, for an exchange."""
-        return 0.0 if self.account is None else self.account[1]
+        """Return the account's delta, for an exchange."""
+        if self.account is None:
+            return 0.0
+        return self.account[1]
 
     @property
     def epsilon(self) -> float | None:
-        """Returns what the account says of an exchange; None: it says nothing."""
-        return None if self.account is None else self.account[0]
+        """Return what the account says of an exchange; None: it says nothing."""
+        if self.account is None:
+            return None
+        return self.account[0]
 
     @property
     def epsilon_at_least(self) -> float:
-        """Returns what the attack shows, with 95% confidence."""
+        """Return what the attack shows, with 95% confidence."""
         return epsilon_at_least(
             self.found, len(self.games), self.candidates, self.delta, CONFIDENCE
         )
 
     @property
     def contradicts(self) -> bool:
-        """Returns whether what was shown is more than what was accounted."""
+        """Return whether what was shown is more than what was accounted."""
         return self.epsilon is not None and self.epsilon_at_least > self.epsilon
 
 
@@ -254,23 +264,30 @@ def canary_test(recipe: Recipe, planned: Planned, say: Say = lambda text: None) 
     data = load_data(recipe)
     plan = planting(data, planned.candidates, planned.copies, planned.client, planned.seed)
     bare = replace(data, evaluation={}, validation=())
-    drawn = np.random.default_rng([planned.seed, 1])
+    generator = np.random.default_rng([planned.seed, 1])
     games: list[Game] = []
     spent = None
     for number in range(planned.runs):
-        own = recipe.seed + number
-        planted = int(drawn.integers(planned.candidates))
-        twin = _run(recipe, bare, own, plan, planned.by)
-        run = _run(recipe, bare, own, plan, planned.by, planted)
+        run_seed = recipe.seed + number
+        planted = int(generator.integers(planned.candidates))
+        twin = _run(recipe, bare, run_seed, plan, planned.by)
+        run = _run(recipe, bare, run_seed, plan, planned.by, planted)
         spent = run.spent
         games.append(
             Game(
-                own, planted, twin.base, run.losses, twin.losses, twin.lengths, run.odds, twin.odds
+                run_seed,
+                planted,
+                twin.base,
+                run.losses,
+                twin.losses,
+                twin.lengths,
+                run.odds,
+                twin.odds,
             )
         )
-        placed = rank(games[-1].scores, planted)
+        rank_of_canary = rank(games[-1].scores, planted)
         say(
-            f"run {number + 1} of {planned.runs}: the canary is in place {placed} of "
+            f"run {number + 1} of {planned.runs}: the canary is in place {rank_of_canary} of "
             f"{planned.candidates}"
         )
     return CanaryTest(games, data.clients[plan.client].name, planned.copies, spent)
@@ -296,53 +313,62 @@ class _Run:
 
 
 def _run(
-    recipe: Recipe, bare: TaskData, seed: int, plan: Planting, by: By, planted: int | None = None
+    recipe: Recipe,
+    bare: TaskData,
+    seed: int,
+    plan: Planting,
+    attack_by: By,
+    planted: int | None = None,
 ) -> _Run:
-    """Returns a run with candidate `planted` in the data; None: a twin."""
+    """Return a run with candidate `planted` in the data; None: a twin."""
     data, candidates = bare if planted is None else plan.planted(bare, planted), plan.candidates
     evaluation = recipe.evaluation.model_copy(update={"every": recipe.rounds})
     quiet = {"seed": seed, "tracking": [], "stopping": None, "evaluation": evaluation}
     recipe = recipe.model_copy(update=quiet)
     with TemporaryDirectory() as folder:
-        out = Path(folder) / "run" if by == "orbit" else None
-        federation = build(recipe, out, shown_by(False), data=data)
+        run_folder = None
+        if attack_by == "orbit":
+            run_folder = Path(folder) / "run"
+        federation = build(recipe, run_folder, choose_progress(False), data=data)
         base = _losses(federation, candidates)
         spent = federation.run().summary.get("privacy")
-        steps = None if out is None else Orbit.open(out / "model.orbit").records
-    after = _losses(federation, candidates)
+        steps = None
+        if run_folder is not None:
+            steps = Orbit.open(run_folder / "model.orbit").records
+    losses = _losses(federation, candidates)
     lengths = _lengths(federation, candidates) if planted is None else np.ones(len(base))
     odds = None
     if steps is not None:  # the attack knows the data without the canary
-        known = build(recipe, None, shown_by(False), data=bare)
-        odds = by_orbit.scores(known, steps, plan, len(bare.clients[plan.client].examples))
-    return _Run(base, after, lengths, spent, odds)
+        control_run = build(recipe, None, choose_progress(False), data=bare)
+        odds = by_orbit.scores(control_run, steps, plan, len(bare.clients[plan.client].examples))
+    return _Run(base, losses, lengths, spent, odds)
 
 
 @torch.no_grad()
 def _losses(federation: Federation, candidates: Sequence[Any]) -> Losses:
-    """Returns each candidate's loss at the weights as they are."""
+    """Return each candidate's loss at the weights as they are."""
     items, worker = _items(federation, candidates), federation.worker
     parts = (
-        worker.objective.losses(worker.space.model, items[at : at + BATCH])
-        for at in range(0, len(items), BATCH)
+        worker.objective.losses(worker.space.model, items[begin : begin + BATCH])
+        for begin in range(0, len(items), BATCH)
     )
     return np.concatenate([part.double().cpu().numpy() for part in parts])
 
 
 def _lengths(federation: Federation, candidates: Sequence[Any]) -> Losses:
-    """Returns the length of each candidate's gradient."""
-    worker, found = federation.worker, []
+    """Return the length of each candidate's gradient."""
+    worker, lengths = federation.worker, []
     for item in _items(federation, candidates):
         loss = worker.objective.losses(worker.space.model, [item]).sum()
         parts = torch.autograd.grad(loss, list(worker.space.parameters), allow_unused=True)
-        found.append(
+        lengths.append(
             sum(float(part.double().square().sum()) for part in parts if part is not None) ** 0.5
         )
-    return np.array(found)
+    return np.array(lengths)
 
 
 def _items(federation: Federation, candidates: Sequence[Any]) -> Sequence[Any]:
-    """Returns the candidates, prepared, and the model as it is evaluated."""
+    """Return the candidates, prepared, and the model as it is evaluated."""
     federation.worker.space.model.eval()
     items = federation.worker.objective.prepare(candidates)
     if len(items) != len(candidates):

@@ -23,14 +23,13 @@ LIMITS = (
     "The attack sees the last model, or with --by orbit every step, not what the coordinator "
     "receives.",
     "The bound is about exchanging the canary's examples, and so is the account beside it: where "
-    "neighbours have an "
-    "example (or client) more or less, twice its epsilon, and its delta times 1 + e^epsilon. An "
-    "account of single examples says nothing about several copies.",
+    "neighbours have an example (or client) more or less, twice its epsilon, and its delta times "
+    "1 + e^epsilon. An account of single examples says nothing about several copies.",
 )
 
 
 def numbers(test: CanaryTest) -> dict[str, Any]:
-    """Returns what audit.json holds of this."""
+    """Return what audit.json holds of this."""
     return {
         "runs": len(test.games),
         "candidates": test.candidates,
@@ -55,7 +54,7 @@ def numbers(test: CanaryTest) -> dict[str, Any]:
 
 
 def audit(test: CanaryTest, name: str, facts: Mapping[str, str]) -> Audit:
-    """Returns the page's content.
+    """Return the page's content.
 
     Args:
         test: the test.
@@ -69,7 +68,7 @@ def audit(test: CanaryTest, name: str, facts: Mapping[str, str]) -> Audit:
         f"Canary test of {name}",
         f"In each of {plural(runs, 'run')} one of {n} canaries, drawn evenly, took the place of "
         f"{whose}. The attack has {HAS[test.by]}, and guesses which one it was.",
-        [found(test), control(test), bound(test)],
+        [answer_guessing(test), control(test), bound(test)],
         [_curve(test), _scores(test), _bounds(test)],
         [_table(test)],
         limits=LIMITS,
@@ -77,24 +76,23 @@ def audit(test: CanaryTest, name: str, facts: Mapping[str, str]) -> Audit:
     )
 
 
-def found(test: CanaryTest) -> Answer:
-    """Returns whether the canary was found."""
+def answer_guessing(test: CanaryTest) -> Answer:
+    """Return whether the canary was found."""
     runs, n = len(test.games), test.candidates
     chance = test.by_chance > CHANCE
     return Answer(
         "Is the canary found?",
         f"In {test.found} of {plural(runs, 'run')}; blind guessing is right in 1 of {n}, and as "
-        "often as this with "
-        f"probability {test.by_chance:.2g}. In the mean, {100 * test.mean_percentile:.1f}% of the "
-        "other candidates "
-        f"score below it (50% at chance). {_weaker(test)}in {test.ranks_alone.count(1)} of {runs}.",
+        f"often as this with probability {test.by_chance:.2g}. In the mean, "
+        f"{100 * test.mean_percentile:.1f}% of the other candidates score below it (50% at "
+        f"chance). {_weaker(test)}in {test.ranks_alone.count(1)} of {runs}.",
         "at chance" if chance else "found",
         "good" if chance else "warn",
     )
 
 
 def _weaker(test: CanaryTest) -> str:
-    """Returns how far attacks get that have less."""
+    """Return how far attacks get that have less."""
     if test.by == "model":
         return "Without a twin, by the losses alone: "
     count = test.ranks_by_model.count(1)
@@ -105,38 +103,38 @@ def _weaker(test: CanaryTest) -> str:
 
 
 def control(test: CanaryTest) -> Answer:
-    """Returns whether the same attack finds a canary that is not there."""
-    asks, found = "And where no canary was planted?", test.ranks_control
-    if not found:
+    """Return whether the same attack finds a canary that is not there."""
+    asks, ranks = "And where no canary was planted?", test.ranks_control
+    if not ranks:
         return Answer(asks, "One pair of runs has no other to compare with.", "not tried")
-    right, against = found.count(1), ", against another twin," if test.by == "model" else ""
+    right, twin_text = ranks.count(1), ", against another twin," if test.by == "model" else ""
     return Answer(
         asks,
-        f"The attack on the {plural(len(found), 'twin')}{against} names the one that would have "
-        f"been planted in {right} of {len(found)}.",
+        f"The attack on the {plural(len(ranks), 'twin')}{twin_text} names the one that would have "
+        f"been planted in {right} of {len(ranks)}.",
         "at chance" if right <= 1 else "found",
         "good" if right <= 1 else "warn",
     )
 
 
 def bound(test: CanaryTest) -> Answer:
-    """Returns the bound, beside the account."""
-    shown = f"at least {test.epsilon_at_least:.2f} with {100 * CONFIDENCE:.0f}% confidence"
-    most = epsilon_at_least(len(test.games), len(test.games), test.candidates, test.delta)
+    """Return the bound, beside the account."""
+    bound_text = f"at least {test.epsilon_at_least:.2f} with {100 * CONFIDENCE:.0f}% confidence"
+    highest = epsilon_at_least(len(test.games), len(test.games), test.candidates, test.delta)
     reach = (
-        f"With {plural(len(test.games), 'run')} and {test.candidates} candidates {most:.2f} is "
+        f"With {plural(len(test.games), 'run')} and {test.candidates} candidates {highest:.2f} is "
         "the most it could show."
     )
     if test.spent is None:
         return Answer(
             "How private is it?",
-            f"Epsilon is {shown}. {reach} The run accounts for nothing.",
+            f"Epsilon is {bound_text}. {reach} The run accounts for nothing.",
             "no account",
         )
     if test.epsilon is None:
         return Answer(
             "How private is it?",
-            f"Epsilon is {shown}. {reach} The account says nothing of this exchange.",
+            f"Epsilon is {bound_text}. {reach} The account says nothing of this exchange.",
             "no account",
         )
     accounted = f"The account says {test.epsilon:.3g} at delta = {test.delta:.3g}, for an exchange"
@@ -146,7 +144,7 @@ def bound(test: CanaryTest) -> Answer:
     )
     return Answer(
         "Is the account right?",
-        f"Epsilon is {shown}. {reach} {accounted}, {allowed}.",
+        f"Epsilon is {bound_text}. {reach} {accounted}, {allowed}.",
         "above the account" if test.contradicts else "within the account",
         "warn" if test.contradicts else "good",
     )
@@ -167,7 +165,7 @@ def _curve(test: CanaryTest) -> Panel:
 
 
 def _scores(test: CanaryTest) -> Panel:
-    """Returns each run's canary among the others, in their standard deviations."""
+    """Return each run's canary among the others, in their standard deviations."""
     canary, band, middle = [], [], []
     for number, game in enumerate(test.games, start=1):
         others = np.delete(game.scores, game.planted)

@@ -20,14 +20,14 @@ from scipy.stats import beta, binom
 
 
 def at_least(right: int, games: int, p: float) -> float:
-    """Returns the probability of `right` or more right guesses in `games`, each right with
+    """Return the probability of `right` or more right guesses in `games`, each right with
     probability p.
     """
     return float(binom.sf(right - 1, games, p))
 
 
 def share_at_least(right: int, games: int, confidence: float) -> float:
-    """Returns the least probability of a right guess that so many right ones allow: Clopper and
+    """Return the least probability of a right guess that so many right ones allow: Clopper and
     Pearson's lower bound.
 
     Args:
@@ -35,13 +35,15 @@ def share_at_least(right: int, games: int, confidence: float) -> float:
         games: all guesses.
         confidence: with which it holds, such as 0.95.
     """
-    return float(beta.ppf(1 - confidence, right, games - right + 1)) if right else 0.0
+    if right:
+        return float(beta.ppf(1 - confidence, right, games - right + 1))
+    return 0.0
 
 
 def epsilon_at_least(
     right: int, games: int, candidates: int, delta: float = 0.0, confidence: float = 0.95
 ) -> float:
-    """Returns the least epsilon that so many right guesses allow; 0 if they allow any.
+    """Return the least epsilon that so many right guesses allow; 0 if they allow any.
 
     Args:
         right: right guesses.
@@ -52,11 +54,13 @@ def epsilon_at_least(
     """
     p = share_at_least(right, games, confidence)
     odds = (candidates - 1) * (p - delta) / (1 - p)
-    return max(0.0, log(odds)) if odds > 0 else 0.0
+    if odds > 0:
+        return max(0.0, log(odds))
+    return 0.0
 
 
 def most_right(epsilon: float, candidates: int, delta: float = 0.0) -> float:
-    """Returns the largest probability of a right guess that epsilon allows."""
+    """Return the largest probability of a right guess that epsilon allows."""
     if epsilon > 700:
         return 1.0
     odds = exp(epsilon) / (candidates - 1)
@@ -64,7 +68,7 @@ def most_right(epsilon: float, candidates: int, delta: float = 0.0) -> float:
 
 
 def rank(scores: NDArray[np.float64], planted: int) -> int:
-    """Returns the place of a candidate by its score, from 1 (the highest).
+    """Return the place of a candidate by its score, from 1 (the highest).
 
     Behind all that have the same.
     """
@@ -82,13 +86,14 @@ def percentile(scores: NDArray[np.float64], planted: int) -> float:
 
 
 def shares_found(ranks: Sequence[int], candidates: int) -> list[tuple[float, float]]:
-    """Returns, for some r from 1 to N, the share of games with the candidate among the first r."""
-    return [
-        (float(r), sum(found <= r for found in ranks) / len(ranks))
-        for r in first_guesses(candidates)
-    ]
+    """Return, for some r from 1 to N, the share of games with the candidate among the first r."""
+    points = []
+    for guesses in first_guesses(candidates):
+        within = sum(rank <= guesses for rank in ranks)
+        points.append((float(guesses), within / len(ranks)))
+    return points
 
 
 def first_guesses(candidates: int) -> list[int]:
-    """Returns numbers from 1 to N for a logarithmic axis."""
+    """Return numbers from 1 to N for a logarithmic axis."""
     return sorted({round(r) for r in np.geomspace(1, candidates, 24)})

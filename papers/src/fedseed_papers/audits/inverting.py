@@ -33,41 +33,44 @@ PIECE = 1 << 14  # elements of each direction that are held in double precision 
 RATE = 0.1
 
 
-def estimated_gradient(seen: Observation) -> Array:
+def estimated_gradient(observation: Observation) -> Array:
     """g, shape (d,): the shortest with these inner products; of votes its direction.
 
     Or as it was told.
     """
-    if seen.directions is None:
-        return seen.values
-    along = seen.directions
-    if seen.votes:
+    if observation.directions is None:
+        return observation.values
+    along = observation.directions
+    if observation.votes:
         return np.asarray(
-            (seen.values.astype(np.float32) @ along).astype(np.float64) / len(seen.values)
+            (observation.values.astype(np.float32) @ along).astype(np.float64)
+            / len(observation.values)
         )
     if along.size <= DIRECT or len(along) >= along.shape[1]:
         solution: Array = np.asarray(
-            np.linalg.lstsq(along.astype(np.float64), seen.values, rcond=1e-6)[0], np.float64
+            np.linalg.lstsq(along.astype(np.float64), observation.values, rcond=1e-6)[0], np.float64
         )
         return solution
     gram = np.zeros((len(along), len(along)))
-    for at in range(0, along.shape[1], PIECE):
-        piece = along[:, at : at + PIECE].astype(np.float64)
+    for begin in range(0, along.shape[1], PIECE):
+        piece = along[:, begin : begin + PIECE].astype(np.float64)
         gram += piece @ piece.T
-    return (np.linalg.lstsq(gram, seen.values, rcond=None)[0].astype(np.float32) @ along).astype(
-        np.float64
-    )
+    return (
+        np.linalg.lstsq(gram, observation.values, rcond=None)[0].astype(np.float32) @ along
+    ).astype(np.float64)
 
 
-def relative_error(found: Array, true: Array) -> float:
+def relative_error(estimate: Array, true: Array) -> float:
     """|found - true| / |true|; 1 for a guess of zero."""
-    return float(np.linalg.norm(found - true) / np.linalg.norm(true))
+    return float(np.linalg.norm(estimate - true) / np.linalg.norm(true))
 
 
 def cosine(a: Array, b: Array) -> float:
-    """Returns the cosine of the angle between two vectors; 0 if one of them is zero."""
+    """Return the cosine of the angle between two vectors; 0 if one of them is zero."""
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / norms if norms else 0.0
+    if norms:
+        return float(a @ b) / norms
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class SoftmaxLayer:
     classes: int
 
     def opened(self, gradient: Array) -> tuple[int, Array]:
-        """Returns the label, and the layer's input, shape (inputs,), by a gradient of one
+        """Return the label, and the layer's input, shape (inputs,), by a gradient of one
         example.
         """
         bias = gradient[self.bias]
@@ -99,23 +102,23 @@ def last_layer(layout: Layout) -> SoftmaxLayer | None:
 
     None: there is none.
     """
-    at, before = 0, None
-    found = None
+    position, previous = 0, None
+    layer_slices = None
     for entry in layout.tensors:
-        here = slice(at, at + entry.size)
+        span = slice(position, position + entry.size)
         if (
-            before is not None
+            previous is not None
             and len(entry.shape) == 1
-            and len(before[0].shape) == 2
-            and entry.shape[0] == before[0].shape[0]
+            and len(previous[0].shape) == 2
+            and entry.shape[0] == previous[0].shape[0]
         ):
-            found = SoftmaxLayer(before[1], here, entry.shape[0])
-        at, before = here.stop, (entry, here)
-    return found
+            layer_slices = SoftmaxLayer(previous[1], span, entry.shape[0])
+        position, previous = span.stop, (entry, span)
+    return layer_slices
 
 
 def match(
-    seen: Observation,
+    observation: Observation,
     gradient_of: GradientOf,
     low: torch.Tensor,
     high: torch.Tensor,
@@ -126,7 +129,7 @@ def match(
     """Look for pictures and labels whose gradient was seen.
 
     Args:
-        seen: what was told.
+        observation: what was told.
         gradient_of: the model's gradient, differentiable.
         low: the pixel values of black pictures, shape (B, channels, height, width).
         high: those of white ones.
@@ -140,28 +143,32 @@ def match(
     """
     picture = torch.logit(start, eps=0.02).requires_grad_()
     label = torch.zeros(len(low), classes).requires_grad_()
-    told = torch.from_numpy(seen.values).float()
-    along = None if seen.directions is None else torch.from_numpy(seen.directions)
+    target = torch.from_numpy(observation.values).float()
+    along = None
+    if observation.directions is not None:
+        along = torch.from_numpy(observation.directions)
     adam = torch.optim.Adam([picture, label], lr=RATE)
     plan = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
-    left = 1.0
+    distance = 1.0
     for _ in range(steps):
         gradient = gradient_of(low + (high - low) * torch.sigmoid(picture), torch.softmax(label, 1))
-        mine = gradient if along is None else along @ gradient
-        if seen.votes:  # their length is not known
-            miss = 1 - torch.nn.functional.cosine_similarity(mine, told, dim=0)
+        mine = gradient
+        if along is not None:
+            mine = along @ gradient
+        if observation.votes:  # their length is not known
+            miss = 1 - torch.nn.functional.cosine_similarity(mine, target, dim=0)
         else:
-            miss = (mine - told).square().sum() / told.square().sum()
+            miss = (mine - target).square().sum() / target.square().sum()
         # the model's own are left alone
         picture.grad, label.grad = torch.autograd.grad(miss, (picture, label))
         adam.step()
         plan.step()
-        left = float(miss.detach())
-    return torch.sigmoid(picture).detach().numpy(), label.argmax(1).tolist(), left
+        distance = float(miss.detach())
+    return torch.sigmoid(picture).detach().numpy(), label.argmax(1).tolist(), distance
 
 
 def gradient_by(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> GradientOf:
-    """Returns the gradient of the mean cross-entropy of an image classifier, differentiable in
+    """Return the gradient of the mean cross-entropy of an image classifier, differentiable in
     pictures and labels.
     """
 

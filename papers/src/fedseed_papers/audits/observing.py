@@ -46,7 +46,7 @@ class Observation:
 
     @property
     def count(self) -> int:
-        """Returns K, how many numbers were told."""
+        """Return K, how many numbers were told."""
         return len(self.values)
 
 
@@ -70,79 +70,89 @@ class Known:
 
     @property
     def layout(self) -> Layout:
-        """Returns the vector of parameters."""
+        """Return the vector of parameters."""
         layout: Layout = self.state.layout
         return layout
 
 
 @singledispatch
-def observed(payload: Any, known: Known) -> Observation:
-    """Returns what an update tells of the client's gradient.
+def observed(payload: Any, knowledge: Known) -> Observation:
+    """Return what an update tells of the client's gradient.
 
     Args:
         payload: the update, decoded.
-        known: what is known besides.
+        knowledge: what is known besides.
 
     Raises:
         RecipeError: no attack is known for such messages.
     """
     raise RecipeError(
-        f'audit reconstruct: no attack is known for messages of "{known.method.name}"'
+        f'audit reconstruct: no attack is known for messages of "{knowledge.method.name}"'
     )
 
 
 @observed.register
-def _(payload: Coefficients, known: Known) -> Observation:
-    method, layout = known.method, known.layout
+def _(payload: Coefficients, knowledge: Known) -> Observation:
+    method, layout = knowledge.method, knowledge.layout
     basis, rows, values = method.directions_of(payload.seed), [], []
     for (a, b), gamma in zip(pairwise(layout.boundaries), payload.gammas, strict=True):
         own = np.zeros((len(gamma), layout.size), dtype=np.float32)
         own[:, a:b] = directions(basis, range(len(gamma)), layout, a, b)
-        scale = basis.variance(b - a) * len(gamma) / method.training.at(known.round).learning_rate
+        scale = (
+            basis.variance(b - a)
+            * len(gamma)
+            / method.training.for_round(knowledge.round).learning_rate
+        )
         rows.append(own)
         values.append(scale * gamma.astype(np.float64))
     return Observation(np.concatenate(rows), np.concatenate(values))
 
 
 @observed.register
-def _(payload: Pairs, known: Known) -> Observation:
-    basis = known.method.directions(known.plan.seed)
-    along = directions(basis, payload.indices.tolist(), known.layout, 0, known.layout.size)
+def _(payload: Pairs, knowledge: Known) -> Observation:
+    basis = knowledge.method.directions(knowledge.plan.seed)
+    along = directions(basis, payload.indices.tolist(), knowledge.layout, 0, knowledge.layout.size)
     return Observation(along, payload.scalars.astype(np.float64))
 
 
 @observed.register
-def _(payload: Votes, known: Known) -> Observation:
-    basis = known.method.directions(known.state.seed)
-    along = directions(basis, known.method.indices(known.round), known.layout, 0, known.layout.size)
+def _(payload: Votes, knowledge: Known) -> Observation:
+    basis = knowledge.method.directions(knowledge.state.seed)
+    along = directions(
+        basis, knowledge.method.indices(knowledge.round), knowledge.layout, 0, knowledge.layout.size
+    )
     return Observation(along, payload.signs.astype(np.float64), votes=True)
 
 
 @observed.register
-def _(payload: Gradient, known: Known) -> Observation:
-    return Observation(None, _vector(payload.data, known.layout))
+def _(payload: Gradient, knowledge: Known) -> Observation:
+    return Observation(None, _vector(payload.data, knowledge.layout))
 
 
 @observed.register
-def _(payload: Weights, known: Known) -> Observation:
-    moved = _vector(known.weights, known.layout) - _vector(payload.data, known.layout)
-    return Observation(None, moved / known.method.training.at(known.round).learning_rate)
+def _(payload: Weights, knowledge: Known) -> Observation:
+    step_vector = _vector(knowledge.weights, knowledge.layout) - _vector(
+        payload.data, knowledge.layout
+    )
+    return Observation(
+        None, step_vector / knowledge.method.training.for_round(knowledge.round).learning_rate
+    )
 
 
 def directions(
     basis: Basis, indices: Sequence[int], layout: Layout, start: int, stop: int
 ) -> NDArray[np.float32]:
-    """Returns directions as rows, shape (len(indices), stop - start)."""
+    """Return directions as rows, shape (len(indices), stop - start)."""
     return np.stack(
         [basis.direction(k, start, stop, stop - start, layout.matrices) for k in indices]
     )
 
 
 def _vector(data: bytes, layout: Layout) -> Array:
-    """Returns all tensors as one vector, shape (d,)."""
-    parts, at = [], 0
+    """Return all tensors as one vector, shape (d,)."""
+    parts, position = [], 0
     for entry in layout.tensors:
         size = entry.size * ITEM_BYTES[entry.dtype]
-        parts.append(to_floats(data[at : at + size], entry.dtype).astype(np.float64))
-        at += size
+        parts.append(to_floats(data[position : position + size], entry.dtype).astype(np.float64))
+        position += size
     return np.concatenate(parts)

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from fedseed.durable import write_whole
 from fedseed.errors import FedseedError
+from fedseed.recipe.settings import Recipe
 from fedseed.reports.charts import Panel
 from fedseed.reports.pages import framed_page
 from fedseed.reports.tables import Sheet
-from fedseed.runs.recipe import Recipe
-from fedseed_papers.findings import check_folder, shown, surroundings, write_parts
+from fedseed_papers.findings import check_folder, show_results, surroundings, write_parts
 
 RESULT = "audit.json"
 Mark = Literal["good", "warn", "soft"]
@@ -64,23 +64,23 @@ class Audit:
 
 
 def audit_page(audit: Audit, seconds: float) -> str:
-    """Returns a page about an audit: one file that asks for nothing."""
+    """Return a page about an audit: one file that asks for nothing."""
     return framed_page(
         audit.title,
         "audit.html",
         "fedseed_papers",
         audit=audit,
-        **shown(audit.panels, audit.sheets, seconds),
+        **show_results(audit.panels, audit.sheets, seconds),
     )
 
 
 def embedded(picture: Path) -> str:
-    """Returns a PNG file as an address that a page carries in itself."""
+    """Return a PNG file as an address that a page carries in itself."""
     return f"data:image/png;base64,{b64encode(picture.read_bytes()).decode()}"
 
 
 def audit_json(audit: Audit, numbers: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Returns what audit.json holds.
+    """Return what audit.json holds.
 
     Args:
         audit: the audit.
@@ -98,32 +98,32 @@ def audit_json(audit: Audit, numbers: Mapping[str, Any], seconds: float) -> dict
     }
 
 
-def check_free(out: Path) -> None:
-    """Checks that an audit may be written there.
+def check_free(folder: Path) -> None:
+    """Check that an audit may be written there.
 
     Raises:
         RecipeError: it is a file.
         FedseedError: an audit is there.
     """
-    check_folder(out)
-    if (out / RESULT).exists():
-        raise FedseedError(f"{out} holds an audit; name another folder with --out, or delete it")
+    check_folder(folder)
+    if (folder / RESULT).exists():
+        raise FedseedError(f"{folder} holds an audit; name another folder with --out, or delete it")
 
 
 def facts_of(name: str, recipe: Recipe, settings: list[str]) -> dict[str, str]:
-    """Returns what a page says of where its numbers come from."""
-    about = {"recipe": name, "settings": " ".join(settings) or "as the recipe has them"}
-    return {**about, "method": recipe.method.name, "rounds": str(recipe.rounds), **surroundings()}
+    """Return what a page says of where its numbers come from."""
+    facts = {"recipe": name, "settings": " ".join(settings) or "as the recipe has them"}
+    return {**facts, "method": recipe.method.name, "rounds": str(recipe.rounds), **surroundings()}
 
 
 def write_audit(
-    out: Path, audit: Audit, numbers: Mapping[str, Any], seconds: float
+    folder: Path, audit: Audit, numbers: Mapping[str, Any], seconds: float
 ) -> dict[str, Any]:
     """Write an audit's files: page.html, data.csv, picture.png, table-1.csv, ..., and audit.json,
     last.
 
     Args:
-        out: the folder.
+        folder: the folder.
         audit: the audit.
         numbers: what was measured, for audit.json.
         seconds: how long it took.
@@ -131,9 +131,9 @@ def write_audit(
     Returns:
         What audit.json holds.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     result = audit_json(audit, numbers, seconds)
-    write_parts(out, audit.panels, audit.sheets)
-    write_whole(out / "page.html", audit_page(audit, seconds).encode())
-    write_whole(out / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+    write_parts(folder, audit.panels, audit.sheets)
+    write_whole(folder / "page.html", audit_page(audit, seconds).encode())
+    write_whole(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
     return result

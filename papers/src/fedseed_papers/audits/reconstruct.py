@@ -9,6 +9,7 @@ very pictures, at weights that everybody knows.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,15 +20,15 @@ from pydantic import ValidationError
 from torch.nn.functional import one_hot
 
 from fedseed import methods
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, plural
+from fedseed.federation.client.worker import Worker
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.methods.base import Round
 from fedseed.objectives.classification import Images
-from fedseed.runs.equipment import equip
+from fedseed.recipe.settings import Recipe
+from fedseed.runs.model_setup import equip
 from fedseed.runs.parties import load_data
-from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Picture
 from fedseed_papers.audits.inverting import (
     STEPS,
@@ -109,8 +110,8 @@ class Reconstruction:
     others: int
     classes: Sequence[str]
 
-    def of(self, method: str, batch: int = 1) -> list[Attempt]:
-        """Returns the attempts on a method's messages."""
+    def attempts_of(self, method: str, batch: int = 1) -> list[Attempt]:
+        """Return the attempts on a method's messages."""
         return [a for a in self.attempts if a.method == method and a.batch == batch]
 
 
@@ -131,7 +132,7 @@ class PixelLayer(torch.nn.Module):
             self.layer = torch.nn.Linear(pixels, classes)
 
     def forward(self, pixel_values: torch.Tensor) -> SimpleNamespace:
-        """Returns the logits, as image classifiers return them."""
+        """Return the logits, as image classifiers return them."""
         return SimpleNamespace(logits=self.layer(pixel_values.flatten(1)))
 
 
@@ -163,7 +164,7 @@ class Attack:
             steps,
             seed,
         )
-        self.others = self.shown(others)
+        self.others = self.to_pixels(others)
         self.mean = self.others.mean(axis=0)
 
     def attempt(self, method: Method, pictures: Sequence[Picture], example: int) -> Attempt:
@@ -171,9 +172,9 @@ class Attack:
         answer.
         """
         worker = Worker(self.model, method, self.objective, self.seed)
-        payload, known, length = _message(worker, pictures)
-        seen = observed(payload, known)
-        layer, batch = last_layer(known.layout), len(pictures)
+        payload, knowledge, length = _message(worker, pictures)
+        observation = observed(payload, knowledge)
+        layer, batch = last_layer(knowledge.layout), len(pictures)
         label_right, input_error = None, None
         with self._as_trained(method):
             gradient_of = gradient_by(self.model, list(worker.space.parameters))
@@ -183,40 +184,41 @@ class Attack:
             true = (
                 gradient_of(values, one_hot(labels, self.classes).float()).detach().double().numpy()
             )
-            found = estimated_gradient(seen)
+            gradient = estimated_gradient(observation)
             if batch == 1 and layer is not None:
-                label_right, input_error = _opened(layer, found, true)
+                label_right, input_error = _opened(layer, gradient, true)
             start = torch.from_numpy(self._start(batch))
-            shown, guessed, left = match(
-                seen, gradient_of, low, high, self.classes, start, self.steps
+            pictures_shown, guessed, distance = match(
+                observation, gradient_of, low, high, self.classes, start, self.steps
             )
-        truth = self.shown(pictures)
-        order = _assigned(shown, truth)
-        shown, guessed = shown[order], [guessed[i] for i in order]
+        truth = self.to_pixels(pictures)
+        order = _assigned(pictures_shown, truth)
+        pictures_shown, guessed = pictures_shown[order], [guessed[i] for i in order]
         errors = [
-            _distance(s, t) / _distance(self.mean, t) for s, t in zip(shown, truth, strict=True)
+            _distance(s, t) / _distance(self.mean, t)
+            for s, t in zip(pictures_shown, truth, strict=True)
         ]
         return Attempt(
             method.name,
-            seen.count,
+            observation.count,
             length,
             batch,
             example,
-            relative_error(found, true),
-            cosine(found, true),
+            relative_error(gradient, true),
+            cosine(gradient, true),
             label_right,
             input_error,
             float(np.mean(errors)),
-            self._identified(shown, truth),
+            self._identified(pictures_shown, truth),
             float(
                 np.mean([g == picture.label for g, picture in zip(guessed, pictures, strict=True)])
             ),
-            left,
-            shown,
+            distance,
+            pictures_shown,
         )
 
-    def shown(self, pictures: Sequence[Picture]) -> Pixels:
-        """Returns pictures from 0 to 1, as matching finds them."""
+    def to_pixels(self, pictures: Sequence[Picture]) -> Pixels:
+        """Return pictures from 0 to 1, as matching finds them."""
         low, high = self._ends(pictures)
         values = self.objective.pixel_values(pictures)
         return np.asarray(((values - low) / (high - low)).numpy(), dtype=np.float32)
@@ -229,14 +231,16 @@ class Attack:
         return np.asarray(self.mean + noise, dtype=np.float32).clip(0, 1)
 
     def _ends(self, pictures: Sequence[Picture]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the pixel values of black and of white pictures."""
-        ends = [[Picture(np.full_like(p.pixels, end), 0) for p in pictures] for end in (0, 255)]
+        """Return the pixel values of black and of white pictures."""
+        ends = []
+        for end in (0, 255):
+            ends.append([Picture(np.full_like(p.pixels, end), 0) for p in pictures])
         return self.objective.pixel_values(ends[0]), self.objective.pixel_values(ends[1])
 
-    def _identified(self, shown: Pixels, truth: Pixels) -> float:
-        """Returns how often no other picture is as near as the true one."""
+    def _identified(self, reconstructed: Pixels, truth: Pixels) -> float:
+        """Return how often no other picture is as near as the true one."""
         right = []
-        for s, t in zip(shown, truth, strict=True):
+        for s, t in zip(reconstructed, truth, strict=True):
             others = [_distance(s, o) for o in self.others if not np.array_equal(o, t)]
             right.append(_distance(s, t) < min(others))
         return float(np.mean(right))
@@ -295,8 +299,8 @@ def reconstruction(
     """
     counts, examples, batches = attacked.counts, attacked.examples, attacked.batches
     data = load_data(recipe)
-    held = [example for client in data.clients for example in client.examples]
-    if not held or not isinstance(held[0], Picture):
+    examples_held = list(chain.from_iterable(client.examples for client in data.clients))
+    if not examples_held or not isinstance(examples_held[0], Picture):
         raise RecipeError(
             f'audit reconstruct: task.name = "{recipe.task.name}": the attack is on pictures, as '
             "in digits-feedsign"
@@ -306,35 +310,37 @@ def reconstruction(
     model = equipment.model
     if attacked.linear:
         model = PixelLayer(
-            equipment.objective.pixel_values(held[:1]).numel(), len(data.classes), recipe.seed
+            equipment.objective.pixel_values(examples_held[:1]).numel(),
+            len(data.classes),
+            recipe.seed,
         )
     size = Worker(model, settings_for(recipe, "fedsgd", 0, 1), equipment.objective, 1).space.size
     if max(counts) * size > MOST_ENTRIES:
         raise RecipeError(
-            f"--numbers {max(counts)}: so many directions of {size:,} parameters are more than the "
-            "attack holds; take "
-            'fewer, or let fewer parameters train, as with --set model.trainable="head"'
+            f"--numbers {max(counts)}: so many directions of {size:,} parameters are more than "
+            "the attack holds; take fewer, or let fewer parameters train, as with --set "
+            'model.trainable="head"'
         )
-    drawn = np.random.default_rng(attacked.seed).permutation(len(held))
-    most = max([1, *batches])
-    if max(examples, most) > len(held):
+    permutation = np.random.default_rng(attacked.seed).permutation(len(examples_held))
+    largest = max([1, *batches])
+    if max(examples, largest) > len(examples_held):
         raise RecipeError(
-            f"audit reconstruct: {max(examples, most)} pictures are wanted, the clients have "
-            f"{len(held)}"
+            f"audit reconstruct: {max(examples, largest)} pictures are wanted, the clients have "
+            f"{len(examples_held)}"
         )
-    picked = [held[i] for i in drawn[:OTHERS]]
+    others = [examples_held[i] for i in permutation[:OTHERS]]
     attack = Attack(
-        model, equipment.objective, len(data.classes), picked, attacked.steps, recipe.seed
+        model, equipment.objective, len(data.classes), others, attacked.steps, recipe.seed
     )
-    found = []
+    attempts = []
 
     def one(name: str, count: int, first: int, batch: int) -> None:
         attempt = attack.attempt(
-            settings_for(recipe, name, count, batch), picked[first : first + batch], first
+            settings_for(recipe, name, count, batch), others[first : first + batch], first
         )
-        found.append(attempt)
+        attempts.append(attempt)
         say(
-            f"{name}, {attempt.count:,} numbers, {batch} picture{'s' * (batch > 1)}: gradient's "
+            f"{name}, {attempt.count:,} numbers, {plural(batch, 'picture')}: gradient's "
             f"cosine {attempt.gradient_cosine:.2f}, picture's error {attempt.error:.2f}, "
             f"{100 * attempt.identified:.0f}% known"
         )
@@ -347,12 +353,12 @@ def reconstruction(
         for name in attacked.methods:
             if name in ("ferret", *WHOLE):
                 one(name, max(counts), 0, batch)
-    truths = {first: attack.shown(picked[first : first + most]) for first in range(examples)}
-    return Reconstruction(found, truths, size, len(picked), data.classes)
+    truths = {first: attack.to_pixels(others[first : first + largest]) for first in range(examples)}
+    return Reconstruction(attempts, truths, size, len(others), data.classes)
 
 
 def settings_for(recipe: Recipe, name: str, count: int, batch: int) -> Method:
-    """Returns a method whose message has so many numbers, of one step on a batch.
+    """Return a method whose message has so many numbers, of one step on a batch.
 
     Raises:
         RecipeError: no attack is known for the method, or it can't send so many.
@@ -367,7 +373,7 @@ def settings_for(recipe: Recipe, name: str, count: int, batch: int) -> Method:
         "batch": batch,
         "accumulation": 1,
     }
-    own: dict[str, dict[str, Any]] = {
+    settings_by_method: dict[str, dict[str, Any]] = {
         "ferret": {"directions": count, "blocks": "one", "training": step},
         "fedkseed": {"candidates": max(4096, 4 * count), "steps": count, "batch": batch},
         "feedsign": {"votes_per_round": count, "batch": batch},
@@ -375,11 +381,11 @@ def settings_for(recipe: Recipe, name: str, count: int, batch: int) -> Method:
         "fedavg": {"training": step},
     }
     kind = methods.REGISTRY.get(name)
-    known = recipe.method.model_dump(
+    settings_there = recipe.method.model_dump(
         include=set(KEPT) & recipe.method.model_fields_set & set(kind.model_fields)
     )
     try:
-        return kind.model_validate({**known, **own[name]})
+        return kind.model_validate({**settings_there, **settings_by_method[name]})
     except ValidationError as error:
         raise RecipeError(
             f"audit reconstruct: {name} with {count} numbers: {error.errors()[0]['msg']}"
@@ -387,7 +393,7 @@ def settings_for(recipe: Recipe, name: str, count: int, batch: int) -> Method:
 
 
 def _message(worker: Worker, pictures: Sequence[Picture]) -> tuple[Any, Known, int]:
-    """Returns a client's answer to the first plan, decoded; what is known besides.
+    """Return a client's answer to the first plan, decoded; what is known besides.
 
     The bytes of its payload.
     """
@@ -401,28 +407,28 @@ def _message(worker: Worker, pictures: Sequence[Picture]) -> tuple[Any, Known, i
             f"audit reconstruct: the client of {method.name} sends nothing: {answer.reason}"
         )
     payload = Message.decode(answer.message).payload
-    known = Known(method, state, plan, 1, weights)
-    return method.decode_update(state, 1, payload), known, len(payload)
+    knowledge = Known(method, state, plan, 1, weights)
+    return method.decode_update(state, 1, payload), knowledge, len(payload)
 
 
 def _opened(
-    layer: SoftmaxLayer, found: NDArray[np.float64], true: NDArray[np.float64]
+    layer: SoftmaxLayer, gradient: NDArray[np.float64], true: NDArray[np.float64]
 ) -> tuple[bool, float]:
-    """Returns whether the label is found, and the relative error of the layer's input."""
-    label, given = layer.opened(found)
+    """Return whether the label is found, and the relative error of the layer's input."""
+    label, input_found = layer.opened(gradient)
     right, inside = layer.opened(true)
-    return label == right, relative_error(given, inside)
+    return label == right, relative_error(input_found, inside)
 
 
 def _distance(a: Pixels, b: Pixels) -> float:
     return float(np.linalg.norm(a.astype(np.float64) - b))
 
 
-def _assigned(shown: Pixels, truth: Pixels) -> list[int]:
-    """Returns which of the pictures that were found is taken for which of the true ones: the
+def _assigned(reconstructed: Pixels, truth: Pixels) -> list[int]:
+    """Return which of the pictures that were found is taken for which of the true ones: the
     nearest pairs first.
     """
-    distances = np.array([[_distance(s, t) for t in truth] for s in shown])
+    distances = np.array([[_distance(s, t) for t in truth] for s in reconstructed])
     order = [0] * len(truth)
     for _ in truth:
         s, t = np.unravel_index(distances.argmin(), distances.shape)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.hinting import Hinting
 from fedseed.methods import Method
-from fedseed.methods.base import with_remedy
+from fedseed.methods.base import add_remedy
 from fedseed.privacy import settings_of
 from fedseed.privacy.secure.fixed import FixedPoint
 
@@ -169,5 +169,5 @@ def secure_problem(
         )
     reason = method.needs_each
     if reason is not None:
-        return f"secure_sums: {method.name}: {with_remedy(reason)}"
+        return f"secure_sums: {method.name}: {add_remedy(reason)}"
     return None if per_round is None else settings.problem(per_round)

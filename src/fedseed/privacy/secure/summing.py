@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedseed.durable import write_whole
+from fedseed.durable import finished_files, write_whole
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import LostError, TooFewError, keys, shamir
 from fedseed.privacy.secure.dealing import (
@@ -514,7 +514,7 @@ def load_proofs(
         The proofs by client, and the files that prove nothing.
     """
     proofs, invalid_files = {}, []
-    for path in sorted(folder.glob("*.json")):
+    for path in finished_files(folder, "*.json"):
         try:
             table = json.loads(path.read_bytes())
             _, setup, terms = unframe(b64decode(table["terms"]))

@@ -21,7 +21,7 @@ IMPLEMENTATIONS = ("cpu", "reference", "triton")
 
 @cache
 def load(name: str) -> Kernels:
-    """Returns the implementation called `name`. Raises ValueError if there is none."""
+    """Return the implementation called `name`. Raises ValueError if there is none."""
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"FEDSEED_KERNELS = {name!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
     flat, low, factors = (

@@ -10,6 +10,7 @@ asked to, so each one rounds. All in one file, as numba's cache does not notice 
 compiled function of another file.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from math import prod
@@ -130,7 +131,7 @@ _ticket = _instruction(
 )
 
 
-def _at(builder: Any, address: Any, step: Any, row: int, kind: Any, offset: int = 0) -> Any:
+def _pointer_to(builder: Any, address: Any, step: Any, row: int, kind: Any, offset: int = 0) -> Any:
     """Return a pointer to what lies `row` steps and an offset of bytes from an address."""
     place = builder.add(address, builder.add(builder.mul(step, _INDEX(row)), _INDEX(offset)))
     return builder.inttoptr(place, kind.as_pointer())
@@ -147,18 +148,25 @@ def _loop(
 
     Returns what `turn(i, values)` has made of the values.
     """
-    before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    entry, loop, exit_block = (
+        builder.block,
+        builder.append_basic_block(),
+        builder.append_basic_block(),
+    )
     builder.branch(loop)
     builder.position_at_end(loop)
-    i, *held = running = [builder.phi(kind) for kind in (_INDEX, *(value.type for value in values))]
-    made = turn(i, held)
+    kinds = [_INDEX, *(value.type for value in values)]
+    i, *current = running = [builder.phi(kind) for kind in kinds]
+    next_values = turn(i, current)
     following = builder.add(i, _INDEX(step))
-    for phi, first, later in zip(running, [_INDEX(0), *values], [following, *made], strict=True):
-        phi.add_incoming(first, before)
+    for phi, first, later in zip(
+        running, [_INDEX(0), *values], [following, *next_values], strict=True
+    ):
+        phi.add_incoming(first, entry)
         phi.add_incoming(later, loop)
-    builder.cbranch(builder.icmp_signed("<", following, stop), loop, after)
-    builder.position_at_end(after)
-    return made
+    builder.cbranch(builder.icmp_signed("<", following, stop), loop, exit_block)
+    builder.position_at_end(exit_block)
+    return next_values
 
 
 # -- random words, and entries made of them
@@ -166,8 +174,8 @@ def _loop(
 
 
 @njit(cache=True)
-def fill_words(out, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
-    """out[w, b] = word w of Philox block first + b."""
+def fill_words(destination, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
+    """destination[w, b] = word w of Philox block first + b."""
     for b in range(blocks):
         index = _L(first + b)
         c0, c1, c2, c3 = _U(index & _LOW), _U(index >> _S32), _U(k), _U(domain)
@@ -183,10 +191,10 @@ def fill_words(out, blocks, first, domain, k, key0, key1):  # type: ignore[no-un
             )
             k0 = _U(k0 + _W0)
             k1 = _U(k1 + _W1)
-        out[0, b] = c0
-        out[1, b] = c1
-        out[2, b] = c2
-        out[3, b] = c3
+        destination[0, b] = c0
+        destination[1, b] = c1
+        destination[2, b] = c2
+        destination[3, b] = c3
 
 
 @njit(inline="always")
@@ -243,17 +251,17 @@ def _fill(v, words, unit, k, block, blocks):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def signed(value, word, bit):  # type: ignore[no-untyped-def]
-    """Returns value with its sign turned if that bit of the word is set: the bit is moved to a
+    """Return value with its sign turned if that bit of the word is set: the bit is moved to a
     float's sign bit.
     """
     return _as_float(_U(_U(_as_int(value)) ^ _U(_U(word << _U(31 - bit)) & _U(0x80000000))))
 
 
-def _each(values, i):  # type: ignore[no-untyped-def]
-    """Returns number i of an array; one number is for all."""
+def _element_of(values, i):  # type: ignore[no-untyped-def]
+    """Return number i of an array; one number is for all."""
 
 
-@overload(_each, inline="always")
+@overload(_element_of, inline="always")
 def _each_typed(values, i):  # type: ignore[no-untyped-def]
     return (
         (lambda values, i: values[i])
@@ -268,9 +276,9 @@ def _add_signed(total, words, blocks, values):  # type: ignore[no-untyped-def]
     for b in range(blocks):
         for w in range(4):
             word = words[w, b]
-            at = 128 * b + 32 * w
+            element = 128 * b + 32 * w
             for i in range(32):
-                total[at + i] += signed(_each(values, at + i), word, i)
+                total[element + i] += signed(_element_of(values, element + i), word, i)
 
 
 # -- sums of directions, a chunk at a time
@@ -292,7 +300,10 @@ def _sum_chunk(total, v, words, begin, count, units, payload):  # type: ignore[n
     """
     lo = begin & 127
     block, blocks = begin >> 7, (lo + count + 127) >> 7
-    at, some = lo & ~3, ((lo + count + 3) >> 2) - (lo >> 2)  # of entries that come in fours
+    first_entry, entry_count = (
+        lo & ~3,
+        ((lo + count + 3) >> 2) - (lo >> 2),
+    )  # of entries that come in fours
     total[: 128 * blocks] = _ZERO
     for u in range(units.size):
         unit = units[u]
@@ -311,8 +322,8 @@ def _sum_chunk(total, v, words, begin, count, units, payload):  # type: ignore[n
                 fill_words(words, blocks, block, unit.domain, unit.first + j, unit.key0, unit.key1)
                 _add_signed(total, words, blocks, coefficient)
             elif coefficient != _ZERO:
-                _fill(v, words, unit, unit.first + j, begin >> 2, some)
-                _add_scaled(total[at:], v, 4 * some, coefficient)
+                _fill(v, words, unit, unit.first + j, begin >> 2, entry_count)
+                _add_scaled(total[first_entry:], v, 4 * entry_count, coefficient)
 
 
 # -- weights in their dtypes
@@ -349,24 +360,24 @@ def _get_typed(source, i):  # type: ignore[no-untyped-def]
     return lambda source, i: _from_half(source[i])
 
 
-def _put(out, i, value):  # type: ignore[no-untyped-def]
+def _put(destination, i, value):  # type: ignore[no-untyped-def]
     """Weight i = value, rounded to its dtype."""
 
 
 @overload(_put, inline="always")
-def _put_typed(out, i, value):  # type: ignore[no-untyped-def]
-    if out.dtype == types.float32:
+def _put_typed(destination, i, value):  # type: ignore[no-untyped-def]
+    if destination.dtype == types.float32:
 
-        def put(out, i, value):  # type: ignore[no-untyped-def]
-            out[i] = value
-    elif out.dtype == types.uint16:
+        def put(destination, i, value):  # type: ignore[no-untyped-def]
+            destination[i] = value
+    elif destination.dtype == types.uint16:
 
-        def put(out, i, value):  # type: ignore[no-untyped-def]
-            out[i] = _to_brain(value)
+        def put(destination, i, value):  # type: ignore[no-untyped-def]
+            destination[i] = _to_brain(value)
     else:
 
-        def put(out, i, value):  # type: ignore[no-untyped-def]
-            out[i] = _to_half(value)
+        def put(destination, i, value):  # type: ignore[no-untyped-def]
+            destination[i] = _to_half(value)
 
     return put
 
@@ -376,44 +387,54 @@ def bits(array: Stored, dtype: str) -> Stored:
     return array.view(np.int16) if dtype == "float16" else array
 
 
-def _old(source, out, i):  # type: ignore[no-untyped-def]
-    """Weight i of the source; None: of `out`.
+def _old(source, destination, i):  # type: ignore[no-untyped-def]
+    """Weight i of the source; None: of `destination`.
 
     Loops whose input may be their output are not vectorised otherwise.
     """
 
 
 @overload(_old, inline="always")
-def _old_typed(source, out, i):  # type: ignore[no-untyped-def]
+def _old_typed(source, destination, i):  # type: ignore[no-untyped-def]
     if isinstance(source, types.NoneType):
-        return lambda source, out, i: _get(out, i)
-    return lambda source, out, i: _get(source, i)
+        return lambda source, destination, i: _get(destination, i)
+    return lambda source, destination, i: _get(source, i)
 
 
 @njit(cache=True)
-def _store(out, source, total, coefficient, scale):  # type: ignore[no-untyped-def]
-    """out[i] = round(source[i] + (scale * (coefficient * total[i]) + 0))."""
-    for i in range(out.size):
-        _put(out, i, _old(source, out, i) + (scale * (coefficient * total[i]) + _ZERO))
+def _store(destination, source, total, coefficient, scale):  # type: ignore[no-untyped-def]
+    """destination[i] = round(source[i] + (scale * (coefficient * total[i]) + 0))."""
+    for i in range(destination.size):
+        _put(
+            destination,
+            i,
+            _old(source, destination, i) + (scale * (coefficient * total[i]) + _ZERO),
+        )
 
 
 @njit(cache=True)
-def _store_signs(out, source, words, values, scale):  # type: ignore[no-untyped-def]
-    """out = round(source + (scale * (signs * values) + 0)), for whole blocks of random words."""
-    for b in range(out.size >> 7):
+def _store_signs(destination, source, words, values, scale):  # type: ignore[no-untyped-def]
+    """destination = round(source + (scale * (signs * values) + 0)), for whole blocks of random
+    words.
+    """
+    for b in range(destination.size >> 7):
         for w in range(4):
             word = words[w, b]
-            at = 128 * b + 32 * w
+            element = 128 * b + 32 * w
             for i in range(32):
-                change = signed(scale * _each(values, at + i), word, i)
-                _put(out, at + i, _old(source, out, at + i) + (change + _ZERO))
+                change = signed(scale * _element_of(values, element + i), word, i)
+                _put(
+                    destination,
+                    element + i,
+                    _old(source, destination, element + i) + (change + _ZERO),
+                )
 
 
 @njit(cache=True)
-def _copy(out, source, count):  # type: ignore[no-untyped-def]
-    """out[:count] = source[:count]; twice as fast as the assignment of a slice."""
+def _copy(destination, source, count):  # type: ignore[no-untyped-def]
+    """destination[:count] = source[:count]; twice as fast as the assignment of a slice."""
     for i in range(count):
-        out[i] = source[i]
+        destination[i] = source[i]
 
 
 # -- moving: w + scale * sum, in one pass
@@ -421,38 +442,55 @@ def _copy(out, source, count):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _add_sum(out, source, begin, units, payload, scale, words, room):  # type: ignore[no-untyped-def]
-    """out = round(source + scale * sum of the units).
+def _add_sum(destination, source, begin, units, payload, scale, words, room):  # type: ignore[no-untyped-def]
+    """destination = round(source + scale * sum of the units).
 
-    Out[0] is element `begin`, and whole blocks or a part of one.
+    Destination[0] is element `begin`, and whole blocks or a part of one.
     """
-    only = units[0]
+    first_unit = units[0]
     # no sum takes a detour then
-    single = units.size == 1 and (only.kind == TABLE or only.end - only.begin == 1)
-    if single and only.kind >= SIGNS and out.size & 127 == 0:
-        fill_words(words, out.size >> 7, begin >> 7, only.domain, only.first, only.key0, only.key1)
-        if only.kind == SIGNS:
-            _store_signs(out, source, words, payload[only.begin], scale)
+    single = units.size == 1 and (
+        first_unit.kind == TABLE or first_unit.end - first_unit.begin == 1
+    )
+    if single and first_unit.kind >= SIGNS and destination.size & 127 == 0:
+        fill_words(
+            words,
+            destination.size >> 7,
+            begin >> 7,
+            first_unit.domain,
+            first_unit.first,
+            first_unit.key0,
+            first_unit.key1,
+        )
+        if first_unit.kind == SIGNS:
+            _store_signs(destination, source, words, payload[first_unit.begin], scale)
         else:
             _store_signs(
-                out,
+                destination,
                 source,
                 words,
-                payload[only.begin + (begin & (only.end - only.begin - 1)) :],
+                payload[first_unit.begin + (begin & (first_unit.end - first_unit.begin - 1)) :],
                 scale,
             )
-    elif single and only.kind < SIGNS:
+    elif single and first_unit.kind < SIGNS:
         v = room[0]
-        _fill(v, words, only, only.first, begin >> 2, ((begin & 3) + out.size + 3) >> 2)
-        _store(out, source, v[begin & 3 :], payload[only.begin], scale)
+        _fill(
+            v,
+            words,
+            first_unit,
+            first_unit.first,
+            begin >> 2,
+            ((begin & 3) + destination.size + 3) >> 2,
+        )
+        _store(destination, source, v[begin & 3 :], payload[first_unit.begin], scale)
     else:
         total = room[1]
-        _sum_chunk(total, room[0], words, begin, out.size, units, payload)
-        _store(out, source, total[begin & 127 :], _ONE, scale)
+        _sum_chunk(total, room[0], words, begin, destination.size, units, payload)
+        _store(destination, source, total[begin & 127 :], _ONE, scale)
 
 
 @njit(cache=True)
-def _move_run(out, source, start, step, scale):  # type: ignore[no-untyped-def]
+def _move_run(destination, source, start, step, scale):  # type: ignore[no-untyped-def]
     """`move`, or `move_steps`: one sum after the other is added to what the last one left.
 
     `step` is a `Prepared`.
@@ -460,20 +498,20 @@ def _move_run(out, source, start, step, scale):  # type: ignore[no-untyped-def]
     units, payload, ends, scales = step
     words, room = np.empty((4, _CHUNK // 4), np.uint32), np.empty((2, _CHUNK), np.float32)
     size = _PART if units[0].kind < SIGNS else _CHUNK
-    begin, stop = start, start + out.size
-    same = out.ctypes.data == source.ctypes.data
+    begin, stop = start, start + destination.size
+    in_place = destination.ctypes.data == source.ctypes.data
     while begin < stop:
         end = min(stop, begin // size * size + size)
         if begin & 127 or end - begin < 128:  # a part of a block of random words
             end = min(end, (begin | 127) + 1)
         else:
             end &= ~127
-        here = out[begin - start : end - start]
+        part = destination[begin - start : end - start]
         first = 0
         for s in range(ends.size):
-            if s or same:
+            if s or in_place:
                 _add_sum(
-                    here,
+                    part,
                     None,
                     begin,
                     units[first : ends[s]],
@@ -484,7 +522,7 @@ def _move_run(out, source, start, step, scale):  # type: ignore[no-untyped-def]
                 )
             else:
                 _add_sum(
-                    here,
+                    part,
                     source[begin - start :],
                     begin,
                     units[: ends[s]],
@@ -498,27 +536,27 @@ def _move_run(out, source, start, step, scale):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, parallel=True)
-def _move(out, source, start, step, scale):  # type: ignore[no-untyped-def]
-    first, stop = start // _RUN, start + out.size
+def _move(destination, source, start, step, scale):  # type: ignore[no-untyped-def]
+    first, stop = start // _RUN, start + destination.size
     for run in prange((stop + _RUN - 1) // _RUN - first):
         a, b = max(start, (first + run) * _RUN), min(stop, (first + run + 1) * _RUN)
-        _move_run(out[a - start : b - start], source[a - start : b - start], a, step, scale)
+        _move_run(destination[a - start : b - start], source[a - start : b - start], a, step, scale)
 
 
 @njit(cache=True)
-def _add_sums_run(out, source, total, scale):  # type: ignore[no-untyped-def]
+def _add_sums_run(destination, source, total, scale):  # type: ignore[no-untyped-def]
     """`add_sums` without threads."""
-    if out.ctypes.data == source.ctypes.data:
-        _store(out, None, total, _ONE, scale)
+    if destination.ctypes.data == source.ctypes.data:
+        _store(destination, None, total, _ONE, scale)
     else:
-        _store(out, source, total, _ONE, scale)
+        _store(destination, source, total, _ONE, scale)
 
 
 @njit(cache=True, parallel=True)
-def _add_sums(out, source, total, scale):  # type: ignore[no-untyped-def]
-    for run in prange((out.size + _RUN - 1) // _RUN):
-        a, b = run * _RUN, min(out.size, (run + 1) * _RUN)
-        _add_sums_run(out[a:b], source[a:b], total[a:b], scale)
+def _add_sums(destination, source, total, scale):  # type: ignore[no-untyped-def]
+    for run in prange((destination.size + _RUN - 1) // _RUN):
+        a, b = run * _RUN, min(destination.size, (run + 1) * _RUN)
+        _add_sums_run(destination[a:b], source[a:b], total[a:b], scale)
 
 
 # -- a product with a matrix that is moved in the cache
@@ -526,12 +564,12 @@ def _add_sums(out, source, total, scale):  # type: ignore[no-untyped-def]
 
 
 def _tile(width):  # type: ignore[no-untyped-def]
-    """Returns a function that computes a tile of a product in registers, for inputs `width`
+    """Return a function that computes a tile of a product in registers, for inputs `width`
     registers wide.
     """
 
     @intrinsic
-    def tile(_context, sums, inputs, between, matrix, stride, columns, ahead):  # type: ignore[no-untyped-def]
+    def tile(_context, sums, inputs, row_bytes, matrix, stride, columns, ahead):  # type: ignore[no-untyped-def]
         """sums[r, i] += matrix[r, k] * inputs[k, i] for _ROWS rows, one column k after the other,
         each sum fused.
 
@@ -542,7 +580,7 @@ def _tile(width):  # type: ignore[no-untyped-def]
         """
 
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            sums, inputs, between, matrix, stride, columns, ahead = arguments
+            sums, inputs, row_bytes, matrix, stride, columns, ahead = arguments
             register = ir.VectorType(_NUMBER, _REGISTER)
             fused = cgutils.get_or_insert_function(
                 builder.module,
@@ -557,9 +595,8 @@ def _tile(width):  # type: ignore[no-untyped-def]
             )
             parts = [4 * part * _REGISTER for part in range(width)]
             places = [
-                _at(builder, sums, between, row, register, part)
-                for row in range(_ROWS)
-                for part in parts
+                _pointer_to(builder, sums, row_bytes, row, register, part)
+                for row, part in itertools.product(range(_ROWS), parts)
             ]
 
             def everywhere(pointer: Any) -> Any:
@@ -570,19 +607,23 @@ def _tile(width):  # type: ignore[no-untyped-def]
                     one, one, ir.VectorType(_SHORT, _REGISTER)([0] * _REGISTER)
                 )
 
-            def turn(column: Any, held: list[Any]) -> list[Any]:
-                total = list(held)
-                here = builder.add(inputs, builder.mul(column, between))
+            def turn(column: Any, sums_so_far: list[Any]) -> list[Any]:
+                total = list(sums_so_far)
+                input_row = builder.add(inputs, builder.mul(column, row_bytes))
                 start = builder.add(matrix, builder.mul(column, _INDEX(4)))
-                line = _at(builder, ahead, column, 64 // _STEPS, ir.IntType(8))
+                line = _pointer_to(builder, ahead, column, 64 // _STEPS, ir.IntType(8))
                 builder.call(fetch, [line, _SHORT(0), _SHORT(2), _SHORT(1)])
                 for step in range(_STEPS):
                     values = [
-                        builder.load(_at(builder, here, between, step, register, p), align=4)
+                        builder.load(
+                            _pointer_to(builder, input_row, row_bytes, step, register, p), align=4
+                        )
                         for p in parts
                     ]
                     for row in range(_ROWS):
-                        element = everywhere(_at(builder, start, stride, row, _NUMBER, 4 * step))
+                        element = everywhere(
+                            _pointer_to(builder, start, stride, row, _NUMBER, 4 * step)
+                        )
                         for part, value in enumerate(values, row * width):
                             total[part] = builder.call(fused, [value, element, total[part]])
                 return total
@@ -603,7 +644,7 @@ _tile_1, _tile_2, _tile_3 = _tile(1), _tile(2), _tile(3)
 
 
 @intrinsic
-def _turn_tile(_context, to, between, source, stride):  # type: ignore[no-untyped-def]
+def _turn_tile(_context, target, row_bytes, source, stride):  # type: ignore[no-untyped-def]
     """to[i, r] = source[r, i] for _ROWS rows of a register each.
 
     Addresses, and bytes from row to row.
@@ -613,45 +654,44 @@ def _turn_tile(_context, to, between, source, stride):  # type: ignore[no-untype
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        to, between, source, stride = arguments
+        target, row_bytes, source, stride = arguments
         register = ir.VectorType(_NUMBER, _REGISTER)
 
-        def picked(a: Any, b: Any, numbers: list[int]) -> Any:
+        def pick(a: Any, b: Any, numbers: list[int]) -> Any:
             return builder.shuffle_vector(a, b, ir.VectorType(_SHORT, len(numbers))(numbers))
 
         rows = [
-            builder.load(_at(builder, source, stride, row, register), align=4)
+            builder.load(_pointer_to(builder, source, stride, row, register), align=4)
             for row in range(_ROWS)
         ]
         for _ in range(_ROWS.bit_length() - 1):
-            rows = [
-                picked(a, b, [half + i // 2 + i % 2 * _REGISTER for i in range(_REGISTER)])
-                for a, b in zip(rows[: _ROWS // 2], rows[_ROWS // 2 :], strict=True)
-                for half in (0, _REGISTER // 2)
-            ]
+            pairs = zip(rows[: _ROWS // 2], rows[_ROWS // 2 :], strict=True)
+            rows = []
+            for a, b in pairs:
+                for half in (0, _REGISTER // 2):
+                    numbers = [half + i // 2 + i % 2 * _REGISTER for i in range(_REGISTER)]
+                    rows.append(pick(a, b, numbers))
         for i in range(_REGISTER):
             row, first = rows[i * _ROWS // _REGISTER], i * _ROWS % _REGISTER
-            part = picked(row, row, list(range(first, first + _ROWS)))
-            builder.store(part, _at(builder, to, between, i, part.type), align=4)
+            part = pick(row, row, list(range(first, first + _ROWS)))
+            builder.store(part, _pointer_to(builder, target, row_bytes, i, part.type), align=4)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), generate
 
 
 @njit(cache=True)
-def _turn(out, source, rows):  # type: ignore[no-untyped-def]
-    """out[:, :rows] = the transpose of source[:rows].
+def _turn(destination, source, rows):  # type: ignore[no-untyped-def]
+    """destination[:, :rows] = the transpose of source[:rows].
 
     Rows are a multiple of _ROWS, columns of _REGISTER.
     """
-    between, stride = out.strides[0], source.strides[0]
+    row_bytes, stride = destination.strides[0], source.strides[0]
     for i in range(0, source.shape[1], _REGISTER):
         for r in range(0, rows, _ROWS):  # addresses: slices would take longer to make than to use
-            to, from_ = (
-                out.ctypes.data + i * between + 4 * r,
-                source.ctypes.data + r * stride + 4 * i,
-            )
-            _turn_tile(to, between, from_, stride)
+            target = destination.ctypes.data + i * row_bytes + 4 * r
+            origin = source.ctypes.data + r * stride + 4 * i
+            _turn_tile(target, row_bytes, origin, stride)
 
 
 @njit(cache=True)
@@ -665,7 +705,7 @@ def _multiply_slab(sums, x, slab, rows, ahead, last):  # type: ignore[no-untyped
         for k in range(0, columns, _DEPTH):
             depth = min(_DEPTH, columns - k)
             for row in range(0, rows, _ROWS):
-                to, inputs = (
+                target, inputs = (
                     sums.ctypes.data + 4 * (row * count + m),
                     x.ctypes.data + 4 * (k * count + m),
                 )
@@ -675,39 +715,39 @@ def _multiply_slab(sums, x, slab, rows, ahead, last):  # type: ignore[no-untyped
                 )
                 ahead += depth * 64 // _STEPS
                 if count - m >= 3 * _REGISTER:
-                    _tile_3(to, inputs, 4 * count, matrix, 4 * columns, depth, near)
+                    _tile_3(target, inputs, 4 * count, matrix, 4 * columns, depth, near)
                 elif count - m == 2 * _REGISTER:
-                    _tile_2(to, inputs, 4 * count, matrix, 4 * columns, depth, near)
+                    _tile_2(target, inputs, 4 * count, matrix, 4 * columns, depth, near)
                 else:
-                    _tile_1(to, inputs, 4 * count, matrix, 4 * columns, depth, near)
+                    _tile_1(target, inputs, 4 * count, matrix, 4 * columns, depth, near)
 
 
 @njit(cache=True, parallel=True)
-def _product(out, x, source, bias, start, step, scale, room):  # type: ignore[no-untyped-def]
+def _product(destination, x, source, bias, start, step, scale, room):  # type: ignore[no-untyped-def]
     """Slabs go to threads as they come for them: one that has to wait for its processor holds up
     nobody.
     """
-    turned, slabs, sums, taken = room
+    turned, slabs, sums, ticket = room
     columns, rows = x.shape[1], slabs.shape[1]
     for piece in prange(columns // 16):
         _turn(turned[16 * piece : 16 * piece + 16], x[:, 16 * piece : 16 * piece + 16], len(x))
     for thread in prange(len(slabs)):
-        slab, own = slabs[thread], sums[thread]
-        n = _ticket(taken.ctypes.data) * rows
+        slab, slab_sums = slabs[thread], sums[thread]
+        n = _ticket(ticket.ctypes.data) * rows
         while n < bias.size:
-            here = min(rows, bias.size - n)
-            begin, end = n * columns, min(source.size, (n + here) * columns)
+            row_count = min(rows, bias.size - n)
+            begin, end = n * columns, min(source.size, (n + row_count) * columns)
             _move_run(
                 slab.reshape(-1)[: end - begin], source[begin:end], start + begin, step, scale
             )
-            for row in range(here):
-                own[row] = bias[n + row]
-            after = _ticket(taken.ctypes.data) * rows
-            ahead = source.ctypes.data + 4 * columns * min(after, bias.size)
-            last = source.ctypes.data + 4 * columns * min(after + rows, bias.size)
-            _multiply_slab(own, turned, slab, here, ahead, last)
-            _turn(out[:, n:], own, here)
-            n = after
+            for row in range(row_count):
+                slab_sums[row] = bias[n + row]
+            next_row = _ticket(ticket.ctypes.data) * rows
+            ahead = source.ctypes.data + 4 * columns * min(next_row, bias.size)
+            last = source.ctypes.data + 4 * columns * min(next_row + rows, bias.size)
+            _multiply_slab(slab_sums, turned, slab, row_count, ahead, last)
+            _turn(destination[:, n:], slab_sums, row_count)
+            n = next_row
 
 
 # -- inner products
@@ -745,12 +785,12 @@ def _sum_rows(_context, lanes, v, chunk, rows):  # type: ignore[no-untyped-def]
         lanes, v, chunk, rows = arguments
         row_of = ir.VectorType(_NUMBER, _LANES)
 
-        def turn(row: Any, held: list[Any]) -> list[Any]:
+        def turn(row: Any, current: list[Any]) -> list[Any]:
             a, b = (
-                builder.load(_at(builder, of, row, 4 * _LANES, row_of), align=4)
-                for of in (v, chunk)
+                builder.load(_pointer_to(builder, array, row, 4 * _LANES, row_of), align=4)
+                for array in (v, chunk)
             )
-            return [builder.fadd(held[0], builder.fmul(a, b))]
+            return [builder.fadd(current[0], builder.fmul(a, b))]
 
         place = builder.inttoptr(lanes, row_of.as_pointer())
         [total] = _loop(builder, [builder.load(place, align=4)], rows, 1, turn)
@@ -892,8 +932,8 @@ def _butterflies(x, width):  # type: ignore[no-untyped-def]
     while width < x.size:
         for begin in range(0, x.size, 2 * width):
             for i in range(begin, begin + width):
-                left, right = x[i], x[i + width]
-                x[i], x[i + width] = left + right, left - right
+                first, second = x[i], x[i + width]
+                x[i], x[i + width] = first + second, first - second
         width *= 2
 
 
@@ -909,42 +949,42 @@ def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @njit(cache=True)
-def _add_rows(out, rows):  # type: ignore[no-untyped-def]
+def _add_rows(destination, rows):  # type: ignore[no-untyped-def]
     # in order; of few numbers `np.add.accumulate` takes three times as long
     for row in range(len(rows)):
-        for i in range(out.size):
-            out[i] += rows[row, i]
+        for i in range(destination.size):
+            destination[i] += rows[row, i]
 
 
 @njit(cache=True)
-def _fill_element_words(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
-    """out = the words of elements start, start + 1, ...: four to a Philox block."""
+def _fill_element_words(destination, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+    """destination = the words of elements start, start + 1, ...: four to a Philox block."""
     first = start // 4
-    blocks = (start + out.size + 3) // 4 - first
+    blocks = (start + destination.size + 3) // 4 - first
     words, ordered = np.empty((4, blocks), np.uint32), np.empty(4 * blocks, np.uint32)
     fill_words(words, blocks, first, domain, k, key0, key1)
     for b in range(blocks):
         for w in range(4):
             ordered[4 * b + w] = words[w, b]
-    _copy(out, ordered[start - 4 * first :], out.size)
+    _copy(destination, ordered[start - 4 * first :], destination.size)
 
 
 @njit(cache=True)
-def _draw_brain(out, values, words, count):  # type: ignore[no-untyped-def]
+def _draw_brain(destination, values, words, count):  # type: ignore[no-untyped-def]
     """bfloat16 bits of floor(value / spacing + word / 2**32) * spacing, in whole numbers."""
     # the word's upper half is added to the magnitude, below zero its complement
     for i in range(count):
         bits = _U(_as_int(values[i]))
         magnitude = _U(bits & _U(0x7FFFFFFF))
         sign = _U(bits >> _U(31))
-        drawn = _U(_U(words[i] >> _U(16)) ^ _U(sign * _U(0xFFFF)))
-        kept = _U(_U(magnitude + drawn) >> _U(16))
-        signed = _U(kept | _U(sign << _U(15))) if kept != _U(0) else _U(0)  # a zero has no sign
-        out[i] = np.uint16(_U(0x7FC0) if magnitude > _U(0x7F800000) else signed)
+        noise = _U(_U(words[i] >> _U(16)) ^ _U(sign * _U(0xFFFF)))
+        upper = _U(_U(magnitude + noise) >> _U(16))
+        signed = _U(upper | _U(sign << _U(15))) if upper != _U(0) else _U(0)  # a zero has no sign
+        destination[i] = np.uint16(_U(0x7FC0) if magnitude > _U(0x7F800000) else signed)
 
 
 @njit(cache=True)
-def _draw_half(out, values, words, count):  # type: ignore[no-untyped-def]
+def _draw_half(destination, values, words, count):  # type: ignore[no-untyped-def]
     """float16 bits of the same, in doubles: below 2**-14 a value may have bits that whole numbers
     have no room for.
     """
@@ -953,28 +993,32 @@ def _draw_half(out, values, words, count):  # type: ignore[no-untyped-def]
         spacing = np.float64(_as_float(_U(_U(exponent - np.int32(10)) << _U(23))))
         inverse = np.float64(_as_float(_U(_U(np.int32(264) - exponent) << _U(23))))
         whole = np.floor(np.float64(values[i]) * inverse + np.float64(words[i]) * 2.0**-32)
-        out[i] = _to_half(_F(whole * spacing))
+        destination[i] = _to_half(_F(whole * spacing))
 
 
 @njit(cache=True, parallel=True)
-def _draw(out, values, half, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
-    for chunk in prange((out.size + _CHUNK - 1) // _CHUNK):
-        a, b = chunk * _CHUNK, min(out.size, (chunk + 1) * _CHUNK)
+def _draw(destination, values, half, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+    for chunk in prange((destination.size + _CHUNK - 1) // _CHUNK):
+        a, b = chunk * _CHUNK, min(destination.size, (chunk + 1) * _CHUNK)
         words = np.empty(b - a, np.uint32)
         _fill_element_words(words, domain, k, key0, key1, start + a)
         if half:
-            _draw_half(out[a:b], values[a:b], words, b - a)
+            _draw_half(destination[a:b], values[a:b], words, b - a)
         else:
-            _draw_brain(out[a:b], values[a:b], words, b - a)
+            _draw_brain(destination[a:b], values[a:b], words, b - a)
 
 
 def draw(
-    out: NDArray[np.uint16], values: Floats, dtype: str, rounding: tuple[int, int], start: int
+    destination: NDArray[np.uint16],
+    values: Floats,
+    dtype: str,
+    rounding: tuple[int, int],
+    start: int,
 ) -> None:
-    """out = values rounded up or down, by the words of elements start, start + 1, ..."""
+    """destination = values rounded up or down, by the words of elements start, start + 1, ..."""
     key0, key1 = split_seed(rounding[0])
     _draw(
-        out,
+        destination,
         values,
         dtype == "float16",
         int(Domain.ROUNDING),
@@ -1025,30 +1069,30 @@ def _constants(spec: Spec, length: int) -> tuple[int, int, tuple[int, int], np.f
 
 
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
-    """Prepares (parts, scale) of each step in a block of `length` elements, for `move`."""
+    """Prepare (parts, scale) of each step in a block of `length` elements, for `move`."""
     rows: list[Any] = []
     payload, ends = [np.zeros(0, np.float32)], []
     position = 0
     for parts, _ in steps:
-        before = len(rows)
+        first_row = len(rows)
         for spec, first, coefficients in parts:
             kind, domain, keys, mass, bound = _constants(spec, length)
-            named = [(first, np.ascontiguousarray(coefficients, dtype=np.float32))]
+            units = [(first, np.ascontiguousarray(coefficients, dtype=np.float32))]
             if kind == TABLE:  # small tables side by side, so that a chunk's columns are one run
                 tables = reference.hadamard_tables(
                     spec.tile, first, coefficients, hadamard_transform
                 )
-                named = [
+                units = [
                     (number, np.tile(table, max(1, _CHUNK // spec.tile)))
                     for number, table in tables
                 ]
-            for number, values in named:
+            for number, values in units:
                 rows.append(
                     (kind, domain, *keys, number, position, position + len(values), mass, bound)
                 )
                 payload.append(values)
                 position += len(values)
-        if len(rows) == before:  # nothing to add up; there is always a unit
+        if len(rows) == first_row:  # nothing to add up; there is always a unit
             rows.append((NORMAL, 0, 0, 0, 0, position, position, _ZERO, _ZERO))
         ends.append(len(rows))
     scales = np.array([scale for _, scale in steps], dtype=np.float32)
@@ -1056,20 +1100,24 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
 
 
 def move(
-    out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int
+    destination: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int
 ) -> None:
-    """out = round(source + scale * sum), where source holds elements start, start + 1, ...
+    """destination = round(source + scale * sum), where source holds elements start, start + 1, ...
 
     steps in one pass.
     """
-    act = _move_run if len(out) <= _RUN else _move  # threads would take longer to start
-    act(bits(out, dtype), bits(source, dtype), start, tuple(prepared), _F(scale))
+    act = _move_run if len(destination) <= _RUN else _move  # threads would take longer to start
+    act(bits(destination, dtype), bits(source, dtype), start, tuple(prepared), _F(scale))
 
 
-def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
-    """out = round(source + scale * sums), where the sums over directions are there already."""
-    act = _add_sums_run if len(out) <= _RUN else _add_sums  # threads would take longer to start
-    act(bits(out, dtype), bits(source, dtype), sums, _F(scale))
+def add_sums(destination: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
+    """destination = round(source + scale * sums), where the sums over directions are there
+    already.
+    """
+    act = (
+        _add_sums_run if len(destination) <= _RUN else _add_sums
+    )  # threads would take longer to start
+    act(bits(destination, dtype), bits(source, dtype), sums, _F(scale))
 
 
 def _multiply(
@@ -1096,16 +1144,18 @@ def _multiply(
     biases = np.zeros(total + -total % _ROWS, np.float32)
     if bias is not None:
         biases[:total] = bias
-    out = np.empty((len(x), biases.size), np.float32)
+    destination = np.empty((len(x), biases.size), np.float32)
     shapes = (1, columns, len(x)), (threads, rows, columns), (threads, rows, len(x))
     ends = [0, *accumulate(prod(shape) for shape in shapes)]
     memory = room(ends[-1])
     turned, slabs, sums = (
         memory[a:b].reshape(shape) for (a, b), shape in zip(pairwise(ends), shapes, strict=True)
     )
-    kept = turned[0], slabs, sums, np.zeros(1, np.int64)
-    _product(out, x, source.reshape(-1), biases, start, tuple(prepared), _F(scale), kept)
-    return out[:count, :total]
+    workspace = turned[0], slabs, sums, np.zeros(1, np.int64)
+    _product(
+        destination, x, source.reshape(-1), biases, start, tuple(prepared), _F(scale), workspace
+    )
+    return destination[:count, :total]
 
 
 def _fold_wide(
@@ -1134,8 +1184,10 @@ def project_sums(
     units = np.array([(kind, domain, *keys, first, 0, 0, mass, bound)], dtype=_UNIT)
     x = np.ascontiguousarray(x, dtype=np.float32)
     spans = -(-(start + x.size) // _SPAN) - start // _SPAN if x.size else 0
-    few = x.size * (1 if kind == TABLE else count) <= _RUN  # threads would take longer to start
-    act = _project_run if few else _project
+    is_small = (
+        x.size * (1 if kind == TABLE else count) <= _RUN
+    )  # threads would take longer to start
+    act = _project_run if is_small else _project
     if kind != TABLE:
         sums = np.zeros((max(1, spans), count))
         act(sums, spans * -(-count // _GROUP), units, x, start, start // _SPAN)

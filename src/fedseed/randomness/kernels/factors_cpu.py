@@ -16,42 +16,42 @@ _FEW = 1 << 16  # sums up to which threads would take longer to start than the w
 
 
 @njit(cache=True)
-def _sum_row(total, left, right):  # type: ignore[no-untyped-def]
+def _sum_row(total, left_factor, right_factor):  # type: ignore[no-untyped-def]
     """total[c] = sum_j left[j] right[j, c], in the order of j."""
-    width, columns = right.shape
+    width, columns = right_factor.shape
     for first in range(0, columns, _COLUMNS):
         last = min(columns, first + _COLUMNS)
         for c in range(first, last):
             total[c] = np.float32(0)
         whole = width - width % 4
         for j in range(0, whole, 4):
-            a, b, d, e = left[j], left[j + 1], left[j + 2], left[j + 3]
+            a, b, d, e = left_factor[j], left_factor[j + 1], left_factor[j + 2], left_factor[j + 3]
             for c in range(first, last):
-                value = total[c] + a * right[j, c]
-                value = value + b * right[j + 1, c]
-                value = value + d * right[j + 2, c]
-                total[c] = value + e * right[j + 3, c]
+                value = total[c] + a * right_factor[j, c]
+                value = value + b * right_factor[j + 1, c]
+                value = value + d * right_factor[j + 2, c]
+                total[c] = value + e * right_factor[j + 3, c]
         for j in range(whole, width):
-            a = left[j]
+            a = left_factor[j]
             for c in range(first, last):
-                total[c] += a * right[j, c]
+                total[c] += a * right_factor[j, c]
 
 
 @njit(cache=True)
-def _sum_rows(total, left, right):  # type: ignore[no-untyped-def]
+def _sum_rows(total, left_factor, right_factor):  # type: ignore[no-untyped-def]
     for row in range(len(total)):
-        _sum_row(total[row], left[row], right)
+        _sum_row(total[row], left_factor[row], right_factor)
 
 
 @njit(cache=True, parallel=True)
-def _sum_rows_in_threads(total, left, right):  # type: ignore[no-untyped-def]
+def _sum_rows_in_threads(total, left_factor, right_factor):  # type: ignore[no-untyped-def]
     for row in prange(len(total)):
-        _sum_row(total[row], left[row], right)
+        _sum_row(total[row], left_factor[row], right_factor)
 
 
-def outer_sums(left: Floats, right: Floats) -> Floats:
+def outer_sums(left_factor: Floats, right_factor: Floats) -> Floats:
     """Return left @ right, as `factors_reference.outer_sums` does."""
-    total = np.empty((len(left), right.shape[1]), dtype=np.float32)
+    total = np.empty((len(left_factor), right_factor.shape[1]), dtype=np.float32)
     act = _sum_rows if total.size <= _FEW else _sum_rows_in_threads
-    act(total, np.ascontiguousarray(left), np.ascontiguousarray(right))
+    act(total, np.ascontiguousarray(left_factor), np.ascontiguousarray(right_factor))
     return total

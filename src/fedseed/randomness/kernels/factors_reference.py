@@ -15,22 +15,22 @@ from fedseed.randomness.kernels.reference import Floats
 class FactorJob(NamedTuple):
     """Rows of one matrix to which left @ right is added (`structured.Kernels.add_factors`)."""
 
-    out: Any  # 1-D: whole rows, one after the other
-    source: Any  # as `out`; what the product is added to
+    destination: Any  # 1-D: whole rows, one after the other
+    source: Any  # as `destination`; what the product is added to
     dtype: str
-    left: Floats  # shape (rows, width)
-    right: Floats  # shape (width, columns)
+    left_factor: Floats  # shape (rows, width)
+    right_factor: Floats  # shape (width, columns)
     start: int  # index of the first element in the parameter vector
 
 
-def outer_sums(left: Floats, right: Floats) -> Floats:
+def outer_sums(left_factor: Floats, right_factor: Floats) -> Floats:
     """Return left @ right, shape (rows, columns), summed up in the order of the inner index.
 
     Args:
-        left: shape (rows, width).
-        right: shape (width, columns).
+        left_factor: shape (rows, width).
+        right_factor: shape (width, columns).
     """
-    total = np.zeros((len(left), right.shape[1]), dtype=np.float32)
-    for inner in range(len(right)):
-        total += left[:, inner, None] * right[inner]
+    total = np.zeros((len(left_factor), right_factor.shape[1]), dtype=np.float32)
+    for inner in range(len(right_factor)):
+        total += left_factor[:, inner, None] * right_factor[inner]
     return total

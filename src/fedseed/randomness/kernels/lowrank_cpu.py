@@ -45,18 +45,18 @@ def _rows(count):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _fill_stream(out, pair, domain, start):  # type: ignore[no-untyped-def]
-    """out[i]: bit e is the sign bit of element start + 32 i + e of u_j or w_j."""
+def _fill_stream(destination, pair, domain, start):  # type: ignore[no-untyped-def]
+    """destination[i]: bit e is the sign bit of element start + 32 i + e of u_j or w_j."""
     first = (pair.j << PLACE) + start
-    at, blocks = first & 127, ((first & 127) + _WORD * out.size + 127) >> 7
+    first_bit, blocks = first & 127, ((first & 127) + _WORD * destination.size + 127) >> 7
     words = np.empty((4, blocks), np.uint32)
     fill_words(words, blocks, first >> 7, domain, pair.k, pair.seed, pair.seed >> np.uint64(32))
-    shift = at & 31
-    for i in range(out.size):
-        w = (at >> 5) + i
-        out[i] = words[w & 3, w >> 2] >> _U(shift)
+    shift = first_bit & 31
+    for i in range(destination.size):
+        w = (first_bit >> 5) + i
+        destination[i] = words[w & 3, w >> 2] >> _U(shift)
         if shift:
-            out[i] |= words[(w + 1) & 3, (w + 1) >> 2] << _U(32 - shift)
+            destination[i] |= words[(w + 1) & 3, (w + 1) >> 2] << _U(32 - shift)
 
 
 @njit(cache=True)
@@ -111,7 +111,7 @@ def _along(pairs: Pairs, domain: Domain, start: int, count: int) -> NDArray[np.u
 
 @njit(cache=True)
 def _codes(words):  # type: ignore[no-untyped-def]
-    """Returns the codes of groups (a word's bytes) for `_add_entries`: the first's sign, and the
+    """Return the codes of groups (a word's bytes) for `_add_entries`: the first's sign, and the
     others' times that.
     """
     codes = np.empty_like(words)
@@ -126,12 +126,12 @@ def _codes(words):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _signed(words, coefficients):  # type: ignore[no-untyped-def]
     """coefficient * sign for each pair and element."""
-    out = np.empty((len(coefficients), words.shape[1]), np.float32)
-    for f in range(len(out)):
+    destination = np.empty((len(coefficients), words.shape[1]), np.float32)
+    for f in range(len(destination)):
         c, bit = coefficients[f], _U(f & 31)
         for i in range(words.shape[1]):
-            out[f, i] = -c if _U(words[f >> 5, i] >> bit) & _U(1) else c
-    return out
+            destination[f, i] = -c if _U(words[f >> 5, i] >> bit) & _U(1) else c
+    return destination
 
 
 def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
@@ -192,83 +192,87 @@ def _total_by_table(total, tables, terms, codes, rights, coefficients, lo):  # t
 
 
 @njit(cache=True, parallel=True)
-def _fill_by_table(out, codes, rights, coefficients):  # type: ignore[no-untyped-def]
-    """out = the sum on its rows: tiles of _ROWS rows and _WIDTH columns, whose tables and sums stay
-    in the caches.
+def _fill_by_table(destination, codes, rights, coefficients):  # type: ignore[no-untyped-def]
+    """destination = the sum on its rows: tiles of _ROWS rows and _WIDTH columns, whose tables and
+    sums stay in the caches.
     """
-    rows, columns = out.shape
-    across, down = rights.shape[1] // _WIDTH, (rows + _ROWS - 1) // _ROWS
-    for task in prange(down * across):
-        first, last = rows * (task // across) // down, rows * (task // across + 1) // down
+    rows, columns = destination.shape
+    across, row_tiles = rights.shape[1] // _WIDTH, (rows + _ROWS - 1) // _ROWS
+    for task in prange(row_tiles * across):
+        first, last = rows * (task // across) // row_tiles, rows * (task // across + 1) // row_tiles
         lo = task % across * _WIDTH
         total, tables, terms = _rows(last - first), _rows(_TABLES * _SUMS), _rows(GROUP)
         _total_by_table(total, tables, terms, codes[:, first:last], rights, coefficients, lo)
         for a in range(first, last):
             for b in range(min(_WIDTH, columns - lo)):
-                out[a, lo + b] = total[a - first, b]
+                destination[a, lo + b] = total[a - first, b]
 
 
 @njit(cache=True)
-def _fill_row(out, group, a, lefts, rights):  # type: ignore[no-untyped-def]
-    """out[b] = the sum on one row: rights[f] = coefficient * w_j, lefts[:, a] = the sign bits of
-    u_j.
+def _fill_row(destination, group, a, lefts, rights):  # type: ignore[no-untyped-def]
+    """destination[b] = the sum on one row: rights[f] = coefficient * w_j, lefts[:, a] = the sign
+    bits of u_j.
     """
     for first in range(0, len(rights), GROUP):
-        to = group if first else out
+        target = group if first else destination
         for f in range(first, min(first + GROUP, len(rights))):
             right, sign = rights[f], np.float32(1 - 2 * ((lefts[f >> 5, a] >> _U(f & 31)) & 1))
             if f == first:
-                for b in range(out.size):
-                    to[b] = sign * right[b]
+                for b in range(destination.size):
+                    target[b] = sign * right[b]
             else:
-                for b in range(out.size):
-                    to[b] += sign * right[b]
+                for b in range(destination.size):
+                    target[b] += sign * right[b]
         if first:
-            for b in range(out.size):
-                out[b] += group[b]
+            for b in range(destination.size):
+                destination[b] += group[b]
 
 
 @njit(cache=True)
-def _fill_some(out, first, last, lefts, rights):  # type: ignore[no-untyped-def]
-    group = np.empty(out.shape[1], np.float32)
+def _fill_some(destination, first, last, lefts, rights):  # type: ignore[no-untyped-def]
+    group = np.empty(destination.shape[1], np.float32)
     for a in range(first, last):
-        _fill_row(out[a], group, a, lefts, rights)
+        _fill_row(destination[a], group, a, lefts, rights)
 
 
 @njit(cache=True, parallel=True)
-def _fill_together(out, share, lefts, rights):  # type: ignore[no-untyped-def]
-    for task in prange((len(out) + share - 1) // share):
-        _fill_some(out, task * share, min(len(out), (task + 1) * share), lefts, rights)
+def _fill_together(destination, share, lefts, rights):  # type: ignore[no-untyped-def]
+    for task in prange((len(destination) + share - 1) // share):
+        _fill_some(
+            destination, task * share, min(len(destination), (task + 1) * share), lefts, rights
+        )
 
 
 def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
     """Return the sum on rows first..last of a matrix, shape (last - first, columns)."""
-    out = (np.empty if len(pairs) else np.zeros)((last - first, matrix.columns), dtype=np.float32)
-    lefts = _across(pairs, Domain.LEFT, matrix.start + first, len(out))
+    destination = (np.empty if len(pairs) else np.zeros)(
+        (last - first, matrix.columns), dtype=np.float32
+    )
+    lefts = _across(pairs, Domain.LEFT, matrix.start + first, len(destination))
     rights = _across(pairs, Domain.RIGHT, matrix.start, matrix.columns + -matrix.columns % _WIDTH)
     coefficients = np.zeros(len(rights) * _WORD, dtype=np.float32)
     coefficients[: len(pairs)] = pairs["coefficient"]
-    if len(pairs) >= GROUP and len(out) >= _MANY:
-        _fill_by_table(out, _codes(lefts), rights, coefficients)
-        return out
+    if len(pairs) >= GROUP and len(destination) >= _MANY:
+        _fill_by_table(destination, _codes(lefts), rights, coefficients)
+        return destination
     signed_rights = _signed(rights[:, : matrix.columns], coefficients[: len(pairs)])
-    if out.size <= _FEW:  # threads would take longer to start
-        _fill_some(out, 0, len(out), lefts, signed_rights)
+    if destination.size <= _FEW:  # threads would take longer to start
+        _fill_some(destination, 0, len(destination), lefts, signed_rights)
     else:
-        _fill_together(out, max(1, (1 << 14) // matrix.columns), lefts, signed_rights)
-    return out
+        _fill_together(destination, max(1, (1 << 14) // matrix.columns), lefts, signed_rights)
+    return destination
 
 
 @njit(cache=True)
-def _take(x, row, taken, first):  # type: ignore[no-untyped-def]
+def _take(x, row, columns, first):  # type: ignore[no-untyped-def]
     """taken[b, lane] = x[first + lane, b]: rows as lanes, zero where there is none."""
-    taken[:] = 0
+    columns[:] = 0
     low, high = max(row, first), min(row + len(x), first + _WIDTH)
     # a few columns at a time, so that their rows stay in the cache
     for begin in range(0, x.shape[1], TILE):
         for a in range(low, high):
             for b in range(begin, min(x.shape[1], begin + TILE)):
-                taken[b, a - first] = x[a - row, b]
+                columns[b, a - first] = x[a - row, b]
 
 
 @njit(cache=True, parallel=True)
@@ -277,15 +281,15 @@ def _products(sums, x, row, from_pair, codes, lefts):  # type: ignore[no-untyped
     has there.
     """
     for i in prange(len(sums)):
-        taken, tables = _rows(len(codes) * _WORD), _rows(_TABLES * _SUMS)
-        _take(x, row, taken, (from_pair + i) * _WIDTH)
+        columns, tables = _rows(len(codes) * _WORD), _rows(_TABLES * _SUMS)
+        _take(x, row, columns, (from_pair + i) * _WIDTH)
         for first in range(0, codes.shape[1], _ROWS):
             y = _rows(min(_ROWS, codes.shape[1] - first))  # y[f, lane] = <w[f], x[lane]>
             y[:] = 0
             for q in range(len(codes)):
                 for t in range(_TABLES):
-                    at = _WORD * q + GROUP * t
-                    _fill_table(tables[t * _SUMS : (t + 1) * _SUMS], taken[at : at + GROUP])
+                    word = _WORD * q + GROUP * t
+                    _fill_table(tables[t * _SUMS : (t + 1) * _SUMS], columns[word : word + GROUP])
                 _add_entries(y, tables, codes[q, first:])
             for f in range(len(y)):
                 for tile in range(2):
@@ -306,7 +310,7 @@ def products(
         return np.zeros(count * spec.rank)
     pairs = pairs_of(spec, np.arange(first, first + count))
     codes = _codes(_along(pairs, Domain.RIGHT, matrix.start, matrix.columns))
-    out = np.zeros(len(pairs))
+    destination = np.zeros(len(pairs))
     begin, end = row // _WIDTH, -(-(row + len(x)) // _WIDTH)  # two tiles each
     wave = max(1, _WAVE // len(pairs) // 2)
     for two in range(begin, end, wave):
@@ -315,6 +319,6 @@ def products(
         a, b = max(row, two * _WIDTH), min(row + len(x), (two + wave) * _WIDTH)
         _products(sums, x[a - row : b - row], a, two, codes, lefts)
         for first_tile, second_tile in sums.transpose(0, 2, 1):
-            out += first_tile
-            out += second_tile
-    return out
+            destination += first_tile
+            destination += second_tile
+    return destination

@@ -33,27 +33,27 @@ PAIR = np.dtype([("seed", "u8"), ("k", "i8"), ("j", "i8"), ("coefficient", "f4")
 
 
 def pairs_of(spec: Spec, directions: Any, coefficients: Any = 1.0) -> Pairs:
-    """Returns the pairs of some directions, each of which has one coefficient for all of its
+    """Return the pairs of some directions, each of which has one coefficient for all of its
     pairs.
     """
-    found = np.empty((spec.rank, len(directions)), dtype=PAIR)
-    found["seed"], found["k"], found["j"] = spec.seed, directions, np.arange(spec.rank)[:, None]
-    found["coefficient"] = coefficients
-    return found.T.reshape(-1)
+    pairs = np.empty((spec.rank, len(directions)), dtype=PAIR)
+    pairs["seed"], pairs["k"], pairs["j"] = spec.seed, directions, np.arange(spec.rank)[:, None]
+    pairs["coefficient"] = coefficients
+    return pairs.T.reshape(-1)
 
 
 def pairs(parts: Sequence[Part]) -> Pairs:
     """Return all pairs of a sum that are not multiplied by zero, in order."""
-    found = [np.empty(0, dtype=PAIR)]
+    parts_found = [np.empty(0, dtype=PAIR)]
     for spec, first, coefficients in parts:
         scaled = np.asarray(coefficients, dtype=np.float32) * np.float32(1 / sqrt(spec.rank))
-        used = np.flatnonzero(scaled)
-        found.append(pairs_of(spec, first + used, scaled[used]))
-    return np.concatenate(found)
+        nonzero = np.flatnonzero(scaled)
+        parts_found.append(pairs_of(spec, first + nonzero, scaled[nonzero]))
+    return np.concatenate(parts_found)
 
 
 def factor(seed: int, domain: Domain, k: int, j: int, start: int, count: int) -> Floats:
-    """Returns `count` signs of u_j or w_j of a matrix whose first element has index `start`."""
+    """Return `count` signs of u_j or w_j of a matrix whose first element has index `start`."""
     first = (j << PLACE) + start
     return reference.signs(seed, domain, k, first, first + count)
 
@@ -63,20 +63,22 @@ def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
     count).
     """
     rows = [factor(seed, domain, k, j, start, count) for seed, k, j, _ in pairs.tolist()]
-    return np.stack(rows) if rows else np.zeros((0, count), dtype=np.float32)
+    if rows:
+        return np.stack(rows)
+    return np.zeros((0, count), dtype=np.float32)
 
 
 def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
-    """Returns the sum on rows first..last of a matrix, shape (last - first, columns)."""
-    out = np.zeros((last - first, matrix.columns), dtype=np.float32)
+    """Return the sum on rows first..last of a matrix, shape (last - first, columns)."""
+    destination = np.zeros((last - first, matrix.columns), dtype=np.float32)
     for begin in range(0, len(pairs), GROUP):
-        group = np.zeros_like(out)
+        group = np.zeros_like(destination)
         for seed, k, j, coefficient in pairs[begin : begin + GROUP].tolist():
             u = factor(seed, Domain.LEFT, k, j, matrix.start, matrix.rows)[first:last]
             w = factor(seed, Domain.RIGHT, k, j, matrix.start, matrix.columns)
             group += u[:, None] * (coefficient * w)  # exact: signs
-        out += group
-    return out
+        destination += group
+    return destination
 
 
 def products(
@@ -99,7 +101,7 @@ def products(
         row: which row of the matrix its first one is.
     """
     columns = np.pad(x, ((0, 0), (0, -x.shape[1] % GROUP)))
-    before, after = row % TILE, -(row + len(x)) % TILE
+    rows_before, rows_after = row % TILE, -(row + len(x)) % TILE
     sums = np.zeros((count, spec.rank))
     for i, j in np.ndindex(sums.shape):
         w = factor(spec.seed, Domain.RIGHT, first + i, j, matrix.start, matrix.columns)
@@ -109,6 +111,6 @@ def products(
         u = factor(spec.seed, Domain.LEFT, first + i, j, matrix.start, matrix.rows)[
             row : row + len(x)
         ]
-        tiles = np.pad(rows * u, (before, after)).reshape(-1, TILE)
+        tiles = np.pad(rows * u, (rows_before, rows_after)).reshape(-1, TILE)
         sums[i, j] += reference.sum_in_order(reference.sum_in_order(tiles, axis=1), axis=0)
     return sums.reshape(-1)

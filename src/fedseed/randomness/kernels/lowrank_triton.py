@@ -23,18 +23,20 @@ from fedseed.randomness.kernels.triton import (
     TOTAL,
     default_device,
     int_bits,
+    is_aligned,
     job_of,
-    joined,
+    join_arrays,
     launch,
-    moved,
+    move_flags,
+    move_value,
     philox_words,
     pointer,
-    read,
+    read_weights,
     rounding_words,
-    sent,
     signed,
     table_of,
-    write,
+    to_device,
+    write_weights,
 )
 from fedseed.randomness.matrices import Matrix
 from fedseed.randomness.stream import Domain
@@ -46,14 +48,14 @@ _ROWS, _COLUMNS = tl.constexpr(32), tl.constexpr(64)
 _PAIRS = 64  # pairs that a program of `_along` works on
 # numbers in a row of a table of jobs, with the first program's
 _FILL = tl.constexpr(7)  # first pair's numbers, pairs, elements, start, domain, where they go
-# out, source, size, start, elements before it in its row, rows, columns, coefficients, groups,
-# signs of both, words
+# destination, source, size, start, elements before it in its row, rows, columns, coefficients,
+# groups, signs of both, words
 _SUM = tl.constexpr(15)
 
 
 @triton.jit(do_not_specialize=["jobs"])
-def _fill(table, pairs, out, jobs, ELEMENTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[g, i]: bit t is the sign bit of element start + i of pair 8 g + t.
+def _fill(table, pairs, destination, jobs, ELEMENTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """destination[g, i]: bit t is the sign bit of element start + i of pair 8 g + t.
 
     For each job of a table.
     """
@@ -76,24 +78,24 @@ def _fill(table, pairs, out, jobs, ELEMENTS: tl.constexpr):  # type: ignore[no-u
         word = (e >> 5) & 3
         bits = tl.where(word == 0, w0, tl.where(word == 1, w1, tl.where(word == 2, w2, w3)))
         pattern |= ((bits >> (e & 31).to(tl.uint32)) & 1) << t
-    tl.store(out + tl.load(row + 6) + g * size + i, pattern.to(tl.uint8), mask=i < size)
+    tl.store(destination + tl.load(row + 6) + g * size + i, pattern.to(tl.uint8), mask=i < size)
 
 
 @triton.jit(do_not_specialize=["jobs", "scale_bits"])
 def _sum(table, signs, factors, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Moves a tile of a matrix by the sum over all pairs, eight at a time, for each job of a table.
+    """Move a tile of a matrix by the sum over all pairs, eight at a time, for each job of a table.
 
     `factors` are the coefficients; `HOW` is that of `fedseed.randomness.kernels.triton._add_up`,
     without a kind.
     """
     dtype: tl.constexpr = HOW // 4 % 8
-    drawn: tl.constexpr = HOW // 32 % 2
+    draws: tl.constexpr = HOW // 32 % 2
     aligned: tl.constexpr = HOW // 64
     row, tile = job_of(table, jobs, _SUM)
-    out = pointer(row + 1, dtype, aligned)
+    destination = pointer(row + 1, dtype, aligned)
     source = pointer(row + 2, dtype, aligned)
     size = tl.load(row + 3)
-    before = tl.load(row + 5)  # elements of the first row that are not in the run
+    elements_before = tl.load(row + 5)  # elements of the first row that are not in the run
     rows = tl.load(row + 6)
     columns = tl.load(row + 7)
     if aligned:
@@ -106,27 +108,27 @@ def _sum(table, signs, factors, jobs, scale_bits, HOW: tl.constexpr):  # type: i
     b = (tile % across) * _COLUMNS + tl.arange(0, _COLUMNS)
     total = tl.full((_ROWS, _COLUMNS), 0.0, tl.float32)
     for g in range(tl.load(row + 9)):
-        left = tl.load(lefts + g * rows + a, mask=a < rows, other=0).to(tl.uint32)
+        left_bits = tl.load(lefts + g * rows + a, mask=a < rows, other=0).to(tl.uint32)
         right = tl.load(rights + g * columns + b, mask=b < columns, other=0).to(tl.uint32)
-        both = left[:, None] ^ right[None, :]
+        bits_differ = left_bits[:, None] ^ right[None, :]
         group = tl.full((_ROWS, _COLUMNS), 0.0, tl.float32)
         for t in tl.static_range(_COUNT):
-            group += signed(tl.load(coefficient + _COUNT * g + t), both, t)
+            group += signed(tl.load(coefficient + _COUNT * g + t), bits_differ, t)
         total += group
-    p = a[:, None] * columns + b[None, :] - before
+    p = a[:, None] * columns + b[None, :] - elements_before
     inside = (p >= 0) & (p < size) & (b < columns)[None, :]
     old = total
     if dtype != TOTAL:
-        old = read(source, p, inside, dtype)
+        old = read_weights(source, p, inside, dtype)
     scale = scale_bits.to(tl.float32, bitcast=True)
-    value = moved(old, total, scale, tl.load(row + 4) + p, row + 12, dtype, drawn)
-    write(out, p, inside, value, dtype)
+    value = move_value(old, total, scale, tl.load(row + 4) + p, row + 12, dtype, draws)
+    write_weights(destination, p, inside, value, dtype)
 
 
 @triton.jit(do_not_specialize=["groups", "count"])
-def _along(out, x, rights, groups, rows, columns, count, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[a, f] = <w[f], x[a]>: eight columns at a time. rights[g, f]: bit t is the sign bit of
-    column 8 g + t.
+def _along(destination, x, rights, groups, rows, columns, count, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """destination[a, f] = <w[f], x[a]>: eight columns at a time. rights[g, f]: bit t is the sign
+    bit of column 8 g + t.
     """
     f = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     a = tl.program_id(1) * _LANES + tl.arange(0, _LANES)
@@ -143,18 +145,18 @@ def _along(out, x, rights, groups, rows, columns, count, PAIRS: tl.constexpr):  
             )
             group += signed(value[:, None], pattern[None, :], t)
         total += group
-    at = a[:, None].to(tl.int64) * count + f[None, :]
-    tl.store(out + at, total, mask=(a < rows)[:, None] & (f < count)[None, :])
+    place = a[:, None].to(tl.int64) * count + f[None, :]
+    tl.store(destination + place, total, mask=(a < rows)[:, None] & (f < count)[None, :])
 
 
 @triton.jit(do_not_specialize=["row", "rows", "count"])
-def _down(out, y, lefts, row, rows, count, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[f] += the sum over rows of u[f, a] y[a, f]: tile by tile of the matrix, which begins
-    `row` rows before y.
+def _down_columns(destination, y, lefts, row, rows, count, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """destination[f] += the sum over rows of u[f, a] y[a, f]: tile by tile of the matrix, which
+    begins `row` rows before y.
     """
     f = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     inside = f < count
-    total = tl.load(out + f, mask=inside, other=0.0)
+    total = tl.load(destination + f, mask=inside, other=0.0)
     tile = tl.full((PAIRS,), 0.0, tl.float64)
     for a in range(rows):
         pattern = tl.load(lefts + (f // _COUNT).to(tl.int64) * rows + a, mask=inside, other=0).to(
@@ -165,7 +167,7 @@ def _down(out, y, lefts, row, rows, count, PAIRS: tl.constexpr):  # type: ignore
         ends = ((row + a + 1) % _LANES == 0) | (a == rows - 1)
         total = tl.where(ends, total + tile, total)
         tile = tl.where(ends, 0.0, tile)
-    tl.store(out + f, total, mask=inside)
+    tl.store(destination + f, total, mask=inside)
 
 
 class Records:
@@ -187,24 +189,30 @@ class Records:
         """Return signs of elements start, start + 1, ..., eight pairs to a byte: shape (groups,
         count).
         """
-        out = torch.empty(self.groups * count, dtype=torch.uint8, device=device)
-        _filled([(0, self.count, count, start, int(domain), 0)], sent(self.numbers, device), out)
-        return out.view(self.groups, count)
+        destination = torch.empty(self.groups * count, dtype=torch.uint8, device=device)
+        _launch_fill(
+            [(0, self.count, count, start, int(domain), 0)],
+            to_device(self.numbers, device),
+            destination,
+        )
+        return destination.view(self.groups, count)
 
 
 def _groups(pairs: Pairs) -> int:
-    """Returns the number of groups of eight."""
+    """Return the number of groups of eight."""
     return -(-len(pairs) // GROUP)
 
 
-def _filled(rows: Sequence[tuple[int, ...]], pairs: torch.Tensor, out: torch.Tensor) -> None:
-    """Launches `_fill` for (first pair's numbers, pairs, elements, start, domain, where they go)
+def _launch_fill(
+    rows: Sequence[tuple[int, ...]], pairs: torch.Tensor, destination: torch.Tensor
+) -> None:
+    """Launch `_fill` for (first pair's numbers, pairs, elements, start, domain, where they go)
     each.
     """
-    if len(out):
+    if len(destination):
         programs = [-(-pairs // GROUP) * -(-size // _ELEMENTS) for _, pairs, size, *_ in rows]
-        table, grid = table_of(rows, programs, out.device)
-        launch(_fill, (grid,), table, pairs, out, len(rows), ELEMENTS=_ELEMENTS)
+        table, grid = table_of(rows, programs, destination.device)
+        launch(_fill, (grid,), table, pairs, destination, len(rows), ELEMENTS=_ELEMENTS)
 
 
 def move_all(
@@ -219,13 +227,13 @@ def move_all(
     """
     groups: dict[tuple[torch.device, str], list[tuple[Job, Matrix, int, int]]] = {}
     for job in jobs:
-        wave = groups.setdefault((job[0].out.device, job[0].dtype), [])
+        wave = groups.setdefault((job[0].destination.device, job[0].dtype), [])
         wave.append(job)
         if (
             sum(_groups(one.prepared) * (last - first + m.columns) for one, m, first, last in wave)
             > SCRATCH
         ):
-            _move_wave(groups.pop((job[0].out.device, job[0].dtype)), scale, rounding)
+            _move_wave(groups.pop((job[0].destination.device, job[0].dtype)), scale, rounding)
     for wave in groups.values():
         _move_wave(wave, scale, rounding)
 
@@ -234,50 +242,55 @@ def _move_wave(
     jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, rounding: tuple[int, int] | None
 ) -> None:
     first_job = jobs[0][0]
-    device, dtype = first_job.out.device, DTYPES[first_job.dtype]
+    device, dtype = first_job.destination.device, DTYPES[first_job.dtype]
     by_pairs = {id(job.prepared): job.prepared for job, *_ in jobs}
-    made = {name: Records(pairs) for name, pairs in by_pairs.items()}
-    numbers, pairs_at = joined([records.numbers for records in made.values()])
-    coefficients, coefficients_at = joined([records.coefficients for records in made.values()])
-    fills, sums, programs, held = [], [], [], 0
+    records_of = {name: Records(pairs) for name, pairs in by_pairs.items()}
+    numbers, pairs_at = join_arrays([records.numbers for records in records_of.values()])
+    coefficients, coefficients_at = join_arrays(
+        [records.coefficients for records in records_of.values()]
+    )
+    fills, sums, programs, length = [], [], [], 0
     for job, matrix, first, last in jobs:
-        records, rows = made[id(job.prepared)], last - first
-        pairs, own = pairs_at[id(records.numbers)], coefficients_at[id(records.coefficients)]
-        right = held + records.groups * rows
-        fills.append((pairs, records.count, rows, matrix.start + first, int(Domain.LEFT), held))
+        records, rows = records_of[id(job.prepared)], last - first
+        pairs, coefficients_start = (
+            pairs_at[id(records.numbers)],
+            coefficients_at[id(records.coefficients)],
+        )
+        right = length + records.groups * rows
+        fills.append((pairs, records.count, rows, matrix.start + first, int(Domain.LEFT), length))
         fills.append((pairs, records.count, matrix.columns, matrix.start, int(Domain.RIGHT), right))
-        before = job.start - matrix.start - first * matrix.columns
+        elements_before = job.start - matrix.start - first * matrix.columns
         sums.append(
             (
-                job.out.data_ptr(),
+                job.destination.data_ptr(),
                 job.source.data_ptr(),
-                len(job.out),
+                len(job.destination),
                 job.start,
-                before,
+                elements_before,
                 rows,
                 matrix.columns,
-                own,
+                coefficients_start,
                 records.groups,
-                held,
+                length,
                 right,
                 *rounding_words(rounding),
             )
         )
         programs.append(-(-rows // _ROWS.value) * -(-matrix.columns // _COLUMNS.value))
-        held = right + records.groups * matrix.columns
-    signs = torch.empty(held, dtype=torch.uint8, device=device)
-    _filled(fills, sent(numbers, device), signs)
+        length = right + records.groups * matrix.columns
+    signs = torch.empty(length, dtype=torch.uint8, device=device)
+    _launch_fill(fills, to_device(numbers, device), signs)
     table, grid = table_of(sums, programs, device)
-    aligned = all(number % 16 == 0 for row in sums for number in (*row[:5], row[6]))
+    aligned = is_aligned((*row[:5], row[6]) for row in sums)
     launch(
         _sum,
         (grid,),
         table,
         signs,
-        sent(coefficients, device),
+        to_device(coefficients, device),
         len(sums),
         int_bits(scale),
-        HOW=4 * dtype + 32 * (rounding is not None) + 64 * aligned,
+        HOW=4 * dtype + move_flags(rounding, aligned),
     )
 
 
@@ -307,16 +320,16 @@ def products(
     device = x.device if x.is_cuda else default_device()
     # eight columns to a byte in place of eight pairs
     signs = records.patterns(Domain.RIGHT, matrix.start, matrix.columns, device)
-    out = torch.zeros(records.count, dtype=torch.float64, device=device)
+    destination = torch.zeros(records.count, dtype=torch.float64, device=device)
     rights = _by_columns(signs, records.count)
     # rows at a time, tiles of the matrix whole
     wave = max(1, SCRATCH // records.count // TILE) * TILE
-    at, grid = row, -(-records.count // _PAIRS)
-    while at < row + len(x):
-        stop = min(row + len(x), (at // TILE) * TILE + wave)
-        part = x[at - row : stop - row].to(device, torch.float32).contiguous()
+    position, grid = row, -(-records.count // _PAIRS)
+    while position < row + len(x):
+        stop = min(row + len(x), (position // TILE) * TILE + wave)
+        part = x[position - row : stop - row].to(device, torch.float32).contiguous()
         y = torch.empty(len(part), records.count, dtype=torch.float32, device=device)
-        lefts = records.patterns(Domain.LEFT, matrix.start + at, len(part), device)
+        lefts = records.patterns(Domain.LEFT, matrix.start + position, len(part), device)
         launch(
             _along,
             (grid, -(-len(part) // TILE)),
@@ -329,9 +342,19 @@ def products(
             records.count,
             PAIRS=_PAIRS,
         )
-        launch(_down, (grid,), out, y, lefts, at, len(part), records.count, PAIRS=_PAIRS)
-        at = stop
-    return out.cpu().numpy()
+        launch(
+            _down_columns,
+            (grid,),
+            destination,
+            y,
+            lefts,
+            position,
+            len(part),
+            records.count,
+            PAIRS=_PAIRS,
+        )
+        position = stop
+    return destination.cpu().numpy()
 
 
 def _by_columns(signs: torch.Tensor, count: int) -> torch.Tensor:
@@ -339,11 +362,11 @@ def _by_columns(signs: torch.Tensor, count: int) -> torch.Tensor:
     pairs a column.
     """
     groups = -(-signs.shape[1] // GROUP)
-    out = torch.zeros(groups, count, dtype=torch.uint8, device=signs.device)
+    destination = torch.zeros(groups, count, dtype=torch.uint8, device=signs.device)
     for t in range(GROUP):
         columns = signs[:, t::GROUP]  # of the groups' t-th columns
         for p in range(GROUP):
             bits = (columns >> p) & 1
-            pairs = out[: columns.shape[1], p::GROUP]
+            pairs = destination[: columns.shape[1], p::GROUP]
             pairs |= bits.t()[:, : pairs.shape[1]] << t
-    return out
+    return destination

@@ -52,7 +52,7 @@ SQUARES = Spec("squares", 0, 1)
 class Job(NamedTuple):
     """One `move` of many (`structured.Kernels.move_all`)."""
 
-    out: Any
+    destination: Any
     source: Any
     dtype: str
     prepared: Any
@@ -119,7 +119,7 @@ def _normal(block_words: NDArray[np.uint32]) -> Floats:
 
 
 def truncated_normal_constants(length: int) -> tuple[np.float32, np.float32]:
-    """Returns (erf(a / sqrt 2), a) in single precision, a rounded towards zero so that no entry
+    """Return (erf(a / sqrt 2), a) in single precision, a rounded towards zero so that no entry
     exceeds 1/sqrt(d).
     """
     exact = entries.bound(length)
@@ -140,7 +140,7 @@ def _truncated_normal(block_words: NDArray[np.uint32], length: int) -> Floats:
 
 
 def _signs(block_words: NDArray[np.uint32]) -> Floats:
-    """Returns +1 for a bit 0 and -1 for a bit 1, lowest bit of the first word first."""
+    """Return +1 for a bit 0 and -1 for a bit 1, lowest bit of the first word first."""
     bits = (block_words.reshape(-1, 1) >> np.arange(32, dtype=np.uint32)) & np.uint32(1)
     return entries.F(1) - entries.F(2) * bits.reshape(-1).astype(np.float32)
 
@@ -154,7 +154,7 @@ def signs(seed: int, domain: int, k: int, start: int, stop: int) -> Floats:
 
 
 def _unstructured(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
-    """Returns elements of a direction of an unstructured basis, or of the sign vector D of
+    """Return elements of a direction of an unstructured basis, or of the sign vector D of
     `hadamard`.
     """
     per_block = entries.ENTRIES_PER_BLOCK[spec.name]
@@ -184,7 +184,7 @@ Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width
+    """Return H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width
     1, 2, 4, ...
 
     The transform is its own transpose.
@@ -192,8 +192,8 @@ def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
     x = np.array(values, dtype=np.float64)
     width = 1
     while width < x.size:
-        left, right = x.reshape(-1, 2, width).transpose(1, 0, 2)
-        left[:], right[:] = left + right, left - right
+        first_half, right = x.reshape(-1, 2, width).transpose(1, 0, 2)
+        first_half[:], right[:] = first_half + right, first_half - right
         width *= 2
     return x
 
@@ -224,7 +224,7 @@ def hadamard_tables(
 
 
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
-    """Prepares (parts, scale) of each step in a block of `length` elements, for `move`."""
+    """Prepare (parts, scale) of each step in a block of `length` elements, for `move`."""
     return Prepared(steps, length)
 
 
@@ -248,15 +248,16 @@ def combine(parts: Sequence[Part], length: int, start: int, stop: int) -> Floats
 
 
 def move(
-    out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int
+    destination: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int
 ) -> None:
-    """Set out = round(source + scale * sum), all operations in single precision, rounded to the
-    dtype at the end.
+    """Set destination = round(source + scale * sum), all operations in single precision, rounded to
+    the dtype at the end.
 
     Further steps are added to what the one before has left.
 
     Args:
-        out: where the result goes, 1-D; may be `source`. 16-bit dtypes are given as their bits
+        destination: where the result goes, 1-D; may be `source`. 16-bit dtypes are given as their
+        bits
             (uint16).
         source: elements start, start + 1, ... of the weights.
         dtype: "float32", "bfloat16" or "float16".
@@ -264,23 +265,23 @@ def move(
         scale: multiplies these.
         start: index of the first element in the parameter vector.
     """
-    for parts, own in prepared.steps:
+    for parts, step_scale in prepared.steps:
         add_sums(
-            out,
+            destination,
             source,
             dtype,
             combine(parts, prepared.length, start, start + len(source)),
-            scale * own,
+            scale * step_scale,
         )
-        source = out
+        source = destination
 
 
-def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
-    """Sets out = round(source + scale * sums), where the sums over directions are computed
+def add_sums(destination: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
+    """Set destination = round(source + scale * sums), where the sums over directions are computed
     already.
     """
     change = sums * entries.F(scale) + entries.F(0)  # no negative zero
-    out[:] = from_float(to_float(source, dtype) + change, dtype)
+    destination[:] = from_float(to_float(source, dtype) + change, dtype)
 
 
 def to_float(values: Stored, dtype: str) -> Floats:
@@ -304,13 +305,15 @@ def from_float(values: Floats, dtype: str) -> Stored:
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
-def draw(out: Stored, values: Floats, dtype: str, rounding: tuple[int, int], start: int) -> None:
-    """Set out = values, rounded up or down by the words of elements start, start + 1, ..., of a
-    seed and a step.
+def draw(
+    destination: Stored, values: Floats, dtype: str, rounding: tuple[int, int], start: int
+) -> None:
+    """Set destination = values, rounded up or down by the words of elements start, start + 1, ...,
+    of a seed and a step.
     """
     words = element_words(rounding[0], Domain.ROUNDING, rounding[1], start, start + len(values))
     with np.errstate(over="ignore", invalid="ignore"):
-        out[:] = from_float(stochastic(values, words, dtype), dtype)
+        destination[:] = from_float(stochastic(values, words, dtype), dtype)
 
 
 def stochastic(values: Floats, bits: NDArray[np.uint32], dtype: str) -> Floats:
@@ -342,18 +345,18 @@ def sum_in_order(
 
 
 def _spans(start: int, stop: int) -> list[tuple[int, int]]:
-    """Returns [start, stop) cut at multiples of SPAN."""
+    """Return [start, stop) cut at multiples of SPAN."""
     cuts = [start, *range((start // entries.SPAN + 1) * entries.SPAN, stop, entries.SPAN), stop]
     return [(a, b) for a, b in pairwise(cuts) if b > a]
 
 
-def _aligned(values: Floats, start: int, unit: int) -> Floats:
+def _align(values: Floats, start: int, unit: int) -> Floats:
     """Return `values` with zeros before and after, so that it covers whole units of the global
     index.
     """
-    before = start % unit
-    after = -(start + len(values)) % unit
-    return np.pad(values, (before, after))
+    zeros_before = start % unit
+    zeros_after = -(start + len(values)) % unit
+    return np.pad(values, (zeros_before, zeros_after))
 
 
 def project_sums(
@@ -374,15 +377,17 @@ def project_sums(
             folded = np.zeros(width)
             for a, b in spans:
                 products = _unstructured(spec, number, a, b, length) * x[a - start : b - start]
-                folded += sum_in_order(_aligned(products, a, width).reshape(-1, width), axis=0)
+                folded += sum_in_order(_align(products, a, width).reshape(-1, width), axis=0)
             # those that a tile puts together
             columns.append(sum_in_order(folded.reshape(-1, spec.tile), axis=0))
-        return np.concatenate(columns) if columns else np.zeros(0)
+        if columns:
+            return np.concatenate(columns)
+        return np.zeros(0)
     result = np.zeros(count, dtype=np.float64)
     for j in range(count):
         for a, b in spans:
             products = _unstructured(spec, first + j, a, b, length) * x[a - start : b - start]
-            rows = _aligned(products, a, entries.CHUNK).reshape(
+            rows = _align(products, a, entries.CHUNK).reshape(
                 -1, entries.CHUNK // entries.LANES, entries.LANES
             )
             lanes = sum_in_order(rows, axis=1).astype(np.float64)
@@ -404,5 +409,5 @@ def project_finish(
     if spec.name != "hadamard":
         return sums.astype(np.float32)
     products = np.concatenate([transform(c) for c in sums.reshape(-1, spec.tile)] or [np.zeros(0)])
-    at = first % spec.tile
-    return products[at : at + count].astype(np.float32)
+    begin = first % spec.tile
+    return products[begin : begin + count].astype(np.float32)

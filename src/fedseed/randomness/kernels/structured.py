@@ -7,6 +7,7 @@ that the sums stay in the cache.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ FEW = 16
 
 
 def _on_vectors(spec: Spec) -> Spec:
-    """Returns what low-rank directions are on tensors of one dimension."""
+    """Return what low-rank directions are on tensors of one dimension."""
     return Spec("rademacher", spec.seed, 1)
 
 
@@ -66,7 +67,7 @@ class Kernels:
         return getattr(self._flat, name)
 
     def prepare(self, parts: Sequence[Part], length: int) -> Any:
-        """Prepares a sum of directions of one kind, in a block of `length` elements, for `combine`
+        """Prepare a sum of directions of one kind, in a block of `length` elements, for `combine`
         and `move`.
         """
         if not parts or parts[0].spec.name != "lowrank":
@@ -86,17 +87,19 @@ class Kernels:
         """Elements start..stop of direction k."""
         prepared = self.prepare([Part(spec, k, np.ones(1, dtype=np.float32))], length)
         entries = self.combine(prepared, start, stop)
-        return entries.cpu().numpy() if self.TENSORS else entries
+        if self.TENSORS:
+            return entries.cpu().numpy()
+        return entries
 
     def combine(self, prepared: Any, start: int, stop: int) -> Any:
         """Return the sum over elements start..stop."""
         if self.TENSORS:
-            out = self._flat.empty(stop - start)
-            self.move_all([Job(out, out, "total", prepared, start)], 1.0)
+            destination = self._flat.empty(stop - start)
+            self.move_all([Job(destination, destination, "total", prepared, start)], 1.0)
         else:
-            out = np.zeros(stop - start, dtype=np.float32)
-            self.move(out, out, "float32", prepared, 1.0, start)
-        return out
+            destination = np.zeros(stop - start, dtype=np.float32)
+            self.move(destination, destination, "float32", prepared, 1.0, start)
+        return destination
 
     def signs(
         self,
@@ -119,14 +122,16 @@ class Kernels:
             count: how many signs.
             device: where to make them, for kernels that work on tensors.
         """
-        made = self._low.signs(plain.pairs_of(spec, directions), domain, start, count, *device)
-        return made.reshape(len(directions), spec.rank, count)
+        signs = self._low.signs(plain.pairs_of(spec, directions), domain, start, count, *device)
+        return signs.reshape(len(directions), spec.rank, count)
 
     def move(
-        self, out: Any, source: Any, dtype: str, prepared: Any, scale: float, start: int
+        self, destination: Any, source: Any, dtype: str, prepared: Any, scale: float, start: int
     ) -> None:
-        """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
-        self.move_all([Job(out, source, dtype, prepared, start)], scale)
+        """destination = round(source + scale * sum), where source holds elements start, start + 1,
+        ...
+        """
+        self.move_all([Job(destination, source, dtype, prepared, start)], scale)
 
     def move_all(
         self, jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None = None
@@ -148,16 +153,18 @@ class Kernels:
                 flat.append(job)
             else:
                 for run in job.prepared.matrices.cut(job.start, job.start + len(job.source)):
-                    out, source, start = (
-                        job.out[run.lo : run.hi],
+                    destination, source, start = (
+                        job.destination[run.lo : run.hi],
                         job.source[run.lo : run.hi],
                         job.start + run.lo,
                     )
                     if run.matrix.columns:
-                        own = Job(out, source, job.dtype, job.prepared.pairs, start)
-                        on_matrices.append((own, run.matrix, *run.rows(job.start)))
+                        piece = Job(destination, source, job.dtype, job.prepared.pairs, start)
+                        on_matrices.append((piece, run.matrix, *run.rows(job.start)))
                     else:
-                        flat.append(Job(out, source, job.dtype, job.prepared.vectors, start))
+                        flat.append(
+                            Job(destination, source, job.dtype, job.prepared.vectors, start)
+                        )
         if self.TENSORS:
             self._flat.move_all(flat, scale, rounding)
             self._low.move_all(on_matrices, scale, rounding)
@@ -170,9 +177,11 @@ class Kernels:
                 sums = self._low.total(job.prepared, matrix, a, min(last, a + step)).reshape(-1)
                 # of the first of these rows in the run
                 begin = matrix.start + a * matrix.columns - job.start
-                lo, hi = max(0, begin), min(len(job.out), begin + len(sums))
+                lo, hi = max(0, begin), min(len(job.destination), begin + len(sums))
                 sums = sums[lo - begin : hi - begin]
-                self._flat.add_sums(job.out[lo:hi], job.source[lo:hi], job.dtype, sums, scale)
+                self._flat.add_sums(
+                    job.destination[lo:hi], job.source[lo:hi], job.dtype, sums, scale
+                )
 
     def add_factors(
         self,
@@ -180,7 +189,7 @@ class Kernels:
         scale: float,
         rounding: tuple[int, int] | None = None,
     ) -> None:
-        """out = round(source + scale * (left @ right)) for each job.
+        """destination = round(source + scale * (left @ right)) for each job.
 
         Args:
             jobs: what to move. For kernels that take tensors the dtype may be "total": the product
@@ -193,31 +202,34 @@ class Kernels:
             self._factors.add_factors(jobs, scale, rounding)
             return
         for job in jobs:
-            columns = job.right.shape[1]
+            columns = job.right_factor.shape[1]
             rows_at_once = max(1, FEW_PIECE // columns)
-            for first in range(0, len(job.left), rows_at_once):
-                left = job.left[first : first + rows_at_once]
-                sums = self._factors.outer_sums(left, job.right).reshape(-1)
-                begin, end = first * columns, (first + len(left)) * columns
+            for first in range(0, len(job.left_factor), rows_at_once):
+                left_rows = job.left_factor[first : first + rows_at_once]
+                sums = self._factors.outer_sums(left_rows, job.right_factor).reshape(-1)
+                begin, end = first * columns, (first + len(left_rows)) * columns
                 self._flat.add_sums(
-                    job.out[begin:end], job.source[begin:end], job.dtype, sums, scale
+                    job.destination[begin:end], job.source[begin:end], job.dtype, sums, scale
                 )
 
     def _move_steps(self, job: Job, scale: float) -> None:
         """Add one step after the other, in pieces that stay in a CPU's cache."""
-        piece = max(1, len(job.out)) if self.TENSORS else FEW_PIECE
-        for lo in range(0, len(job.out), piece):
-            out, source = job.out[lo : lo + piece], job.source[lo : lo + piece]
-            for prepared, own in job.prepared:
-                self.move(out, source, job.dtype, prepared, scale * own, job.start + lo)
-                source = out
+        piece = max(1, len(job.destination)) if self.TENSORS else FEW_PIECE
+        for lo in range(0, len(job.destination), piece):
+            destination, source = job.destination[lo : lo + piece], job.source[lo : lo + piece]
+            for prepared, step_scale in job.prepared:
+                self.move(
+                    destination, source, job.dtype, prepared, scale * step_scale, job.start + lo
+                )
+                source = destination
 
     def prepare_steps(self, steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Any:
-        """Prepares (parts, scale) of each step in a block of `length` elements.
+        """Prepare (parts, scale) of each step in a block of `length` elements.
 
         `move` rounds after each step.
         """
-        names = {part.spec.name for parts, _ in steps for part in parts}
+        all_parts = chain.from_iterable(parts for parts, _ in steps)
+        names = {part.spec.name for part in all_parts}
         if "lowrank" not in names and (len(names) < 2 or not self.TENSORS):
             return self._flat.prepare_steps(steps, length)
         return [(self.prepare(parts, length), scale) for parts, scale in steps]
@@ -244,7 +256,7 @@ class Kernels:
         assert spec.matrices is not None
         sums = np.zeros(count)
         for run in spec.matrices.cut(start, start + len(x)):
-            values, at = x[run.lo : run.hi], start + run.lo
+            values, begin = x[run.lo : run.hi], start + run.lo
             if run.matrix.columns:
                 row, whole = self._whole_rows(run, start, values)
                 pairs = self._low.products(spec, first, count, run.matrix, whole, row).reshape(
@@ -252,21 +264,24 @@ class Kernels:
                 )
                 sums += sum_in_order(pairs, axis=1) * (1 / sqrt(spec.rank))
             else:
-                own = self._flat.project_sums(_on_vectors(spec), first, count, values, at, length)
-                sums += own.cpu().numpy() if self.TENSORS else own
+                run_sums = self._flat.project_sums(
+                    _on_vectors(spec), first, count, values, begin, length
+                )
+                sums += run_sums.cpu().numpy() if self.TENSORS else run_sums
         return sums
 
     def _whole_rows(self, run: Run, start: int, values: Any) -> tuple[int, Any]:
         """(first row, rows), with zeros where the run has no elements."""
         first, last = run.rows(start)
         columns = run.matrix.columns
-        before = start + run.lo - run.matrix.start - first * columns
-        size, own = (last - first) * columns, values
-        if before or len(own) != size:
-            values = (
-                np.zeros(size, np.float32) if isinstance(own, np.ndarray) else own.new_zeros(size)
-            )
-            values[before : before + len(own)] = own
+        elements_before = start + run.lo - run.matrix.start - first * columns
+        size, run_values = (last - first) * columns, values
+        if elements_before or len(run_values) != size:
+            if isinstance(run_values, np.ndarray):
+                values = np.zeros(size, np.float32)
+            else:
+                values = run_values.new_zeros(size)
+            values[elements_before : elements_before + len(run_values)] = run_values
         return first, values.reshape(last - first, columns)
 
     def project_finish(self, spec: Spec, first: int, count: int, sums: Any) -> Floats:

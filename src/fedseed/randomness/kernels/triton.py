@@ -24,9 +24,9 @@ Triton's interpreter runs all of it without a GPU: TRITON_INTERPRET=1, set befor
 imported.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,17 +89,17 @@ SCRATCH = 1 << 24
 _ROUNDING = C(int(Domain.ROUNDING))
 _ROW = C(7)  # numbers in a unit: key (two words), number, mass, bound, payload from, to
 # numbers in a row of a table of jobs, after the first program's
-_JOB = C(9)  # out, source, size, start, where its sums begin, words to round by
+_JOB = C(9)  # destination, source, size, start, where its sums begin, words to round by
 _RUN = C(10)  # a, b, size, start, first chunk, chunks, unit, products, where they go
 _SUM = C(5)  # first number, rows, their width, where the sum goes
 
 
 class _Target(NamedTuple):
-    """What the products of all runs of a block are added up to."""
+    """The place of a block's sum of products over all of its runs."""
 
     unit: int  # where its numbers begin
     width: int  # products of a span
-    to: int  # where the sum goes
+    sum_start: int  # where the sum goes
 
 
 # -- entries
@@ -108,7 +108,7 @@ class _Target(NamedTuple):
 
 @triton.jit
 def philox_words(block, k, domain, key0, key1):  # type: ignore[no-untyped-def]
-    """Returns four words of Philox blocks.
+    """Return four words of Philox blocks.
 
     `block` (int64) and `k` (uint32) are scalars or tiles that broadcast.
     """
@@ -172,8 +172,8 @@ def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _drawn(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the four entries of blocks of a `normal` or `truncated_normal` direction."""
+def _draw_entries(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the four entries of blocks of a `normal` or `truncated_normal` direction."""
     w0, w1, w2, w3 = philox_words(block, k, 0, key0, key1)
     if KIND == _NORMAL:
         e0, e1 = _box_muller(w0, w1)
@@ -189,44 +189,44 @@ def _drawn(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # type: igno
 
 
 @triton.jit
-def _unit(at):  # type: ignore[no-untyped-def]
-    """Returns a unit's key (two words), number, mass and bound."""
-    key0 = tl.load(at).to(tl.uint32, bitcast=True)
-    key1 = tl.load(at + 1).to(tl.uint32, bitcast=True)
-    number = tl.load(at + 2).to(tl.uint32, bitcast=True)
-    mass = tl.load(at + 3).to(tl.float32, bitcast=True)
-    bound = tl.load(at + 4).to(tl.float32, bitcast=True)
+def _unit(place):  # type: ignore[no-untyped-def]
+    """Return a unit's key (two words), number, mass and bound."""
+    key0 = tl.load(place).to(tl.uint32, bitcast=True)
+    key1 = tl.load(place + 1).to(tl.uint32, bitcast=True)
+    number = tl.load(place + 2).to(tl.uint32, bitcast=True)
+    mass = tl.load(place + 3).to(tl.float32, bitcast=True)
+    bound = tl.load(place + 4).to(tl.float32, bitcast=True)
     return key0, key1, number, mass, bound
 
 
 @triton.jit
 def job_of(table, jobs, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the row of a table, `WIDTH` wide, that this program works on: the last whose first
+    """Return the row of a table, `WIDTH` wide, that this program works on: the last whose first
     program it is.
     """
-    me = tl.program_id(0)
-    lo = me * 0
+    program = tl.program_id(0)
+    lo = program * 0
     hi = lo + jobs
     while hi - lo > 1:
         middle = (lo + hi) // 2
-        before = tl.load(table + WIDTH * middle.to(tl.int64)) <= me
-        lo = tl.where(before, middle, lo)
-        hi = tl.where(before, hi, middle)
+        is_before = tl.load(table + WIDTH * middle.to(tl.int64)) <= program
+        lo = tl.where(is_before, middle, lo)
+        hi = tl.where(is_before, hi, middle)
     row = table + WIDTH * lo.to(tl.int64)
-    return row, me - tl.load(row)
+    return row, program - tl.load(row)
 
 
 @triton.jit
-def pointer(at, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the address that a table has at `at`. 16-bit dtypes are given as their bits."""
-    address = tl.load(at)
+def pointer(place, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the address that a table has at `place`. 16-bit dtypes are given as their bits."""
+    address = tl.load(place)
     if ALIGNED:
         address = tl.multiple_of(address, 16)
     return address.to(tl.pointer_type(tl.float32 if DTYPE <= _SINGLE else tl.int16))
 
 
 @triton.jit
-def read(x, p, inside, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+def read_weights(x, p, inside, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Weights in single precision, 0 where there is none."""
     value = tl.load(x + p, mask=inside, other=0)
     if DTYPE == _HALF:
@@ -237,8 +237,8 @@ def read(x, p, inside, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _rounded(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the nearest number that the dtype has.
+def _round_to(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the nearest number that the dtype has.
 
     With `DRAW` one of the two next to it, by a random word.
     """
@@ -246,12 +246,16 @@ def _rounded(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ign
         bits = value.to(tl.uint32, bitcast=True)
         magnitude = bits & 0x7FFFFFFF
         if DRAW:  # the upper half of the word is added to the magnitude, below zero its complement
-            kept = (magnitude + ((word >> 16) ^ ((bits >> 31) * 0xFFFF))) & 0xFFFF0000
-            kept = tl.where(kept == 0, 0, kept | (bits & 0x80000000))  # a zero has no sign
+            kept_bits = (magnitude + ((word >> 16) ^ ((bits >> 31) * 0xFFFF))) & 0xFFFF0000
+            kept_bits = tl.where(
+                kept_bits == 0, 0, kept_bits | (bits & 0x80000000)
+            )  # a zero has no sign
         else:
-            kept = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        kept = tl.where(magnitude > 0x7F800000, 0x7FC00000, kept)  # one of the many ways to say NaN
-        value = kept.to(tl.uint32).to(tl.float32, bitcast=True)
+            kept_bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        kept_bits = tl.where(
+            magnitude > 0x7F800000, 0x7FC00000, kept_bits
+        )  # one of the many ways to say NaN
+        value = kept_bits.to(tl.uint32).to(tl.float32, bitcast=True)
     elif DTYPE == _HALF:
         if DRAW:  # floor(value / spacing + word / 2^32) * spacing, in doubles
             exponent = (value.to(tl.int32, bitcast=True) >> 23) & 0xFF
@@ -265,19 +269,21 @@ def _rounded(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ign
 
 
 @triton.jit
-def write(out, p, inside, value, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+def write_weights(destination, p, inside, value, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Numbers that the dtype has, into weights."""
     if DTYPE == _HALF:
-        tl.store(out + p, value.to(tl.float16).to(tl.int16, bitcast=True), mask=inside)
+        tl.store(destination + p, value.to(tl.float16).to(tl.int16, bitcast=True), mask=inside)
     elif DTYPE == _BRAIN:
-        tl.store(out + p, (value.to(tl.uint32, bitcast=True) >> 16).to(tl.int16), mask=inside)
+        tl.store(
+            destination + p, (value.to(tl.uint32, bitcast=True) >> 16).to(tl.int16), mask=inside
+        )
     else:
-        tl.store(out + p, value, mask=inside)
+        tl.store(destination + p, value, mask=inside)
 
 
 @triton.jit
 def _word_of(element, words):  # type: ignore[no-untyped-def]
-    """Returns the random word by which an element is rounded.
+    """Return the random word by which an element is rounded.
 
     `words` are the step and the key's words.
     """
@@ -290,21 +296,21 @@ def _word_of(element, words):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def moved(old, total, scale, element, words, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns a sum, or weights with scale * total added."""
+def move_value(old, total, scale, element, words, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a sum, or weights with scale * total added."""
     if DTYPE == TOTAL:
         value = total
     else:
         word = element
         if DRAW and DTYPE != _SINGLE:
             word = _word_of(element, words)
-        value = _rounded(old + (total * scale + 0.0), word, DTYPE, DRAW)  # + 0.0: no negative zero
+        value = _round_to(old + (total * scale + 0.0), word, DTYPE, DRAW)  # + 0.0: no negative zero
     return value
 
 
 @triton.jit(do_not_specialize=["jobs", "scale_bits"])
 def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Moves a tile of one of the jobs of a table by the sums over all units of its steps.
+    """Move a tile of one of the jobs of a table by the sums over all units of its steps.
 
     A job's run has `size` elements, the first of which is element `start` of the vector. Each step
     is rounded. `HOW`: kind + 4 dtype + 32 for words to round by + 64 where all addresses, sizes and
@@ -312,14 +318,14 @@ def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[n
     """
     kind: tl.constexpr = HOW % 4
     dtype: tl.constexpr = HOW // 4 % 8
-    drawn: tl.constexpr = HOW // 32 % 2
+    draws: tl.constexpr = HOW // 32 % 2
     aligned: tl.constexpr = HOW // 64
     whole: tl.constexpr = (
         _SIGNS_TILE if kind == _SIGNS else _TABLE_TILE if kind == _TABLE else _ENTRIES_TILE
     )
-    width: tl.constexpr = _ENTRIES_TILE if drawn else whole  # each element's word takes registers
+    width: tl.constexpr = _ENTRIES_TILE if draws else whole  # each element's word takes registers
     row, tile = job_of(table, jobs, _JOB)
-    out = pointer(row + 1, dtype, aligned)
+    destination = pointer(row + 1, dtype, aligned)
     source = pointer(row + 2, dtype, aligned)
     size = tl.load(row + 3)
     begin = tl.load(row + 4)
@@ -328,7 +334,7 @@ def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[n
         begin = tl.multiple_of(begin, 16)
     prepared = sums + tl.multiple_of(tl.load(row + 5), 32)
     tile += begin // width
-    from_ = tile * width - begin
+    first_element = tile * width - begin
     # entries that a block of words makes
     per_block: tl.constexpr = 128 if kind >= _SIGNS else 4
     blocks: tl.constexpr = width // per_block
@@ -343,27 +349,27 @@ def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[n
     block = tile * blocks + b
     offset = per_block * b + bit  # the first piece's elements
     if kind >= _SIGNS:
-        p0 = from_ + offset
+        p0 = first_element + offset
         p1, p2, p3 = p0 + 32, p0 + 64, p0 + 96
         in0, in1 = (p0 >= 0) & (p0 < size), (p1 >= 0) & (p1 < size)
         in2, in3 = (p2 >= 0) & (p2 < size), (p3 >= 0) & (p3 < size)
         v0, v1, v2, v3 = none, none, none, none
         if dtype != TOTAL:
-            v0, v1 = read(source, p0, in0, dtype), read(source, p1, in1, dtype)
-            v2, v3 = read(source, p2, in2, dtype), read(source, p3, in3, dtype)
+            v0, v1 = read_weights(source, p0, in0, dtype), read_weights(source, p1, in1, dtype)
+            v2, v3 = read_weights(source, p2, in2, dtype), read_weights(source, p3, in3, dtype)
     else:  # the entries of a block side by side, so that reads and writes are not scattered
-        p = from_ + 4 * b[:, None] + tl.arange(0, 4)[None, :]
+        p = first_element + 4 * b[:, None] + tl.arange(0, 4)[None, :]
         inside = (p >= 0) & (p < size)
         v = tl.full((blocks, 4), 0.0, tl.float32)
         if dtype != TOTAL:
-            v = read(source, p, inside, dtype)
+            v = read_weights(source, p, inside, dtype)
 
     steps = tl.load(prepared)
     for step in range(steps):
         units = prepared + tl.load(prepared + 1 + 2 * step)
         # this one, or the launch's, is 1
-        own = tl.load(prepared + 2 + 2 * step).to(tl.float32, bitcast=True)
-        scale = scale_bits.to(tl.float32, bitcast=True) * own
+        step_scale = tl.load(prepared + 2 + 2 * step).to(tl.float32, bitcast=True)
+        scale = scale_bits.to(tl.float32, bitcast=True) * step_scale
         t0, t1, t2, t3 = none, none, none, none
         for u in range(tl.load(units)):
             unit = units + 1 + _ROW * u
@@ -394,36 +400,36 @@ def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[n
                         t2 += signed(coefficient, w2, bit)
                         t3 += signed(coefficient, w3, bit)
                     else:
-                        e0, e1, e2, e3 = _drawn(block, k, unit0, unit1, mass, bound, kind)
+                        e0, e1, e2, e3 = _draw_entries(block, k, unit0, unit1, mass, bound, kind)
                         t0 += coefficient * e0
                         t1 += coefficient * e1
                         t2 += coefficient * e2
                         t3 += coefficient * e3
         if kind >= _SIGNS:
-            v0 = moved(v0, t0, scale, begin + p0, row + 6, dtype, drawn)
-            v1 = moved(v1, t1, scale, begin + p1, row + 6, dtype, drawn)
-            v2 = moved(v2, t2, scale, begin + p2, row + 6, dtype, drawn)
-            v3 = moved(v3, t3, scale, begin + p3, row + 6, dtype, drawn)
+            v0 = move_value(v0, t0, scale, begin + p0, row + 6, dtype, draws)
+            v1 = move_value(v1, t1, scale, begin + p1, row + 6, dtype, draws)
+            v2 = move_value(v2, t2, scale, begin + p2, row + 6, dtype, draws)
+            v3 = move_value(v3, t3, scale, begin + p3, row + 6, dtype, draws)
         else:
             total = tl.reshape(tl.join(tl.join(t0, t2), tl.join(t1, t3)), (blocks, 4))
-            v = moved(v, total, scale, begin + p, row + 6, dtype, drawn)
+            v = move_value(v, total, scale, begin + p, row + 6, dtype, draws)
 
     if kind >= _SIGNS:
-        write(out, p0, in0, v0, dtype)
-        write(out, p1, in1, v1, dtype)
-        write(out, p2, in2, v2, dtype)
-        write(out, p3, in3, v3, dtype)
+        write_weights(destination, p0, in0, v0, dtype)
+        write_weights(destination, p1, in1, v1, dtype)
+        write_weights(destination, p2, in2, v2, dtype)
+        write_weights(destination, p3, in3, v3, dtype)
     else:
-        write(out, p, inside, v, dtype)
+        write_weights(destination, p, inside, v, dtype)
 
 
 @triton.jit(do_not_specialize=["size"])
-def _draw(out, values, words, size, start, DTYPE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _draw(destination, values, words, size, start, DTYPE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Values, rounded up or down by the words of elements start, start + 1, ..."""
     p = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     word = _word_of(p + start, words)
     value = tl.load(values + p, mask=p < size, other=0.0)
-    write(out, p, p < size, _rounded(value, word, DTYPE, True), DTYPE)
+    write_weights(destination, p, p < size, _round_to(value, word, DTYPE, True), DTYPE)
 
 
 # -- inner products
@@ -432,7 +438,7 @@ def _draw(out, values, words, size, start, DTYPE: tl.constexpr, TILE: tl.constex
 
 @triton.jit
 def _run_of(row, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns a run's operands, its size, and the index of its first element."""
+    """Return a run's operands, its size, and the index of its first element."""
     return (
         pointer(row + 1, A, False),
         pointer(row + 2, B, False),
@@ -445,9 +451,9 @@ def _run_of(row, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-d
 def _difference(a, b, p, size, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
     """a[p] - b[p] in single precision, or a[p] where there is no b; 0 outside of the run."""
     inside = (p >= 0) & (p < size)
-    x = read(a, p, inside, A)
+    x = read_weights(a, p, inside, A)
     if B != TOTAL:
-        x -= read(b, p, inside, B)
+        x -= read_weights(b, p, inside, B)
     return x
 
 
@@ -463,12 +469,12 @@ def _four(a, b, p, step, size, A: tl.constexpr, B: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _lane(lanes, at, i):  # type: ignore[no-untyped-def]
+def _lane(lanes, lane_numbers, i):  # type: ignore[no-untyped-def]
     """Row i of `lanes` in double precision.
 
     All else is zero in this sum, so that its order is none.
     """
-    return tl.sum(tl.where(at == i, lanes, 0.0), axis=0).to(tl.float64)
+    return tl.sum(tl.where(lane_numbers == i, lanes, 0.0), axis=0).to(tl.float64)
 
 
 @triton.jit(do_not_specialize=["jobs", "split"])
@@ -494,47 +500,47 @@ def _products(table, units, sums, jobs, split, HOW: tl.constexpr, DIRECTIONS: tl
     total = tl.full((DIRECTIONS,), 0.0, tl.float64)
     for i in range(tl.where(split != 0, 1, tl.load(row + 6))):
         chunk = begin + i
-        from_ = chunk * _CHUNK - start  # the chunk's beginning in the run
+        first_element = chunk * _CHUNK - start  # the chunk's beginning in the run
         # outside of the run there is nothing to add: rows begin and end where it does
-        lo = tl.maximum(-from_, 0)
-        hi = tl.minimum(size - from_, _CHUNK)
+        lo = tl.maximum(-first_element, 0)
+        hi = tl.minimum(size - first_element, _CHUNK)
         chunk_total = tl.full((DIRECTIONS,), 0.0, tl.float64)
         if kind == _SIGNS:
             lane = tl.arange(0, 32)[:, None]
             lanes = tl.full((32, DIRECTIONS), 0.0, tl.float32)
             for r in range(lo // 128, (hi + 127) // 128):
                 w0, w1, w2, w3 = philox_words(chunk * (_CHUNK // 128) + r, k, 0, key0, key1)
-                x0, x1, x2, x3 = _four(a, b, from_ + 128 * r + lane, 32, size, of_a, of_b)
+                x0, x1, x2, x3 = _four(a, b, first_element + 128 * r + lane, 32, size, of_a, of_b)
                 lanes += signed(x0, w0, lane)
                 lanes += signed(x1, w1, lane)
                 lanes += signed(x2, w2, lane)
                 lanes += signed(x3, w3, lane)
-            for at in tl.static_range(_LANES):
-                chunk_total += _lane(lanes, lane, at)
+            for lane_index in tl.static_range(_LANES):
+                chunk_total += _lane(lanes, lane, lane_index)
         else:
             four = tl.arange(0, 8)[:, None]
             t0 = tl.full((8, DIRECTIONS), 0.0, tl.float32)
             t1, t2, t3 = t0, t0, t0
             for r in range(lo // 32, (hi + 31) // 32):
                 block = chunk * (_CHUNK // 4) + 8 * r + four
-                e0, e1, e2, e3 = _drawn(block, k, key0, key1, mass, bound, kind)
-                x0, x1, x2, x3 = _four(a, b, from_ + 32 * r + 4 * four, 1, size, of_a, of_b)
+                e0, e1, e2, e3 = _draw_entries(block, k, key0, key1, mass, bound, kind)
+                x0, x1, x2, x3 = _four(a, b, first_element + 32 * r + 4 * four, 1, size, of_a, of_b)
                 t0 += e0 * x0
                 t1 += e1 * x1
                 t2 += e2 * x2
                 t3 += e3 * x3
-            for at in tl.static_range(8):
-                chunk_total += _lane(t0, four, at)
-                chunk_total += _lane(t1, four, at)
-                chunk_total += _lane(t2, four, at)
-                chunk_total += _lane(t3, four, at)
+            for lane_index in tl.static_range(8):
+                chunk_total += _lane(t0, four, lane_index)
+                chunk_total += _lane(t1, four, lane_index)
+                chunk_total += _lane(t2, four, lane_index)
+                chunk_total += _lane(t3, four, lane_index)
         total += chunk_total
     tl.store(sums + tl.load(row + 9) + c * count + j, total, mask=j < count)
 
 
 @triton.jit(do_not_specialize=["jobs"])
 def _squares(table, units, sums, jobs, HOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Adds up the squares of a chunk of a run in double precision. `HOW`: that of `_products`."""
+    """Add up the squares of a chunk of a run in double precision. `HOW`: that of `_products`."""
     row, c = job_of(table, jobs, _RUN)
     a, b, size, start = _run_of(row, HOW // 4 % 8, HOW // 32)
     p = (tl.load(row + 5) + c) * CHUNK - start + tl.arange(0, CHUNK)
@@ -552,7 +558,7 @@ def _fold(table, units, sums, jobs, A: tl.constexpr, B: tl.constexpr, COLUMNS: t
     width = tl.load(row + 8)
     key0, key1, number, _, _ = _unit(units + tl.load(row + 7))
     begin = tl.load(row + 5) * _CHUNK // _SPAN * _SPAN  # the span's first element
-    from_ = begin - start
+    first_element = begin - start
     blocks: tl.constexpr = COLUMNS // 128
     eighth = tl.arange(0, blocks)[None, :]
     bit = tl.arange(0, 32)[:, None]
@@ -560,38 +566,38 @@ def _fold(table, units, sums, jobs, A: tl.constexpr, B: tl.constexpr, COLUMNS: t
     block = (begin + mine * COLUMNS) // 128 + eighth
     t0 = tl.full((32, blocks), 0.0, tl.float32)
     t1, t2, t3 = t0, t0, t0
-    lo = tl.maximum(-from_, 0)
-    hi = tl.minimum(size - from_, _SPAN)
+    lo = tl.maximum(-first_element, 0)
+    hi = tl.minimum(size - first_element, _SPAN)
     for r in range(lo // width, (hi + width - 1) // width):
         w0, w1, w2, w3 = philox_words(block + r * (width // 128), number, 1, key0, key1)
-        x0, x1, x2, x3 = _four(a, b, from_ + r * width + column, 32, size, A, B)
+        x0, x1, x2, x3 = _four(a, b, first_element + r * width + column, 32, size, A, B)
         t0 += signed(x0, w0, bit)
         t1 += signed(x1, w1, bit)
         t2 += signed(x2, w2, bit)
         t3 += signed(x3, w3, bit)
-    to = sums + tl.load(row + 9) + column
-    tl.store(to, t0.to(tl.float64))
-    tl.store(to + 32, t1.to(tl.float64))
-    tl.store(to + 64, t2.to(tl.float64))
-    tl.store(to + 96, t3.to(tl.float64))
+    target = sums + tl.load(row + 9) + column
+    tl.store(target, t0.to(tl.float64))
+    tl.store(target + 32, t1.to(tl.float64))
+    tl.store(target + 64, t2.to(tl.float64))
+    tl.store(target + 96, t3.to(tl.float64))
 
 
 @triton.jit(do_not_specialize=["jobs"])
-def _add_rows(table, sums, out, jobs, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out += the rows of `sums`, one after the other in double precision, for each job of a
+def _add_rows(table, sums, destination, jobs, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """destination += the rows of `sums`, one after the other in double precision, for each job of a
     table.
     """
     row, tile = job_of(table, jobs, _SUM)
     count = tl.load(row + 3)
     j = tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = j < count
-    at = sums + tl.load(row + 1) + j
-    to = out + tl.load(row + 4) + j
-    total = tl.load(to, mask=inside, other=0.0)
+    row_of_sums = sums + tl.load(row + 1) + j
+    target = destination + tl.load(row + 4) + j
+    total = tl.load(target, mask=inside, other=0.0)
     for _ in range(tl.load(row + 2)):
-        total += tl.load(at, mask=inside, other=0.0)
-        at += count
-    tl.store(to, total, mask=inside)
+        total += tl.load(row_of_sums, mask=inside, other=0.0)
+        row_of_sums += count
+    tl.store(target, total, mask=inside)
 
 
 # -- the host's side
@@ -604,7 +610,7 @@ def _interpreted() -> bool:
 
 
 def default_device() -> torch.device:
-    """Returns the device of results that no tensor says a place for."""
+    """Return the device of results that no tensor says a place for."""
     there_is_one = torch.cuda.is_available() and not _interpreted()
     return (
         torch.device("cuda", torch.cuda.current_device()) if there_is_one else torch.device("cpu")
@@ -655,23 +661,24 @@ class Prepared:
     def __init__(self, kind: int, numbers: NDArray[np.int32]) -> None:
         self.kind = kind
         self.numbers = numbers
-        self._on: dict[torch.device, torch.Tensor] = {}
+        self._copies: dict[torch.device, torch.Tensor] = {}
 
-    def on(self, device: torch.device) -> torch.Tensor:
+    def on_device(self, device: torch.device) -> torch.Tensor:
         """Return the numbers on a device."""
-        if device not in self._on:
-            self._on[device] = sent(self.numbers, device)
-        return self._on[device]
+        if device not in self._copies:
+            self._copies[device] = to_device(self.numbers, device)
+        return self._copies[device]
 
 
-def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Returns an array as a tensor on a device; a copy that nobody waits for."""
+def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array as a tensor on a device; a copy that nobody waits for."""
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
-def _about(spec: Spec, number: int, length: int) -> list[int]:
-    """Return what `_unit` reads: bits of the key's words, a number, and bits of erf(a / sqrt 2)
-    and a.
+def _unit_head(spec: Spec, number: int, length: int) -> list[int]:
+    """Return the numbers that `_unit` reads.
+
+    They are bits of the key's words, a number, and bits of erf(a / sqrt 2) and a.
     """
     words = (*split_seed(spec.seed), number)
     limits = (
@@ -683,51 +690,55 @@ def _about(spec: Spec, number: int, length: int) -> list[int]:
 
 
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
-    """Prepares (parts of one kind, scale) of each step in a block of `length` elements, for
+    """Prepare (parts of one kind, scale) of each step in a block of `length` elements, for
     `move_all`.
     """
-    kind = _KINDS[next((part.spec.name for parts, _ in steps for part in parts), "rademacher")]
+    all_parts = chain.from_iterable(parts for parts, _ in steps)
+    kind = _KINDS[next((part.spec.name for part in all_parts), "rademacher")]
     units = [_units(kind, parts, length) for parts, _ in steps]
-    head, at = [len(steps)], 1 + 2 * len(steps)
-    for own, (_, scale) in zip(units, steps, strict=True):
-        head += [at, int_bits(scale)]
-        at += 1 + _ROW.value * len(own)
-    position = -(-at // 32) * 32
+    head, position_of_units = [len(steps)], 1 + 2 * len(steps)
+    for units_of_step, (_, scale) in zip(units, steps, strict=True):
+        head += [position_of_units, int_bits(scale)]
+        position_of_units += 1 + _ROW.value * len(units_of_step)
+    position = -(-position_of_units // 32) * 32
     payloads = []
-    for own in units:
-        head.append(len(own))
-        for about, payload in own:
-            head += [*about, position, position + len(payload)]
+    for units_of_step in units:
+        head.append(len(units_of_step))
+        for head_of_unit, payload in units_of_step:
+            head += [*head_of_unit, position, position + len(payload)]
             position += len(payload)
             payloads.append(payload)
     numbers = np.zeros(-(-position // 32) * 32, dtype=np.int32)
     numbers[: len(head)] = head
     if payloads:
-        numbers[-(-at // 32) * 32 : position] = np.concatenate(payloads)
+        numbers[-(-position_of_units // 32) * 32 : position] = np.concatenate(payloads)
     return Prepared(kind, numbers)
 
 
 def _units(
     kind: int, parts: Sequence[Part], length: int
 ) -> list[tuple[list[int], NDArray[np.int32]]]:
-    """Return what `_unit` reads and the payload, for each unit of a sum."""
+    """Return the numbers that `_unit` reads, and the payload, for each unit of a sum."""
     units = []
     for spec, first, coefficients in parts:
         if spec.name == "hadamard":
             for number, table in reference.hadamard_tables(spec.tile, first, coefficients):
                 # small tables side by side: see `_add_up`
                 wide = np.tile(table, max(1, _TILE[kind] // spec.tile))
-                units.append((_about(spec, number, length), wide.view(np.int32)))
+                units.append((_unit_head(spec, number, length), wide.view(np.int32)))
         else:
             values = np.ascontiguousarray(coefficients, dtype=np.float32)
             # the reference skips zeros; to add +-0 to a sum that began with +0 would change nothing
-            used = np.flatnonzero(values)
+            nonzero = np.flatnonzero(values)
             pairs = np.stack(
-                [(used + first).astype(np.uint32).view(np.int32), values[used].view(np.int32)],
+                [
+                    (nonzero + first).astype(np.uint32).view(np.int32),
+                    values[nonzero].view(np.int32),
+                ],
                 axis=1,
             )
-            if len(used):
-                units.append((_about(spec, 0, length), pairs.reshape(-1)))
+            if len(nonzero):
+                units.append((_unit_head(spec, 0, length), pairs.reshape(-1)))
     return units
 
 
@@ -739,15 +750,17 @@ def table_of(
     """
     ends = np.cumsum(programs, dtype=np.int64)
     table = np.concatenate([(ends - programs)[:, None], np.array(rows, dtype=np.int64)], axis=1)
-    return sent(table, device), int(ends[-1])
+    return to_device(table, device), int(ends[-1])
 
 
-def joined(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], dict[int, int]]:
+def join_arrays(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], dict[int, int]]:
     """Different arrays one after the other; and where each begins, by its id."""
-    each = {id(array): array for array in arrays}
-    ends = accumulate(map(len, each.values()))
-    at = {name: end - len(array) for (name, array), end in zip(each.items(), ends, strict=True)}
-    return np.concatenate(list(each.values())), at
+    distinct = {id(array): array for array in arrays}
+    ends = accumulate(map(len, distinct.values()))
+    begins = {
+        name: end - len(array) for (name, array), end in zip(distinct.items(), ends, strict=True)
+    }
+    return np.concatenate(list(distinct.values())), begins
 
 
 def move_all(jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None = None) -> None:
@@ -757,43 +770,58 @@ def move_all(jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None
     """
     groups: dict[tuple[torch.device, str, int], list[Job]] = {}
     for job in jobs:
-        if not (job.out.is_contiguous() and job.source.is_contiguous()):
+        if not (job.destination.is_contiguous() and job.source.is_contiguous()):
             raise ValueError("Triton's kernels need contiguous tensors")
-        if len(job.out):
-            groups.setdefault((job.out.device, job.dtype, job.prepared.kind), []).append(job)
-    for (device, dtype, kind), own in groups.items():
-        one = own[0].prepared
-        if all(job.prepared is one for job in own):
-            numbers, at = one.on(device), {id(one.numbers): 0}
+        if len(job.destination):
+            groups.setdefault((job.destination.device, job.dtype, job.prepared.kind), []).append(
+                job
+            )
+    for (device, dtype, kind), group in groups.items():
+        one = group[0].prepared
+        if all(job.prepared is one for job in group):
+            numbers, begins = one.on_device(device), {id(one.numbers): 0}
         else:
-            together, at = joined([job.prepared.numbers for job in own])
-            numbers = sent(together, device)
+            together, begins = join_arrays([job.prepared.numbers for job in group])
+            numbers = to_device(together, device)
         words = rounding_words(rounding)
         rows = [
             (
-                job.out.data_ptr(),
+                job.destination.data_ptr(),
                 job.source.data_ptr(),
-                len(job.out),
+                len(job.destination),
                 job.start,
-                at[id(job.prepared.numbers)],
+                begins[id(job.prepared.numbers)],
                 *words,
             )
-            for job in own
+            for job in group
         ]
         tile = _TILE[kind] if rounding is None else _ENTRIES_TILE.value
         table, programs = table_of(
             rows, [-(-(row[3] + row[2]) // tile) - row[3] // tile for row in rows], device
         )
-        aligned = all(number % 16 == 0 for row in rows for number in row[:4])
+        aligned = is_aligned(row[:4] for row in rows)
         launch(
             _add_up,
             (programs,),
             table,
             numbers,
-            len(own),
+            len(group),
             int_bits(scale),
-            HOW=kind + 4 * DTYPES[dtype] + 32 * (rounding is not None) + 64 * aligned,
+            HOW=kind + 4 * DTYPES[dtype] + move_flags(rounding, aligned),
         )
+
+
+def is_aligned(rows: Iterable[Sequence[int]]) -> bool:
+    """Return whether all addresses, sizes and starts are multiples of 16."""
+    return all(number % 16 == 0 for number in chain.from_iterable(rows))
+
+
+def move_flags(rounding: tuple[int, int] | None, aligned: bool) -> int:
+    """Return the part of `HOW` that says how a move rounds (32) and that it is aligned (64)."""
+    flags = 64 if aligned else 0
+    if rounding is not None:
+        flags += 32
+    return flags
 
 
 def rounding_words(rounding: tuple[int, int] | None) -> list[int]:
@@ -808,13 +836,25 @@ def empty(count: int) -> torch.Tensor:
 
 
 def draw(
-    out: torch.Tensor, values: torch.Tensor, dtype: str, rounding: tuple[int, int], start: int
+    destination: torch.Tensor,
+    values: torch.Tensor,
+    dtype: str,
+    rounding: tuple[int, int],
+    start: int,
 ) -> None:
-    """out = values rounded up or down, by the random words of elements start, start + 1, ..."""
-    if len(out):
-        words = sent(np.array(rounding_words(rounding), dtype=np.int64), out.device)
-        on = out.view(torch.int16), values.contiguous(), words, len(out), start
-        launch(_draw, (-(-len(out) // 1024),), *on, DTYPE=DTYPES[dtype], TILE=1024)
+    """destination = values rounded up or down, by the random words of elements start, start + 1,
+    ...
+    """
+    if len(destination):
+        words = to_device(np.array(rounding_words(rounding), dtype=np.int64), destination.device)
+        arguments = (
+            destination.view(torch.int16),
+            values.contiguous(),
+            words,
+            len(destination),
+            start,
+        )
+        launch(_draw, (-(-len(destination) // 1024),), *arguments, DTYPE=DTYPES[dtype], TILE=1024)
 
 
 def project_sums(
@@ -827,11 +867,11 @@ def project_sums(
         x = torch.from_numpy(np.require(x, dtype=np.float32, requirements=["C", "W"]))
     device = x.device if x.is_cuda else default_device()
     run = Operand(x.detach().reshape(-1).to(device).contiguous(), None, start, 0, count, length)
-    return _projected(spec, first, [run])[0]
+    return _project_runs(spec, first, [run])[0]
 
 
 def project_all(spec: Spec, first: int, runs: Sequence[Operand]) -> dict[int, NDArray[np.float64]]:
-    """Returns `project_sums` of all runs of each block, added up in order.
+    """Return `project_sums` of all runs of each block, added up in order.
 
     `SQUARES`: of each block's squares.
 
@@ -843,12 +883,12 @@ def project_all(spec: Spec, first: int, runs: Sequence[Operand]) -> dict[int, ND
     Returns:
         By block: float64, on the host, which waits once.
     """
-    result, parts = _projected(spec, first, runs)
-    found = result.cpu().numpy()
-    return {block: found[part] for block, part in parts.items()}
+    result, parts = _project_runs(spec, first, runs)
+    sums = result.cpu().numpy()
+    return {block: sums[part] for block, part in parts.items()}
 
 
-def _projected(
+def _project_runs(
     spec: Spec, first: int, runs: Sequence[Operand]
 ) -> tuple[torch.Tensor, dict[int, slice]]:
     """Return the sums of all blocks, one after the other, and where those of each are."""
@@ -858,29 +898,43 @@ def _projected(
     for run in runs:
         by_block.setdefault(run.block, []).append(run)
     work, parts = [], {}
-    for block, own in by_block.items():
-        count, begin = own[0].directions, size
+    for block, block_runs in by_block.items():
+        count, begin = block_runs[0].directions, size
         for number in (
             range(first // spec.tile, -(-(first + count) // spec.tile)) if folds else [first]
         ):
             target = _Target(len(units), max(spec.tile, entries.CHUNK) if folds else count, size)
-            units += _about(spec, number, own[0].length)
+            units += _unit_head(spec, number, block_runs[0].length)
             size += spec.tile if folds else count
-            work += [(target, run) for run in own if len(run.a) and target.width]
+            work += [(target, run) for run in block_runs if len(run.a) and target.width]
         parts[block] = slice(begin, size)
     device = runs[0].a.device
     result = torch.zeros(size, dtype=torch.float64, device=device)
-    numbers = sent(np.array(units or [0], dtype=np.int32), device)
+    numbers = to_device(np.array(units or [0], dtype=np.int32), device)
     chunks = sum(target.width * (len(run.a) // entries.CHUNK + 2) for target, run in work)
-    split, wave, held = not folds and (chunks <= SCRATCH or spec == SQUARES), [], 0
+    split, wave, pending = not folds and (chunks <= SCRATCH or spec == SQUARES), [], 0
     for target, run in work:
         wave.append((target, run))
-        held += target.width * (len(run.a) // entries.SPAN + 2)
-        if held > SCRATCH:
+        pending += target.width * (len(run.a) // entries.SPAN + 2)
+        if pending > SCRATCH:
             _project_wave(spec, wave, numbers, split, result)
-            wave, held = [], 0
+            wave, pending = [], 0
     _project_wave(spec, wave, numbers, split, result)
     return result, parts
+
+
+def _address_of(tensor: torch.Tensor | None) -> int:
+    """Return the address of an operand's numbers; 0 if there is none."""
+    if tensor is None:
+        return 0
+    return tensor.data_ptr()
+
+
+def _dtype_of(tensor: torch.Tensor | None) -> int:
+    """Return the number of an operand's dtype for the kernels; "total" if there is none."""
+    if tensor is None:
+        return DTYPES["total"]
+    return DTYPES[str(tensor.dtype).removeprefix("torch.")]
 
 
 def _project_wave(
@@ -890,8 +944,10 @@ def _project_wave(
     split: bool,
     result: torch.Tensor,
 ) -> None:
-    """Add products of runs to `result`: of their parts in each span, if `split` of each chunk, and
-    then added up.
+    """Add products of runs to `result`.
+
+    They are taken of the runs' parts in each span, or with `split` of those in each chunk, and then
+    added up.
     """
     if not wave:
         return
@@ -901,87 +957,95 @@ def _project_wave(
     products: dict[tuple[int, int], tuple[list[tuple[int, ...]], list[int]]] = {}
     chunks_up, spans_up, folded, runs_up = _Sums(), _Sums(), _Sums(), _Sums()
     for target, run in wave:
-        places = [0 if x is None else x.data_ptr() for x in (run.a, run.b)]
-        dtypes = [
-            DTYPES["total" if x is None else str(x.dtype).removeprefix("torch.")]
-            for x in (run.a, run.b)
-        ]
-        rows, programs = products.setdefault((dtypes[0], dtypes[1]), ([], []))
-        at, stop, spans = run.start, run.start + len(run.a), 0
-        while at < stop:
-            end = min(stop, (at // entries.SPAN + 1) * entries.SPAN)
-            chunks = -(-end // entries.CHUNK) - at // entries.CHUNK
-            to = (
-                chunks_up.add(chunks, target.width)
-                if split
-                else spans_up.held + spans * target.width
-            )
+        places = _address_of(run.a), _address_of(run.b)
+        dtypes = _dtype_of(run.a), _dtype_of(run.b)
+        rows, programs = products.setdefault(dtypes, ([], []))
+        position, stop, spans = run.start, run.start + len(run.a), 0
+        while position < stop:
+            end = min(stop, (position // entries.SPAN + 1) * entries.SPAN)
+            chunks = -(-end // entries.CHUNK) - position // entries.CHUNK
+            if split:
+                sums_start = chunks_up.add(chunks, target.width)
+            else:
+                sums_start = spans_up.length + spans * target.width
             rows.append(
-                (*places, len(run.a), run.start, at // entries.CHUNK, chunks, *target[:2], to)
+                (
+                    *places,
+                    len(run.a),
+                    run.start,
+                    position // entries.CHUNK,
+                    chunks,
+                    *target[:2],
+                    sums_start,
+                )
             )
-            parts = chunks if split else 1
-            programs.append(target.width // _COLUMNS if folds else parts * -(-target.width // tile))
-            at, spans = end, spans + 1
+            if folds:
+                programs.append(target.width // _COLUMNS)
+            else:
+                programs.append((chunks if split else 1) * -(-target.width // tile))
+            position, spans = end, spans + 1
         spans_up.add(spans, target.width)
         if folds:  # small tables lie side by side
             folded.add(target.width // spec.tile, spec.tile)
-    for target, own in groupby(target for target, _ in wave):
-        runs_up.add(len(list(own)), spec.tile if folds else target.width, target.to)
+    for target, group in groupby(target for target, _ in wave):
+        runs_up.add(len(list(group)), spec.tile if folds else target.width, target.sum_start)
     sums = torch.empty(
-        chunks_up.held if split else spans_up.held, dtype=torch.float64, device=device
+        chunks_up.length if split else spans_up.length, dtype=torch.float64, device=device
     )
     for (a, b), (rows, programs) in products.items():
         table, grid = table_of(rows, programs, device)
-        on = table, units, sums, len(rows)
+        arguments = table, units, sums, len(rows)
         if folds:
-            launch(_fold, (grid,), *on, A=a, B=b, COLUMNS=_COLUMNS)
+            launch(_fold, (grid,), *arguments, A=a, B=b, COLUMNS=_COLUMNS)
         elif spec == SQUARES:
-            launch(_squares, (grid,), *on, HOW=4 * a + 32 * b, CHUNK=entries.CHUNK)
+            launch(_squares, (grid,), *arguments, HOW=4 * a + 32 * b, CHUNK=entries.CHUNK)
         else:
-            how = _KINDS[spec.name] + 4 * a + 32 * b
+            options = _KINDS[spec.name] + 4 * a + 32 * b
             launch(
                 _products,
                 (grid,),
-                *on,
+                *arguments,
                 int(split),
-                HOW=how,
+                HOW=options,
                 DIRECTIONS=tile,
                 warps=max(2, tile // 16),
             )
     for stage in (chunks_up, spans_up, folded):
-        sums = stage.carried_out(sums)
-    runs_up.carried_out(sums, result)
+        sums = stage.add_up(sums)
+    runs_up.add_up(sums, result)
 
 
 class _Sums:
     """Rows of numbers, one after the other, that are added up to one each."""
 
     def __init__(self) -> None:
-        self.held = 0  # numbers
+        self.length = 0  # numbers
         self._jobs: list[list[int]] = []  # first number, rows, their width, where the sum goes
-        self._made = 0
+        self._sum_count = 0
 
-    def add(self, rows: int, width: int, to: int | None = None) -> int:
-        """Take the next rows, whose sum goes to a place, or behind the others'.
+    def add(self, rows: int, width: int, sum_start: int | None = None) -> int:
+        """Take the next rows, whose sum goes to a place; None: behind the others.
 
-        Returns where they begin.
+        Returns the place where the rows begin.
         """
-        begin = self.held
-        self._jobs.append([begin, rows, width, self._made if to is None else to])
-        self.held, self._made = begin + rows * width, self._made + width
+        begin = self.length
+        if sum_start is None:
+            sum_start = self._sum_count
+        self._jobs.append([begin, rows, width, sum_start])
+        self.length, self._sum_count = begin + rows * width, self._sum_count + width
         return begin
 
-    def carried_out(self, sums: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the sums, one after the other, or added to `out`.
+    def add_up(self, sums: torch.Tensor, destination: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the sums, one after the other, or added to `destination`.
 
         `sums` itself where there is nothing to add up.
         """
-        if not self._jobs or (out is None and all(rows == 1 for _, rows, *_ in self._jobs)):
+        if not self._jobs or (destination is None and all(rows == 1 for _, rows, *_ in self._jobs)):
             return sums
-        if out is None:
-            out = torch.zeros(self._made, dtype=torch.float64, device=sums.device)
+        if destination is None:
+            destination = torch.zeros(self._sum_count, dtype=torch.float64, device=sums.device)
         table, programs = table_of(
             self._jobs, [-(-width // 128) for _, _, width, _ in self._jobs], sums.device
         )
-        launch(_add_rows, (programs,), table, sums, out, len(self._jobs), COLUMNS=128)
-        return out
+        launch(_add_rows, (programs,), table, sums, destination, len(self._jobs), COLUMNS=128)
+        return destination

@@ -41,47 +41,47 @@ class Family:
     answer: str = field(repr=False)
 
     def generate(self, rng: Random) -> Instance:
-        """Draws an instance."""
+        """Draw an instance."""
         values = draw(self.draw, rng)
-        shown = write(self.input if isinstance(self.input, str) else rng.choice(self.input), values)
+        text = write(self.input if isinstance(self.input, str) else rng.choice(self.input), values)
         answer = write(self.answer, values)
-        asked = [str(values[name]) for name in names_in(self.ask, values)]
+        answers = [str(values[name]) for name in names_in(self.ask, values)]
         # The input is part of the content even where the question repeats its words.
-        content = "\n".join([shown, answer, *asked])
-        return Instance(write(rng.choice(self.ask), values), shown, answer, content)
+        content = "\n".join([text, answer, *answers])
+        return Instance(write(rng.choice(self.ask), values), text, answer, content)
 
 
 @cache
-def _all() -> list[Family]:
-    """Reads the families. A family may name a scene, which then says what is drawn and shown."""
-    read = read_data("families.toml")
-    scenes = {None: {}, **read["scenes"]}
+def _load_families() -> list[Family]:
+    """Read the families. A family may name a scene, which then defines what is drawn and shown."""
+    tables = read_data("families.toml")
+    scenes = {None: {}, **tables["scenes"]}
     return [
-        Family(name, **{**scenes[said.pop("scene", None)], **said})
-        for name, said in read["families"].items()
+        Family(name, **{**scenes[settings.pop("scene", None)], **settings})
+        for name, settings in tables["families"].items()
     ]
 
 
 def families(group: str | None = None) -> list[Family]:
-    """Returns all families, or those of one group, always in the same order."""
-    return [family for family in _all() if group is None or family.group == group]
+    """Return all families, or those of one group, always in the same order."""
+    return [family for family in _load_families() if group is None or family.group == group]
 
 
 @lru_cache(maxsize=512)  # a sweep's runs draw the same ones
-def instances(chosen: Family, count: int, seed: int | str = 0) -> tuple[Instance, ...]:
-    """Returns the first `count` distinct instances of the seed's sequence.
+def instances(family: Family, count: int, seed: int | str = 0) -> tuple[Instance, ...]:
+    """Return the first `count` distinct instances of the seed's sequence.
 
     Raises ValueError if there are fewer.
     """
     # A string seed is hashed by content, so the sequence is the same anywhere.
-    rng = Random(f"fedseed-family/{chosen.name}/{seed}")
-    found: dict[str, Instance] = {}
+    rng = Random(f"fedseed-family/{family.name}/{seed}")
+    instances_by_prompt: dict[str, Instance] = {}
     misses = 0
-    while len(found) < count:
-        instance = chosen.generate(rng)
-        misses = misses + 1 if instance.content in found else 0
+    while len(instances_by_prompt) < count:
+        instance = family.generate(rng)
+        misses = misses + 1 if instance.content in instances_by_prompt else 0
         if misses > _PATIENCE:
-            only = f"only about {len(found)} distinct instances"
-            raise ValueError(f"family {chosen.name!r} has {only}, {count} were asked for")
-        found.setdefault(instance.content, instance)
-    return tuple(found.values())
+            problem = f"only about {len(instances_by_prompt)} distinct instances"
+            raise ValueError(f"family {family.name!r} has {problem}, {count} were asked for")
+        instances_by_prompt.setdefault(instance.content, instance)
+    return tuple(instances_by_prompt.values())

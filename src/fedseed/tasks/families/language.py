@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -32,28 +33,27 @@ def read_data(name: str) -> dict[str, Any]:
 
 
 def _read_world() -> dict[str, Any]:
-    """Returns the lists and tables of words, with those that follow from others."""
+    """Return the lists and tables of words, with those that follow from others."""
     world = read_data("world.toml")
     for name in ("animals", "countries", "handling", "moving"):
         columns, *rows = world[name]
         world[name] = [dict(zip(columns, row, strict=True)) for row in rows]
     for name in ("plurals", "opposites", "workplaces", "seasons"):
         world[name] = dict(world[name])
-    world["opposites"] |= {right: left for left, right in world["opposites"].items()}
+    world["opposites"] |= {right: word for word, right in world["opposites"].items()}
     units = world["number_words"]
-    tens = [
-        f"{ten}{'-' * (unit > 0)}{units[unit] if unit else ''}"
-        for ten in world["tens"]
-        for unit in range(10)
-    ]
+    tens = []
+    for ten in world["tens"]:
+        tens += [ten, *(f"{ten}-{unit}" for unit in units[1:10])]
+    kind_of: dict[str, str] = {}
+    for kind, members in world["categories"].items():
+        kind_of |= dict.fromkeys(members, kind)
     return world | {
         "people": world["women"] + world["men"],
         "things": list(world["plurals"]),
         "nouns": world["plurals"]
         | {animal["name"]: animal["plural"] for animal in world["animals"]},
-        "kind_of": {
-            member: kind for kind, members in world["categories"].items() for member in members
-        },
+        "kind_of": kind_of,
         "number_words": units + tens,
         "numbers": list(range(1, len(units + tens))),
     }
@@ -62,7 +62,7 @@ def _read_world() -> dict[str, Any]:
 WORLD = _read_world()
 
 
-def _after(value: Any, steps: int) -> Any:
+def _step_after(value: Any, steps: int) -> Any:
     """Return the number, day or month that lies `steps` steps after another.
 
     January comes after December.
@@ -84,7 +84,7 @@ LANGUAGE = Environment(
 KNOWN: Values = WORLD | {
     "range": range,
     "sorted": sorted,
-    "others": lambda items, item: [other for other in items if other != item],
+    "others": lambda items, item: [candidate for candidate in items if candidate != item],
     "by": lambda items, keys: [item for _, item in sorted(zip(keys, items, strict=True))],
 }
 LANGUAGE.globals.clear()
@@ -92,7 +92,7 @@ LANGUAGE.filters |= {
     "a": lambda word: f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}",
     "capital": lambda text: text[0].upper() + text[1:],
     "word": lambda number: WORLD["number_words"][number],
-    "after": _after,
+    "after": _step_after,
 }
 
 
@@ -100,7 +100,7 @@ _template = cache(LANGUAGE.from_string)
 
 
 def draw(lines: Sequence[str], rng: Random) -> Values:
-    """Draws the values that the lines name, in their order."""
+    """Draw the values that the lines name, in their order."""
     values: dict[str, Any] = {}
     tools = KNOWN | {
         "choice": rng.choice,
@@ -109,20 +109,22 @@ def draw(lines: Sequence[str], rng: Random) -> Values:
     }
     for line in lines:
         names, expression = _parsed(line)
-        made = expression(tools | values)
-        if made is not None:
-            values.update(zip(names, made if len(names) > 1 else [made], strict=True))
+        value = expression(tools | values)
+        if value is not None:
+            values.update(zip(names, value if len(names) > 1 else [value], strict=True))
     return values
 
 
 def write(text: str, values: Values) -> str:
-    """Returns a text with the values of its names."""
-    return _template(text).render(KNOWN | values) if "{" in text else text
+    """Return a text with the values of its names."""
+    if "{" in text:
+        return _template(text).render(KNOWN | values)
+    return text
 
 
 def names_in(texts: Sequence[str], values: Values) -> list[str]:
-    """Returns those names of the values that stand in any of the texts."""
-    return sorted({name for text in texts for name in _names(text)} & values.keys())
+    """Return those names of the values that stand in any of the texts."""
+    return sorted(set(chain.from_iterable(_names(text) for text in texts)) & values.keys())
 
 
 @cache

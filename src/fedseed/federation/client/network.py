@@ -1,0 +1,169 @@
+"""A client behind a transport. One process may speak for many clients; the model stays in memory.
+
+Entries of the log come first, then plans, then questions. A thread of its own does the work, so
+that signs of life go on meanwhile.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedseed.errors import MessageError, NetworkError, OrbitError
+from fedseed.federation.client.accounts import accounts_in_memory
+from fedseed.federation.client.answers import Answers
+from fedseed.federation.client.heartbeat import Presence
+from fedseed.federation.client.replica import Replica
+from fedseed.federation.client.state import Hosted, WorkThread
+from fedseed.federation.control import Beat
+from fedseed.federation.cost import Cost
+from fedseed.federation.large import fetch
+from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.protocol import LogContents
+from fedseed.orbit import NO_DIGEST, Record
+from fedseed.orbit.file import begin, write_orbit
+from fedseed.orbit.record import ending, link, pack_records
+from fedseed.reports.progress import Progress
+from fedseed.transport.base import End, Events, Transport
+
+
+class NetworkClient:
+    """A process that takes part in a run for the clients it hosts.
+
+    Args:
+        transport: the way to reach the run.
+        run: the run's name.
+        load: makes the model at its base, with the hosted clients' data; called again if the
+            weights have to be replayed.
+        rounds: the run's number of rounds, to show the progress.
+        progress: shows the run going on.
+        orbit: a new file for the run's orbit, written when the run is over; only for a method that
+            has one.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        run: str,
+        load: Callable[[], Hosted],
+        rounds: int,
+        progress: Progress | None = None,
+        orbit: Path | None = None,
+    ) -> None:
+        self.transport = transport
+        self.run_name = run
+        self.rounds = rounds
+        self.progress = progress or Progress()
+        self.hosted = load()
+        if not self.hosted.accounts:
+            names = list(self.hosted.items)
+            self.hosted.accounts = accounts_in_memory(self.hosted.worker.method, names, rounds)
+        for note in self.hosted.notes:
+            self.progress.note(note)
+        if self.hosted.worker.method.remembers:
+            self.progress.note(
+                f"{self.hosted.worker.method.name}: what has not been sent yet is remembered in "
+                "this process: one that is started again begins with nothing to add, and what the "
+                "last one had yet to send is lost"
+            )
+        self.replica: Replica | None = None  # once connected
+        self.evaluations: list[dict[str, Any]] = []  # this process' measurements, by round
+        # the local training of this process' clients, all rounds together
+        self.training = Cost()
+        self._orbit = orbit
+        self._load = load
+        self._thread = WorkThread()
+        self._wake = asyncio.Event()
+        self._failure: Exception | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was applied."""
+        return 0 if self.replica is None else self.replica.at
+
+    def run(self) -> str:
+        """Take part until the run is over; return the weights' digest.
+
+        Raises FedseedError: it can't take part, or the run fails.
+        """
+        try:
+            return asyncio.run(self._run())
+        finally:
+            self._thread.end()
+
+    async def _run(self) -> str:
+        host = self.hosted.host
+
+        def refused(text: str) -> None:
+            self._fail(
+                NetworkError(f"the server refuses {host}: {text}: its key is not allowed to")
+            )
+
+        events = Events(refused, lambda: presence.say_hello_again(), self.progress.warn, self._fail)
+        end = await self.transport.client(host, events)
+        if end.unproven is not None:
+            self.progress.note(end.unproven)
+        replica = self.replica = Replica(
+            end, self.run_name, self._load, self.hosted, self._thread, self.progress, self._wake.set
+        )
+        presence = Presence(replica, self._fail)
+        answers = Answers(replica, presence)
+        self.evaluations, self.training = answers.evaluations, answers.training
+
+        def take(data: bytes) -> None:
+            answers.hear(data)
+            self._wake.set()
+
+        try:
+            await end.listen(take)
+            presence.begin()
+            with self.progress.running(self.hosted.worker.method.name, self.rounds):
+                await self._work(replica, answers)
+            await presence.say(Beat, done=True)
+            if self._orbit is not None and not self.hosted.worker.method.catch_up.replaces:
+                await _write_log(end, self.run_name, self._orbit)
+        finally:
+            await presence.stop()
+            await replica.stop()
+            await end.close()
+        return await replica.digest()
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._wake.set()
+
+    async def _work(self, replica: Replica, answers: Answers) -> None:
+        while True:
+            self._wake.clear()
+            if self._failure is not None:
+                raise self._failure
+            if replica.ended and replica.current and not replica.waits:
+                return
+            if not await answers.work():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), None if replica.current else 1.0)
+                await replica.advance()
+
+
+async def _write_log(end: End, run: str, path: Path) -> None:
+    """Write the orbit of a finished run from its log, with the bytes of the coordinator's file."""
+    if path.exists():
+        raise OrbitError(f"{path}: there is an orbit already")
+    records: list[Record] = []
+    try:
+        log = LogContents.from_entries(await end.entries())
+        if not log.ended:
+            raise MessageError("it does not end")
+        previous_link = log.link
+        for number, (step_link, carried) in enumerate(log.steps, start=1):
+            message = await fetch(end, carried, None)
+            if link(previous_link, message) != step_link:
+                raise OrbitError(f"{path}: a step of the log does not follow the one before it")
+            previous_link = step_link
+            records.append(Record(number, message[FRAME_BYTES:], log.marks.get(number, NO_DIGEST)))
+    except (IndexError, MessageError) as error:
+        raise NetworkError(
+            f"the log of run {run} can't be read again for its orbit: {error}"
+        ) from error
+    write_orbit(path, begin(log.header), ending(pack_records(log.header.method, records)))

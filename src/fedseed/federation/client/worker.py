@@ -1,0 +1,239 @@
+"""Holds a model: applies steps, and trains for the clients that it hosts."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedseed.attacks.updates import AttackKind, alone
+from fedseed.errors import NonFiniteError
+from fedseed.federation.cost import Cost
+from fedseed.federation.messages import Message, MessageKind
+from fedseed.methods import Method, without_gradients
+from fedseed.methods.payload import DecodeContext
+from fedseed.objectives.losses import Objective
+from fedseed.orbit import Record
+from fedseed.orbit.replay import catch_up
+from fedseed.privacy import protection_of
+from fedseed.privacy.account import hash_of
+from fedseed.privacy.protection import check_dtypes
+from fedseed.privacy.settings import WITHHELD
+from fedseed.training.client import ClientCost, LocalClient
+from fedseed.training.memory import Memory
+from fedseed.training.together import Look, Seen, SharedLosses
+from fedseed.weights.change import expected_norm
+from fedseed.weights.devices import wait_for
+from fedseed.weights.digest import dtype_name
+from fedseed.weights.layout import DigestKind
+from fedseed.weights.space import ParameterSpace
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A hosted client's answer."""
+
+    message: bytes | None  # the update's bytes, or None if the client sends nothing
+    reason: str | None  # why it sends nothing
+    # of the work; empty for a private method, because it depends on the client's data
+    cost: ClientCost
+
+    @property
+    def spent(self) -> Cost:
+        """The cost of the work as it is reported; without losses where nothing is sent."""
+        cost, losses = self.cost, [] if self.message is None else self.cost.losses
+        passes = (cost.forward_passes, cost.backward_passes, cost.skipped_steps)
+        weight_counts = (cost.moved_weights, cost.movable_weights)
+        return Cost(dict(cost.seconds), *passes, sum(losses), len(losses), *weight_counts)
+
+
+@dataclass(eq=False)
+class Worker:
+    """A model with the clients it trains for, which share one copy of the weights."""
+
+    model: InitVar[torch.nn.Module]  # the base
+    method: Method
+    objective: Objective  # makes losses of items
+    seed: int  # the run's
+    joint: bool = True  # whether clients with common directions share forward passes
+    digest: InitVar[DigestKind] = "blake2b"  # how weights are hashed
+    kind: InitVar[type[ParameterSpace]] = ParameterSpace
+
+    def __post_init__(
+        self, model: torch.nn.Module, digest: DigestKind, kind: type[ParameterSpace]
+    ) -> None:
+        method, objective = self.method, self.objective
+        self.space = kind(model, method.blocks, digest)
+        method.check(self.space.layout)
+        check_dtypes(method, map(dtype_name, (*model.parameters(), *model.buffers())))
+        if not getattr(objective, "differentiable", True):
+            problem = without_gradients(method)
+            if problem:
+                raise ValueError(problem)
+        self.protection = protection_of(method)
+        # whether nothing that depends on data is shown except what the method sends
+        self.private = self.protection is not None
+        self.state = method.start(self.space.layout, self.seed)
+        self.memory = Memory()  # of clients, from round to round
+        # a hash of the applied steps, where clients keep accounts: with the base it identifies the
+        # weights of a question
+        self.history = hash_of()
+        if method.from_base:
+            self.space.keep_base()
+
+    def train(self, plan_message: bytes, client: int, items: Sequence[Any]) -> Answer:
+        """Let a client train as the plan asks; afterwards the weights are as before."""
+        return self.train_all([plan_message], [client], [items])[0]
+
+    @property
+    def shares(self) -> bool:
+        """Whether a round's clients share forward passes."""
+        works_alone = self.protection is not None and self.protection.alone
+        return self.joint and self.method.shares_losses and not works_alone
+
+    def train_all(
+        self,
+        plans: Sequence[bytes],
+        clients: Sequence[int],
+        items: Sequence[Sequence[Any]],
+        shared_losses: Mapping[Look, Seen] | None = None,
+    ) -> list[Answer]:
+        """Train for several clients, which share computations where the method allows it.
+
+        Args:
+            plans: a message for each client.
+            clients: their numbers.
+            items: their examples.
+            shared_losses: shared losses that other processes have computed (`look`).
+
+        Returns:
+            The clients' answers, in their order.
+        """
+        messages, local_clients = self._locals(plans, clients, items)
+        trainers: Sequence[LocalClient] = local_clients
+        if self.shares:
+            trainers = SharedLosses(local_clients, shared_losses).members
+        return [
+            self._answer(message, client)
+            for message, client in zip(messages, trainers, strict=True)
+        ]
+
+    def look(
+        self,
+        plans: Sequence[bytes],
+        clients: Sequence[int],
+        items: Sequence[Sequence[Any]],
+        part: int,
+        parts: int,
+    ) -> dict[Look, Seen]:
+        """Compute one part of the losses that clients share, for another process' `train_all`.
+
+        Args:
+            plans: as for `train_all`; of all participants.
+            clients: as for `train_all`.
+            items: as for `train_all`.
+            part: the number of the part, from 0.
+            parts: how many processes share the losses.
+        """
+        messages, local_clients = self._locals(plans, clients, items)
+        shared = SharedLosses(local_clients, part=part, parts=parts)
+        for message, client in zip(messages, shared.members, strict=True):
+            self._answer(message, client)  # for the losses that it evaluates
+        return shared.passes
+
+    def _locals(
+        self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]
+    ) -> tuple[list[Message], list[LocalClient]]:
+        """Return the decoded plans, and the clients that follow them."""
+        messages = [Message.decode(plan) for plan in plans]
+        return messages, [
+            LocalClient(
+                self.space, self.objective, examples, self.seed, message.round, client, self.memory
+            )
+            for message, client, examples in zip(messages, clients, items, strict=True)
+        ]
+
+    def _answer(self, message: Message, client: LocalClient) -> Answer:
+        message.expect(MessageKind.PLAN, self.method.code, message.round)
+        plan = self.method.decode_plan(self.state, message.payload)
+        cost = ClientCost() if self.private else client.cost
+        train = self.method.train if self.protection is None else self.protection.train
+        try:
+            payload = train(self.state, plan, client).encode()
+        except NonFiniteError as error:
+            return Answer(None, WITHHELD if self.private else str(error), cost)
+        finally:
+            client.put_back()
+        reply = Message(
+            MessageKind.UPDATE,
+            self.method.code,
+            message.round,
+            client.number,
+            payload,
+            message.attempt,
+        )
+        return Answer(reply.encode(), None, cost)
+
+    def corrupt(self, update: bytes, kind: AttackKind) -> bytes:
+        """Return a Byzantine client's message in place of its honest update (simulation)."""
+        message, state = Message.decode(update), self.state
+        honest = self.method.decode_update(state, message.round, message.payload)
+        # the weights before the change, which a client need not remember
+        if self.method.catch_up.replaces:
+            state = self.method.advance(state, self.method.decode_step(state, self.space.dense()))
+        context = DecodeContext(self.method, state, "update", message.round)
+        payload = alone(honest, kind, self.seed, message.client, context).encode()
+        return replace(message, payload=payload).encode()
+
+    def apply(self, step_message: bytes) -> float | None:
+        """Apply a step.
+
+        Returns the expected norm of what it adds to the weights, where the method knows it.
+
+        Raises MessageError: not a step of this method.
+        """
+        message = Message.decode(step_message)
+        message.expect(MessageKind.STEP, self.method.code, message.round)
+        return self.apply_payload(message.payload)
+
+    def apply_payload(self, payload: bytes) -> float | None:
+        """Apply a step from its bytes without a frame.
+
+        Args:
+            payload: as a coordinator's method has encoded it.
+
+        Returns:
+            The expected norm of what the step adds to the weights, where the method knows it.
+
+        Raises:
+            MessageError: not a step of this method.
+        """
+        step = self.method.decode_step(self.state, payload)
+        change = self.method.change(self.state, step)
+        self.space.apply(change)
+        wait_for(self.space.parameters)  # so that measured times include the work
+        self.state = self.method.advance(self.state, step)
+        self._note(payload)
+        norm = expected_norm(change, self.space.layout)
+        return norm if norm is None or np.isfinite(norm) else None
+
+    def advance(self, payload: bytes) -> None:
+        """Advance the state after a step whose change the weights have already."""
+        self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
+        self._note(payload)
+
+    def catch_up(self, records: Iterable[Record]) -> None:
+        """Apply recorded steps from where the weights are.
+
+        Raises OrbitError: not valid, or the last digest differs.
+        """
+        steps = list(records) if isinstance(records, Iterator) else records
+        self.state = catch_up(self.method, self.state, self.space, steps)
+        for record in steps:
+            self._note(record.payload)
+
+    def _note(self, payload: bytes) -> None:
+        """Add a step to the history, where one is kept; elsewhere steps can be whole weights."""
+        if self.protection is not None and self.protection.by_client:
+            self.history = hash_of(bytes.fromhex(self.history), payload)

@@ -1,0 +1,1 @@
+"""The coordinator: admits clients, runs rounds, and writes the log. It does not import torch."""

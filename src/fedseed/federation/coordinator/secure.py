@@ -1,0 +1,348 @@
+"""The coordinator's side of secure sums: asks clients, and takes a sum in place of answers."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import numpy as np
+
+from fedseed.errors import FedseedError, MessageError
+from fedseed.federation.control import MOST_EXAMPLES
+from fedseed.federation.coordinator.coordinator import Coordinator, Round
+from fedseed.federation.coordinator.membership import Roster
+from fedseed.federation.coordinator.session import RESEND_SECONDS, Session, Stragglers, Wait
+from fedseed.federation.messages import EVERYBODY
+from fedseed.federation.protocol import SAID, plan_message
+from fedseed.federation.secure import ASK_ID_BYTES, OPENED, SOMETHING, count_words
+from fedseed.methods.base import Answer, Answers
+from fedseed.methods.payload import Array, DecodeContext, Payload, Scalar
+from fedseed.privacy.protection import summand
+from fedseed.privacy.secure import LostError, TooFewError
+from fedseed.privacy.secure.fixed import Words
+from fedseed.privacy.secure.messages import SETUP_BYTES, Phase
+from fedseed.privacy.secure.settings import SecureSums, secure_problem
+from fedseed.privacy.secure.summing import Asking, Summing, save_proof
+from fedseed.text import show_text
+
+FIRST_EXCLUSION = 8  # rounds of the first exclusion of a client that may have lied in a sum
+
+
+@dataclass(frozen=True)
+class Masked(Payload):
+    """A masked update, as the coordinator gets it."""
+
+    setup: Annotated[int, Scalar("u8")]  # names the keys
+    words: Annotated[Words, Array("u8", "words")]  # the vector and the weight, added to masks
+
+
+class Suspects:
+    """Finds the clients that lie, where sums prove that somebody does.
+
+    Suspects are left out in turn until sums become possible. The next one is the client that was in
+    most of the false sums, of several the first by number. So one liar is left out after at most as
+    many false sums as there are clients. The first exclusion takes `FIRST_EXCLUSION` rounds, each
+    further one twice as many.
+    """
+
+    def __init__(self) -> None:
+        self.news: list[tuple[int, str]] = []  # clients that were found to lie, with texts
+        self._false_sums: Counter[int] = Counter()  # how many each client was in
+        self._exclusions: dict[int, int] = {}  # rounds of each client's last exclusion
+        self._suspect, self._until, self._is_confirmed = -1, 0, True
+
+    def among(self, number: int, clients: Collection[int], minimum: int) -> set[int]:
+        """Return the clients to leave out of a round, unless fewer than `minimum` would remain."""
+        if number <= self._until and len(clients) > minimum:
+            return {self._suspect}.intersection(clients)
+        return set()
+
+    def record_false_sum(self, number: int, clients: Sequence[int]) -> None:
+        """Record that the sum of a round with these clients proves that one of them lies."""
+        if self._suspect not in clients:
+            self._exclusions.pop(self._suspect, None)
+        self._false_sums.update(clients)
+        self._suspect = max(clients, key=self._false_sums.__getitem__)
+        last_exclusion = self._exclusions.get(self._suspect, FIRST_EXCLUSION // 2)
+        self._exclusions[self._suspect] = 2 * last_exclusion
+        self._until = number + self._exclusions[self._suspect]
+        self._is_confirmed = False
+
+    def record_true_sum(self, number: int, clients: Sequence[int]) -> None:
+        """Record that the sum of a round with these clients is possible."""
+        if not self._is_confirmed and self._suspect not in clients:
+            self._is_confirmed = True
+            text = (
+                f"sums of rounds with it could not be, and that of round {number}, without it, can"
+            )
+            self.news.append((self._suspect, f"{text}: it is left out until round {self._until}"))
+
+
+class SecureCoordinator(Coordinator):
+    """A coordinator that gets masked words.
+
+    After the last answer a round continues with `opening`.
+
+    Args:
+        settings: the recipe's.
+        common: the arguments of `Coordinator`.
+
+    Raises ValueError: secure sums are not possible with these settings (`secure_problem`).
+    """
+
+    sums = True
+
+    def __init__(self, settings: SecureSums, *common: Any) -> None:
+        super().__init__(*common)
+        problem = secure_problem(settings, self.method, self.aggregation, self.per_round)
+        if problem:
+            raise ValueError(problem)
+        self.secure = settings
+        self.summing = Summing(
+            settings.threshold, settings.form(summand(self.method).counted), settings.ahead
+        )
+        self.suspects = Suspects()
+        # the open round's sum, or the reason why there will be none
+        self._sum: Words | str | None = None
+        # the clients' declared numbers of examples (0: not known); `Coordinator` must not use them
+        self._declared, self.examples = self.examples, [0] * len(self.examples)
+
+    def open(self, number: int, attempt: int = 0, alive: Any = None) -> list[int]:
+        """Begin a round, or begin it again.
+
+        Clients that have broken the rules, and suspects, take no part.
+        """
+        self._sum = None
+        candidates = set(range(len(self.examples)) if alive is None else alive)
+        candidates -= self.summing.barred.keys()
+        suspects = self.suspects.among(number, candidates, self.secure.least)
+        return super().open(number, attempt, candidates - suspects)
+
+    def agreeing(self) -> Asking[None]:
+        """Ask for keys before the plans of the open round go out.
+
+        A client that sends no keys is not asked for an update.
+        """
+        current = self.current
+        setup = yield from self.summing.prepare(current.number, current.attempt, current.clients)
+        current.clients = [client for client in current.clients if client in setup.members]
+
+    def opening(self) -> Asking[None]:
+        """Open the sum after the last answer has come; `close` then makes a step of it."""
+        current = self.current
+        vectors = {client: update.words for client, update in current.updates.items()}
+        self._sum, members = yield from self.summing.open(current.number, current.attempt, vectors)
+        for client in vectors.keys() - set(members):
+            del current.updates[client], current.received[client]
+
+    def lose(self, reason: str) -> None:
+        """Give up the open round's sum; `close` then makes an empty step, with this reason."""
+        current, self._sum = self.current, reason
+        current.updates, current.received = {}, {}
+
+    def _decode_update(self, current: Round, data: bytes) -> tuple[Any, float]:
+        word_type = self.summing.form.dtype
+        count = count_words(self.method, self.state)
+        setup_name = data[:SETUP_BYTES]
+        size = SETUP_BYTES + count * word_type.itemsize
+        if len(data) != size:
+            raise MessageError(f"{len(data)} bytes of masked words: {count} words take {size}")
+        assert self.summing.setup is not None
+        if setup_name != self.summing.setup.terms.setup:
+            raise MessageError("it is masked with other keys than those of this attempt")
+        words = np.frombuffer(data[SETUP_BYTES:], word_type)
+        return Masked(int.from_bytes(setup_name, "little"), words), 0.0
+
+    def weighted_answers(self) -> Answers:
+        """Return one answer that stands for all; none if no client had anything to send."""
+        current = self.current
+        kind = summand(self.method)
+        form = self.summing.form
+        answers = Answers(current.number, (), self.aggregation)
+        self.untaken = self._sum if isinstance(self._sum, str) else None
+        if not current.updates:
+            return answers
+        if self._sum is None or isinstance(self._sum, str):
+            raise RuntimeError("the round's sum was not opened")
+        context = DecodeContext(self.method, self.state, "update", current.number)
+        self.untaken = self._impossible(current, self._sum, kind.counted)
+        if self.untaken is not None:
+            self.suspects.record_false_sum(current.number, sorted(current.updates))
+            return answers
+        self.suspects.record_true_sum(current.number, sorted(current.updates))
+        if kind.counted:
+            vector = form.decode(self._sum)
+        else:
+            vector = form.decode(self._sum[:-1]) / int(self._sum[-1])
+        return replace(
+            answers, answers=(Answer(EVERYBODY, 1.0, kind.from_vector(vector, context)),)
+        )
+
+    def _impossible(self, current: Round, words: Words, counted: bool) -> str | None:
+        """Return the reason why a sum can't be that of honest clients, or has no weight.
+
+        None: there is no such reason.
+        """
+        summed = "weights"
+        highest = len(current.updates)
+        if counted:
+            summed = "votes"
+            total = int(np.abs(self.summing.form.decode(words)).max(initial=0))
+        else:
+            total = int(words[-1])
+            if total == 0:
+                return "no client says that it has anything to send: the sum of their weights is 0"
+            if self.method.weighting == "examples":
+                highest = sum(self._declared[client] or MOST_EXAMPLES for client in current.updates)
+        if total <= highest:
+            return None
+        return (
+            f"the sum of the {summed} is {total:,}, which can be {highest:,} at most: a client lies"
+        )
+
+
+@dataclass
+class SecureTalk:
+    """Holds the conversations of secure sums with the clients."""
+
+    session: Session
+    roster: Roster
+    coordinator: SecureCoordinator  # makes the asks
+    stragglers: Stragglers[int]
+    # clients that have missed a deadline in this round: it does not wait for them again
+    slow: set[int] = field(default_factory=set)
+    bytes_up: int = 0  # bytes of replies
+    bytes_down: int = 0  # bytes of asks
+    _asks: dict[int, bytes] = field(default_factory=dict)
+    _answers: dict[int, bytes | None] = field(default_factory=dict)
+    _shown_barred: set[int] = field(default_factory=set)  # barred clients that were shown
+    _opened: set[int] = field(default_factory=set)  # clients that have opened the round before
+    _waited: float = 0.0  # seconds for the last ask
+    # failed conversations of this round: the deadlines may be too short for all
+    _failed: int = 0
+
+    def begin(self) -> None:
+        """Begin a round."""
+        for client, reason in self.coordinator.suspects.news:
+            self.session.rejected.add(self.roster.names[client], reason)
+        self.coordinator.suspects.news.clear()
+        self.bytes_up = self.bytes_down = 0
+        self.slow, self._opened, self._failed = set(), set(), 0
+
+    async def hold(self, asking: Asking[None]) -> None:
+        """Hold a conversation.
+
+        Raises TooFewError; LostError: too few clients are left that have not opened the round.
+        """
+        try:
+            asks = next(asking)
+            while True:
+                asks = asking.send(await self._ask(asks))
+        except StopIteration:
+            return
+        except TooFewError:
+            self._failed += 1
+            raise
+        finally:
+            self._asks = {}
+            self._show_barred()
+
+    async def _ask(self, asks: dict[int, bytes]) -> dict[int, bytes]:
+        """Send asks, and wait for all answers that may still come.
+
+        Reachable clients that miss the deadline are left out, as after a plan.
+        """
+        self._asks, self._answers = asks, {}
+        minimum = self.coordinator.secure.least
+        self.bytes_down += sum(map(len, asks.values()))
+
+        def reachable() -> Set[int]:
+            # without any answer the fault may be on this side: wait for everybody
+            if not self._answers:
+                return asks.keys()
+            if len(self._answers) >= minimum:
+                return self.roster.present() - self.slow
+            return self.roster.present()
+
+        async def send(missing: Set[int], is_repeated: bool) -> None:
+            clients_by_ask: dict[bytes, list[int]] = {}
+            for client in sorted(missing):
+                clients_by_ask.setdefault(asks[client], []).append(client)
+            for ask, clients in clients_by_ask.items():
+                await self.session.end.broadcast(b"K" + plan_message(clients, False, ask)[1:])
+
+        wait = Wait(
+            self.stragglers,
+            self.roster.work(asks),
+            min(minimum, len(asks) - 1),
+            2 ** min(self._failed, 6),
+        )
+        late = await wait.collect_answers(
+            lambda: asks.keys() - self._answers.keys(), reachable, send
+        )
+        phase = Phase(next(iter(asks.values()))[0]).name
+        for client in sorted(late - self.slow):
+            name = self.roster.names[client]
+            wait.leave_out(client, f"{name} has not answered {phase} of secure sums {wait.within}")
+        self.slow |= late
+        self._waited = wait.seconds
+        unopened = set(self.coordinator.current.clients) - self._opened
+        if self._opened and len(unopened) < minimum:
+            raise LostError(
+                f"{len(self._opened)} clients have opened it before, and do not again: its sum is "
+                "lost"
+            )
+        return {client: answer for client, answer in self._answers.items() if answer is not None}
+
+    def take(self, client: int, data: bytes) -> None:
+        """Take a client's reply. Raises MessageError."""
+        start = len(SAID) + ASK_ID_BYTES
+        if len(data) <= start:
+            raise MessageError("an answer to an ask of secure sums that is cut short")
+        ask, kind, body = self._asks.get(client), data[start], data[start + 1 :]
+        is_current = ask is not None and data[len(SAID) : start] == ask[:ASK_ID_BYTES]
+        if not is_current or client in self._answers:
+            return  # repeated, or late
+        self.bytes_up += len(body)
+        name = self.roster.names[client]
+        self._answers[client] = body if kind == SOMETHING else None
+        if kind == OPENED:
+            self._opened.add(client)  # one client alone may lie about this
+            self.session.progress.warn(
+                f"{name} has opened this round, or a later one, before, and does not again"
+            )
+        elif kind != SOMETHING:
+            self.session.progress.warn(
+                f"{name} says nothing for a secure sum: {show_text(body.decode(errors='replace'))}"
+            )
+        if self._answers.keys() >= self._asks.keys():
+            self.session.stir()
+
+    def _show_barred(self) -> None:
+        """Show each barred client once, and leave out clients with doubted answers.
+
+        Raises FedseedError: too few clients are left.
+        """
+        barred, doubted = self.coordinator.summing.barred, self.coordinator.summing.doubted
+        names, proofs = self.roster.names, self.session.settings.proofs
+        for client in barred.keys() - self._shown_barred:
+            self._shown_barred.add(client)
+            self.session.rejected.add(names[client], barred[client].reason)
+            if proofs is not None:
+                save_proof(proofs, client, barred[client])
+        for client, reason in doubted.items():
+            self.session.rejected.add(names[client], reason)
+            self.stragglers.leave_out(
+                client,
+                max(RESEND_SECONDS, self._waited),
+                f"what {names[client]} says can't be taken",
+            )
+            self.slow.add(client)
+        doubted.clear()
+        remaining = len(names) - len(barred)
+        minimum = self.coordinator.secure.least
+        if remaining < minimum:
+            raise FedseedError(
+                f"{remaining} clients are left that keep to the rules of secure sums, {minimum} "
+                "are needed (secure_sums.threshold)"
+            )
