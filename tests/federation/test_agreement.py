@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fedseed.federation.session import RESEND_SECONDS
 
 from fedseed import FedAvg, ParameterSpace
 from fedseed.errors import RecipeError
 from fedseed.federation.control import Attach
+from fedseed.federation.coordinator.session import RESEND_SECONDS
 from fedseed.orbit import Header
 from fedseed.weights.dense_digest import dense_digest
 from fedseed.weights.layout import Layout, TensorEntry
