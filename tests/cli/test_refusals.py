@@ -118,7 +118,7 @@ def test_a_model_of_no_numbers_writes_nothing(temperature):
         next(model.parameters()).fill_(torch.nan)
     writer = Writer(model, tokenizer, max_tokens=3, temperature=temperature)
     with pytest.raises(NonFiniteError, match="logits are not numbers"):
-        writer.after("Count:")
+        writer.continue_prompt("Count:")
 
 
 def test_a_prompt_that_is_no_text(tmp_path):
