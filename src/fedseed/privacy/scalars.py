@@ -24,7 +24,7 @@ with sigma = noise B.
     poisson       `dp-accounting`'s distribution of one release, composed with itself
     hardly any    where the distance of neighbours' outcomes is at most delta, epsilon is 0
     very many     of more than 2^20 sampled releases a bound by Renyi's divergences in its place:
-    about a tenth above it, and up to hundreds of times as much where sampling is rare and noise small
+    about a tenth above it, and hundreds of times as much where sampling is rare and noise small
 """
 
 import os
