@@ -77,7 +77,7 @@ class Service:
         base: where the base is; None: where the first orbit's run had it.
         device: where it lies.
         keep: the number of models whose weights stay in memory, those used last (`Swapper`).
-        most: new tokens of an answer at most.
+        most_tokens: new tokens of an answer at most.
         folders: folders of runs and orbits: each one in them, now or later, is served.
 
     Raises:
