@@ -74,7 +74,8 @@ class Coefficients(Summand):
     """One seed, and for each block the coefficients on its directions 0, 1, ...
 
     As an update: a client's projected change. In bytes: 8 for the seed, 4 per block for the counts,
-    4 per coefficient."""
+    4 per coefficient.
+    """
 
     seed: Annotated[int, Scalar("u8")]
     gammas: Annotated[Gammas, Ragged("max_per_block")]
@@ -143,8 +144,7 @@ def _split(
 
 @dataclass(frozen=True)
 class BitCoefficients(Coefficients):
-    """`Coefficients` of one bit each. Bytes: 8 for the seed, 8 per block, 1/8 per coefficient.
-    """
+    """`Coefficients` of one bit each. Bytes: 8 for the seed, 8 per block, 1/8 per coefficient."""
 
     gammas: Annotated[Gammas, RaggedBits("max_per_block")]
 

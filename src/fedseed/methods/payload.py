@@ -212,14 +212,18 @@ class Payload:
 
         Raises ValueError if the update is not a vector.
         """
-        raise ValueError(f"updates of {context.method.name} can't be combined as vectors of one space")
+        raise ValueError(
+            f"updates of {context.method.name} can't be combined as vectors of one space"
+        )
 
     def with_vector(self, vector: NDArray[np.floating[Any]], context: DecodeContext) -> Self:
         """Return the update that is nearest to a vector, as the protocol allows.
 
         It is the inverse of `vector` where there is one.
         """
-        raise ValueError(f"updates of {context.method.name} can't be combined as vectors of one space")
+        raise ValueError(
+            f"updates of {context.method.name} can't be combined as vectors of one space"
+        )
 
 
 @dataclass(frozen=True)
