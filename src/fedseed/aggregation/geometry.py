@@ -29,7 +29,7 @@ from fedseed.randomness import Domain, permutation
 Matrix = NDArray[np.float64]
 
 AT_A_TIME = 1 << 21  # numbers in double precision: 16 MiB
-# a squared distance this far below the squared lengths is what rounding leaves of nothing
+# a squared distance this far below the squared lengths is a zero with rounding errors
 ROUNDING = 1e-12
 # how far off a product of two vectors may be on another processor, as a share of their lengths'
 # product: sums of 2^24 terms that are added up in another order and are off by 2^-53 each are off

@@ -128,7 +128,7 @@ class Robust(AggregationRule):
         if problem:
             raise ValueError(problem)
         with_past = parts
-        # beside the vectors, the shorter ones filled up with zeros
+        # add the past outcome to the vectors; fill up shorter ones with zeros
         if past_outcome is not None:
             with_past = Parts(
                 lambda: (

@@ -173,7 +173,7 @@ class Stepwise(ZerothOrder):
             # a step that nobody answered leaves the weights as they are
             if self.decay and len(coefficients):
                 coefficients_so_far = coefficients_so_far * np.float32(1 - self.decay)
-            # a schedule's: one rate multiplies them all
+            # the schedule's factor: it multiplies all coefficients alike
             new *= np.float32(self.factor(state.steps_done + 1))
             coefficients_so_far = np.concatenate([coefficients_so_far, new])
         squares = self.squares_after(state, coefficients)

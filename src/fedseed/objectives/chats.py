@@ -231,7 +231,8 @@ class ChatTemplate:
                 ids, places = self._encode_whole(guard + text)
                 if ids[: len(guard_ids)] == guard_ids:
                     length = len(guard)
-                    # the first token may claim a part of the guard, as its blank stands for it
+                    # the first token's span may begin within the guard, because it includes the
+                    # blank
                     rest = [
                         (max(0, begin - length), end - length)
                         for begin, end in places[len(guard_ids) :]

@@ -368,7 +368,7 @@ class Writer:
         A function's name may stand in the conversation by chance, so that the template is asked
         with names that do not.
         """
-        # kind and name of a function, by what stands for it
+        # kind and name of each function, by the name that replaces it
         names: dict[str, tuple[str, str]] = {}
 
         def renamed(kind: str, one: Mapping[str, Any]) -> dict[str, Any]:

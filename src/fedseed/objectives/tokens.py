@@ -230,7 +230,7 @@ def longest_input(model: Any) -> int | None:
     if config is None:
         return None
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    # XLNet's -1: any number
+    # XLNet's configuration has -1, for any number of positions
     if limit is not None and limit < 1:
         limit = None
     for name, module in model.named_modules():

@@ -76,7 +76,7 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     )
     packaged = form == "adapter" and base in PACKAGED  # transformers does not know these bases
     upto = "" if total == facts.steps else f" --upto {facts.steps}"
-    # of a shell's command, on one line
+    # a word of a shell command, on one line
     word = shlex.quote(clean(facts.orbit_name).replace("\n", " "))
     environment = Environment(
         loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined

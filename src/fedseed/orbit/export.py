@@ -172,7 +172,7 @@ def export_model(
             (part / CARD).write_text(card(header, facts, form, kind), encoding="utf-8")
             # the card's mode follows the umask; weights are written readable by their owner only
             mode = (part / CARD).stat().st_mode
-            # what makes it a model comes last
+            # the files that make the folder a model come last
             for path in sorted(part.iterdir(), key=lambda path: path.name in HOLDS):
                 target = folder / path.name
                 if target.is_dir():

@@ -28,11 +28,11 @@ PLACES = (
     ("federation", "key"),
     ("federation", "ca"),
 )
-# before a key among overrides: it is taken out
+# before a key in an override: the key is removed
 UNSET = "~"
 # bytes of a file: only files that would take hours to read are longer
 MOST_BYTES = 1 << 20
-# tables and lists in each other, and parts of a key
+# the deepest nesting of tables and lists, and the most parts of a key
 MOST_DEEP = 32
 LONG_KEY = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{MOST_DEEP}}}[\w"']""".encode())
 
@@ -171,9 +171,7 @@ def make_paths_absolute(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_auto(data: dict[str, Any]) -> None:
-    """Let learning_rate = "auto" of a method be `tune_rate`, and the rate what it is by
-    default.
-    """
+    """Replace a method's learning_rate = "auto" by `tune_rate`, and leave the rate at its default."""
     method = data.get("method")
     for table in (method, method.get("training") if isinstance(method, dict) else None):
         if isinstance(table, dict) and table.get("learning_rate") == "auto":

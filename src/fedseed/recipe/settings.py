@@ -267,7 +267,7 @@ class StoppingSettings(Table):
     patience: PositiveInt = 30
 
 
-# without a name: the project's own
+# a task without a name is the project's own
 AnyTask = Annotated[Task, ByName(tasks.REGISTRY, Task, "instructions")]
 AnyMethod = Annotated[Method, ByName(methods.REGISTRY, Method)]
 AnyRule = Annotated[AggregationRule, ByName(aggregation.REGISTRY, AggregationRule, "mean")]

@@ -43,8 +43,8 @@ def _total_seconds(summaries: Sequence[Summary]) -> list[float]:
 def results_sheet(
     title: str, lines: Sequence[Compared], seeds: int = 1, brief: bool = False
 ) -> Sheet:
-    """Return a table of what each line's runs came to, with what the untuned base measures
-    (zero-shot) first.
+    """Return a table of the results of each line's runs, with those of the untuned base (zero-shot)
+    first.
 
     Args:
         title: above the table; "": who took part in the runs, and how many parameters each tunes.

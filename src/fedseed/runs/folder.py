@@ -144,7 +144,7 @@ class RunFolder:
         self._made_progress = "progress.jsonl" not in existing
         self._progress = Appender(path / "progress.jsonl")
         try:
-            # gone when the process is
+            # the lock ends with the process
             lock_file(self._progress.handle)
             # a folder that was released has no such file any more
             if not self._progress.is_in_place():

@@ -126,7 +126,7 @@ class NetworkRun(Run):
         if self.folder.finished:
             return
         if exporter is not None:
-            # before there are clients: that none comes is worth seeing
+            # before any client connects, so that the metrics also show a run without clients
             exporter.attach(self._status)
         try:
             self._wait(self._start(recipe, run, transport, folder, fresh))

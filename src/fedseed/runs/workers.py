@@ -81,7 +81,7 @@ class Seat:
     connection: "Connection[Any, Any] | Actor" = field(init=False)
     # what an orbit of the model that it has loaded begins with; None: it has not yet
     start: bytes | None = None
-    # the round of the newest step that it has been told
+    # the round of the newest step that the worker was sent
     last_round: int = 0
 
 

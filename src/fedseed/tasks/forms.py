@@ -228,7 +228,7 @@ def _label_text(row: Record, style: Style) -> str:
     return str(int(number))
 
 
-# nothing is given: all of it is learnt
+# a text without a prompt: all of its tokens are trained on
 TEXT = Form("text", ("text",), lambda row, style: Example("", row.field("text", str)))
 PREFERENCES = Form(
     "prompt, chosen, rejected",

@@ -121,7 +121,7 @@ class MLflow(Tracker):
         self._client = None
 
     def close(self) -> None:
-        """Say of a run that was stopped that it was killed, until it goes on."""
+        """Mark a stopped run as killed, until it is resumed."""
         if self._client is not None and self._id:
             self._client.set_terminated(self._id, status="KILLED")
         self._client = None

@@ -100,7 +100,7 @@ class Patch:
 
     start: int  # index of the first entry
     values: Floats  # finite
-    # from `start`, ascending; None: the entries are consecutive
+    # entries' positions counted from `start`, ascending; None: the entries are consecutive
     offsets: NDArray[np.integer[Any]] | None = None
 
     def within(self, lo: int, hi: int) -> tuple[Any, Floats]:

@@ -411,7 +411,7 @@ class _Opening(_Talk):
     ) -> tuple[dict[int, bytes], dict[int, Fault]]:
         """Recover one seed of each member, or its fault.
 
-        The seed is that of a survivor's own mask, and that of another member's key.
+        For a survivor it is the seed of its own mask, for another member the seed of its key.
         """
         secrets, faults = {}, {}
         weights = shamir.factors([holder + 1 for holder in shares_by_holder])

@@ -206,8 +206,8 @@ def _groups(pairs: Pairs) -> int:
 def _launch_fill(
     rows: Sequence[tuple[int, ...]], pairs: torch.Tensor, destination: torch.Tensor
 ) -> None:
-    """Launch `_fill` for (first pair's numbers, pairs, elements, start, domain, where they go)
-    each.
+    """Launch `_fill` for rows of (first pair's numbers, pairs, elements, start, domain,
+    destination).
     """
     if len(destination):
         programs = [-(-pairs // GROUP) * -(-size // _ELEMENTS) for _, pairs, size, *_ in rows]
