@@ -90,7 +90,8 @@ class Pairs(Scalars):
 
     @classmethod
     def from_vector(cls, vector: NDArray[np.float64], context: DecodeContext) -> "Pairs":
-        return cls(np.arange(len(vector), dtype=np.uint32), vector)  # type: ignore[arg-type]  # in full precision
+        scalars: Any = vector  # in full precision
+        return cls(np.arange(len(vector), dtype=np.uint32), scalars)
 
     def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> "Pairs":
         max_pairs = context.lookup("steps") * context.lookup("population")

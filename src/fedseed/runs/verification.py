@@ -333,7 +333,8 @@ def _compare_estimates(
     )
     # each by its own losses: a step to where losses are huge allows nothing to those before it
     losses = np.array([abs(one.loss) if one.usable else 0.0 for one in measured])
-    allowed = LOSS_NOISE * UNIT * np.maximum(1.0, losses) / method.scale  # type: ignore[attr-defined]
+    scale: float = method.scale  # type: ignore[attr-defined]
+    allowed = LOSS_NOISE * UNIT * np.maximum(1.0, losses) / scale
     low, high = (
         type(update)
         .decode(update.with_numbers(exact + noise, context).encode(), context)
