@@ -69,7 +69,7 @@ def encode_lines(number: int, coordinator: Coordinator, names: Sequence[str]) ->
     return [line.model_dump_json(exclude_defaults=True).encode() + b"\n" for line in lines]
 
 
-class Answers(NamedTuple):
+class AnswerRecord(NamedTuple):
     """The file's content: the clients' names, a line by round, and a hash of all its bytes."""
 
     names: list[str]
@@ -77,7 +77,7 @@ class Answers(NamedTuple):
     digest: bytes
 
 
-def read_answers(path: Path) -> Answers:
+def read_answers(path: Path) -> AnswerRecord:
     """Return a run's answers. Raises FedseedError if the file is missing or malformed."""
     if is_irregular(path):
         raise FedseedError(f"{path}: no regular file (a pipe or a device): reading it may not end")
@@ -99,7 +99,7 @@ def read_answers(path: Path) -> Answers:
         )
     if max(numbers, default=-1) >= count:
         raise FedseedError(f"{path}: client {max(numbers)} has answered, and there are {count}")
-    return Answers(
+    return AnswerRecord(
         first.clients, dict(zip(rounds, rest, strict=True)), blake2b(data, digest_size=16).digest()
     )
 
