@@ -1,5 +1,5 @@
-"""The examples of docs/extending.md are true: their patches apply to this tree, touch few files, and
-their tests pass.
+"""The examples of docs/extending.md are true: their patches apply to this tree, touch few files,
+and their tests pass.
 """
 
 import os

@@ -26,7 +26,7 @@ class Block:
 
     @property
     def is_patched(self):
-        """Whether the block needs what a patch of tests/patches adds; tests/test_patches.py does."""
+        """Whether the block needs what a patch adds; tests/test_patches.py tries those."""
         return self.reason is not None and "tests/test_patches.py" in self.reason
 
     @property
