@@ -202,7 +202,7 @@ class Geometric(Robust):
         Args:
             gram: all products of two vectors, (n, n); with `past` the last vector is the last
                 round's outcome.
-            past: whether that is one of the vectors.
+            past: whether the last vector is the last round's outcome.
         """
 
     def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Outcome:

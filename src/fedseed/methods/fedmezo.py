@@ -49,7 +49,7 @@ from fedseed.training.protocol import Client
 from fedseed.weights.change import Add, Average, Change, Term
 
 ROUNDS = 5  # over which "loss-5" takes the mean
-# a factor of the rate that stands for 0: what it leaves of the largest estimate moves nothing
+# stands for a rate factor of 0: with it even the largest estimate moves no weight
 NO_RATE = 1e-20
 
 
@@ -203,7 +203,7 @@ class FedMeZO(Averaged, Population):
             )
         if self.seeds == "shared" and self.personal not in ("constant", "random"):
             raise ValueError(
-                f'personal = "{self.personal}" needs seeds = "own": a sum tells of no single client'
+                f'personal = "{self.personal}" needs seeds = "own": a sum hides single clients'
             )
         return self
 

@@ -29,7 +29,7 @@ AUTO = {
 # to its weights
 Form = Literal["whole", "adapter", "merged"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
-# all of Markdown's, but | and _ inside a word
+# all of Markdown's markup, except | and _ inside a word
 _MARKUP = re.compile(r"[\\`*\[\]<>#&~]|(?<![^\W_])_|_(?![^\W_])")
 _EXACT = "The weights are those of the federated run, bit for bit; the digest says so."
 ABOUT: dict[Form, str] = {

@@ -30,7 +30,7 @@ PLACES = (
 )
 # before a key among overrides: it is taken out
 UNSET = "~"
-# of a file: what takes hours to read is longer
+# bytes of a file: only files that would take hours to read are longer
 MOST_BYTES = 1 << 20
 # tables and lists in each other, and parts of a key
 MOST_DEEP = 32
@@ -54,7 +54,7 @@ def read_toml(path: Path, option: str = "") -> dict[str, Any]:
         raise RecipeError(f"{option}{path}: can't be read: {error.strerror}") from error
     if len(data) > MOST_BYTES:
         raise RecipeError(f"{option}{path}: more than {MOST_BYTES:,} bytes: this is no recipe")
-    # tomllib would take memory by the square of its parts
+    # tomllib's memory grows with the square of the number of a key's parts
     long = LONG_KEY.search(data)
     if long:
         line = data.count(10, 0, long.start()) + 1
@@ -243,7 +243,7 @@ def read_recipe(
     except ValidationError as error:
         raise RecipeError(f"{path}: {explain(error, data, Recipe)}") from error
     if recipe.reward is not None:
-        # what is wrong with it is said before anything is loaded
+        # report the fault before anything is loaded
         recipe.reward.load()
     return recipe
 

@@ -25,7 +25,7 @@ class Logged(Progress):
 
     def __init__(self, progress: Progress) -> None:
         self.shown = progress
-        # what was said before the folder was known to be the run's
+        # lines from before the folder was known to be the run's
         self._early: list[str] | None = []
         self._file: io.TextIOWrapper | None = None
 
@@ -84,7 +84,7 @@ def stamp() -> str:
 
 
 def first_stamp(folder: Path | None) -> str | None:
-    """Return when the first session of a folder's run began, as its log.txt has it."""
+    """Return the time at which the first session of a folder's run began, from its log.txt."""
     try:
         text = ""
         if folder is not None:

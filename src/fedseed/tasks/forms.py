@@ -35,7 +35,7 @@ THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 
 @dataclass(frozen=True)
 class Style:
-    """What rows are put into."""
+    """Settings for turning rows into examples."""
 
     template: Template = "alpaca"  # instructions, and prompts if it is "chat"
     chat: ChatStyle = field(default_factory=ChatStyle)

@@ -1,8 +1,8 @@
 """MLflow: a run in an experiment, at a tracking server or in a local store (MLFLOW_TRACKING_URI).
 
 A run that is resumed goes on in the same run there, whose id is kept in tracking.json in the run's
-folder. A round's numbers are sent in one request, and what is there already, the store says: no
-round is missing or stands there twice.
+folder. A round's numbers are sent in one request, and the store is asked which rounds it has: no
+round is missing or stored twice.
 """
 
 import sys

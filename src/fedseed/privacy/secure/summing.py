@@ -212,7 +212,7 @@ class _Talk:
         content, body, signature = signed_parts(answer)
         phase, name, _ = unframe(ask)
         if unframe(content)[:2] != (phase, name):
-            raise MessageError("it answers what it was not asked")
+            raise MessageError("it answers another ask than this one")
         agreed, public_keys = self.keys.agreed, self.summing.known
         if phase is Phase.KEYS:
             identity = body[: keys.KEY_BYTES]
@@ -446,7 +446,8 @@ class _Opening(_Talk):
                 total = total - keys.self_mask(secret, len(total), form)
                 continue
             pair_secret = keys.private(secret)
-            # the mask that it would have added for them is the opposite of theirs for it
+            # the missing client's mask for a contributor is the negative of the contributor's mask
+            # for it
             for contributor in contributors:
                 public_key = self.keys.bundles[contributor].masks[self.position]
                 key = keys.pair_key(pair_secret, public_key, setup, self.position)

@@ -146,7 +146,7 @@ def _loop(
 ) -> Any:
     """Write a loop over i = 0, step, ... below `stop`.
 
-    Returns what `turn(i, values)` has made of the values.
+    Returns the values after all calls of `turn(i, values)`.
     """
     entry, loop, exit_block = (
         builder.block,
@@ -864,7 +864,7 @@ def _fold_span(sums, span, units, x, start):
 
 @njit(cache=True)
 def _project_run(sums, tasks, units, x, start, from_span, first=0):
-    """Some tasks: each is a span of a fold, or a span and a group of directions."""
+    """Project some tasks; a task is a span of a fold, or a span and a group of directions."""
     groups = (sums.shape[1] + _GROUP - 1) // _GROUP
     for task in range(first, first + tasks):
         if units[0].kind == TABLE:
@@ -938,7 +938,7 @@ def _butterflies(x, width):
 
 
 def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what the reference's transform does, to the bit."""
+    """Return the same transform as the reference, bit for bit."""
     x = np.array(values, dtype=np.float64)
     _transform(x)
     return x
@@ -950,7 +950,7 @@ def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @njit(cache=True)
 def _add_rows(destination, rows):
-    # in order; of few numbers `np.add.accumulate` takes three times as long
+    # added in order; for few numbers `np.add.accumulate` takes three times as long
     for row in range(len(rows)):
         for i in range(destination.size):
             destination[i] += rows[row, i]
@@ -972,7 +972,7 @@ def _fill_element_words(destination, domain, k, key0, key1, start):
 @njit(cache=True)
 def _draw_brain(destination, values, words, count):
     """bfloat16 bits of floor(value / spacing + word / 2**32) * spacing, in whole numbers."""
-    # the word's upper half is added to the magnitude, below zero its complement
+    # add the word's upper half to the magnitude; for a negative value, add its complement
     for i in range(count):
         bits = _U(_as_int(values[i]))
         magnitude = _U(bits & _U(0x7FFFFFFF))
@@ -985,8 +985,8 @@ def _draw_brain(destination, values, words, count):
 
 @njit(cache=True)
 def _draw_half(destination, values, words, count):
-    """float16 bits of the same, in doubles: below 2**-14 a value may have bits that whole numbers
-    have no room for.
+    """float16 bits of the same formula, computed in doubles: below 2**-14 a value may have more
+    bits than whole numbers can hold.
     """
     for i in range(count):
         exponent = max((_as_int(values[i]) >> np.int32(23)) & np.int32(0xFF), np.int32(127 - 14))

@@ -227,7 +227,7 @@ def pointer(place, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def read_weights(x, p, inside, DTYPE: tl.constexpr):
-    """Weights in single precision, 0 where there is none."""
+    """Read weights in single precision; 0 outside of the tensor."""
     value = tl.load(x + p, mask=inside, other=0)
     if DTYPE == _HALF:
         value = value.to(tl.float16, bitcast=True).to(tl.float32)
@@ -238,7 +238,7 @@ def read_weights(x, p, inside, DTYPE: tl.constexpr):
 
 @triton.jit
 def _round_to(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):
-    """Return the nearest number that the dtype has.
+    """Round to the nearest number that the dtype can hold.
 
     With `DRAW` one of the two next to it, by a random word.
     """
@@ -270,7 +270,7 @@ def _round_to(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):
 
 @triton.jit
 def write_weights(destination, p, inside, value, DTYPE: tl.constexpr):
-    """Numbers that the dtype has, into weights."""
+    """Write numbers that the dtype can hold into weights."""
     if DTYPE == _HALF:
         tl.store(destination + p, value.to(tl.float16).to(tl.int16, bitcast=True), mask=inside)
     elif DTYPE == _BRAIN:
@@ -472,7 +472,7 @@ def _four(a, b, p, step, size, A: tl.constexpr, B: tl.constexpr):
 def _lane(lanes, lane_numbers, i):
     """Row i of `lanes` in double precision.
 
-    All else is zero in this sum, so that its order is none.
+    All other rows are zero in this sum, so its order does not matter.
     """
     return tl.sum(tl.where(lane_numbers == i, lanes, 0.0), axis=0).to(tl.float64)
 
@@ -501,7 +501,7 @@ def _products(table, units, sums, jobs, split, HOW: tl.constexpr, DIRECTIONS: tl
     for i in range(tl.where(split != 0, 1, tl.load(row + 6))):
         chunk = begin + i
         first_element = chunk * _CHUNK - start  # the chunk's beginning in the run
-        # outside of the run there is nothing to add: rows begin and end where it does
+        # add only the elements of this chunk that are inside the run
         lo = tl.maximum(-first_element, 0)
         hi = tl.minimum(size - first_element, _CHUNK)
         chunk_total = tl.full((DIRECTIONS,), 0.0, tl.float64)
@@ -610,7 +610,7 @@ def _interpreted() -> bool:
 
 
 def default_device() -> torch.device:
-    """Return the device of results that no tensor says a place for."""
+    """Return the device for results that are computed from no tensor."""
     there_is_one = torch.cuda.is_available() and not _interpreted()
     return (
         torch.device("cuda", torch.cuda.current_device()) if there_is_one else torch.device("cpu")
@@ -671,7 +671,7 @@ class Prepared:
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return an array as a tensor on a device; a copy that nobody waits for."""
+    """Return an array as a tensor on a device, by an asynchronous copy."""
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
@@ -891,7 +891,7 @@ def project_all(spec: Spec, first: int, runs: Sequence[Operand]) -> dict[int, ND
 def _project_runs(
     spec: Spec, first: int, runs: Sequence[Operand]
 ) -> tuple[torch.Tensor, dict[int, slice]]:
-    """Return the sums of all blocks, one after the other, and where those of each are."""
+    """Return the sums of all blocks, one after the other, and the slice of each block's sums."""
     folds, size = spec.name == "hadamard", 0
     units: list[int] = []
     by_block: dict[int, list[Operand]] = {}
@@ -946,14 +946,14 @@ def _project_wave(
 ) -> None:
     """Add products of runs to `result`.
 
-    They are taken of the runs' parts in each span, or with `split` of those in each chunk, and then
-    added up.
+    The products are computed for each span of a run, or with `split` for each chunk, and then added
+    up.
     """
     if not wave:
         return
     folds, device = spec.name == "hadamard", result.device
     tile = min(_DIRECTIONS, 1 << (max(target.width for target, _ in wave) - 1).bit_length())
-    # by dtypes: rows, programs
+    # the rows of each table of jobs and their programs, by dtypes
     products: dict[tuple[int, int], tuple[list[tuple[int, ...]], list[int]]] = {}
     chunks_up, spans_up, folded, runs_up = _Sums(), _Sums(), _Sums(), _Sums()
     for target, run in wave:
@@ -1016,7 +1016,7 @@ def _project_wave(
 
 
 class _Sums:
-    """Rows of numbers, one after the other, that are added up to one each."""
+    """Groups of rows of numbers, one after the other; the rows of each group are added up."""
 
     def __init__(self) -> None:
         self.length = 0  # numbers
@@ -1024,7 +1024,7 @@ class _Sums:
         self._sum_count = 0
 
     def add(self, rows: int, width: int, sum_start: int | None = None) -> int:
-        """Take the next rows, whose sum goes to a place; None: behind the others.
+        """Add a group of rows, whose sum goes to `sum_start`; None: after the earlier sums.
 
         Returns the place where the rows begin.
         """
