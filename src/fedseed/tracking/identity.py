@@ -1,4 +1,4 @@
-"""tracking.json in a run's folder: each tracker's id of the run, so that the run continues there."""
+"""tracking.json in a run's folder: each tracker's id of the run, so that it goes on there."""
 
 import json
 from pathlib import Path
