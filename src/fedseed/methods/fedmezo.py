@@ -72,8 +72,14 @@ class Trace(Scalars):
             of n eta_i rho_{t,j} / n, shape (H n,). The directions follow from round and client.
     """
 
-    client: Annotated[int, Scalar("u4", payload_kind="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
-    weight: Annotated[float, Scalar("f8", payload_kind="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    client: Annotated[int, Scalar("u4", payload_kind="step")] = field(
+        default=None,  # type: ignore[assignment]
+        kw_only=True,
+    )
+    weight: Annotated[float, Scalar("f8", payload_kind="step")] = field(
+        default=None,  # type: ignore[assignment]
+        kw_only=True,
+    )
     loss: Annotated[float | None, Scalar("f4", condition="losses_travel")] = field(
         default=None, kw_only=True
     )

@@ -292,7 +292,8 @@ class Summand(Payload):
         current = self.numbers(context)
         if current.dtype == np.int8:
             numbers = np.where(numbers == 0, current, np.sign(numbers))
-        return replace(self, **{field_codecs(type(self))[-1][0]: numbers.astype(current.dtype)})  # type: ignore[type-var]
+        changes = {field_codecs(type(self))[-1][0]: numbers.astype(current.dtype)}
+        return replace(self, **changes)  # type: ignore[type-var]
 
     def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> Self:
         return self.with_numbers(vector, context)

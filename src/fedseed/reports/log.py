@@ -35,7 +35,9 @@ class Logged(Progress):
         if folder is None or self._file is not None:
             return
         with suppress(OSError):
-            self._file = open(folder / NAME, "a", encoding="utf-8", opener=append_to)  # noqa: SIM115
+            self._file = open(  # noqa: SIM115
+                folder / NAME, "a", encoding="utf-8", opener=append_to
+            )
         for line in early:
             self._put(line)
 
