@@ -171,7 +171,7 @@ def make_paths_absolute(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_auto(data: dict[str, Any]) -> None:
-    """Replace a method's learning_rate = "auto" by `tune_rate`, and leave the rate at its default."""
+    """Replace a method's learning_rate = "auto" by `tune_rate`; keep the rate at its default."""
     method = data.get("method")
     for table in (method, method.get("training") if isinstance(method, dict) else None):
         if isinstance(table, dict) and table.get("learning_rate") == "auto":
