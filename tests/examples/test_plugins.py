@@ -27,7 +27,7 @@ rouge = false
 """
 
 
-def test_majority_vote_learns_and_its_orbit_is_the_model(tmp_path):
+def test_majority_votes_orbit_is_its_model(tmp_path):
     (tmp_path / "recipe.toml").write_text(RECIPE)
     plugin = ["--plugin", str(EXAMPLES / "plugin_majority_vote.py")]
     run = fedseed_forked("run", "recipe.toml", *plugin, cwd=tmp_path)

@@ -25,15 +25,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import NEXT_PLAN, Answers, Round
-from fedseed.methods.payload import (
-    LARGEST_HALF,
-    Array,
-    DecodeContext,
-    Payload,
-    Scalar,
-    Scalars,
-    State,
-)
+from fedseed.methods.payload import Array, DecodeContext, Payload, Scalar, Scalars, State
 from fedseed.methods.zeroth import BasisName, Population
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.randomness.stream import draws
@@ -122,7 +114,8 @@ class HalfPairs(Pairs):
 
     @classmethod
     def round_scalar(cls, rho: float) -> float:
-        return float(np.float16(min(max(rho, -LARGEST_HALF), LARGEST_HALF)))
+        largest = np.finfo(np.float16).max
+        return float(np.clip(rho, -largest, largest).astype(np.float16))
 
 
 @dataclass(frozen=True)
