@@ -276,7 +276,7 @@ class Ready:
         """All else is the objective's."""
         return getattr(self.objective, name)
 
-    def each(self, examples: Sequence[Any]) -> list[list[Any]]:
+    def items_of_each(self, examples: Sequence[Any]) -> list[list[Any]]:
         """As they are."""
         return [[example] for example in examples]
 

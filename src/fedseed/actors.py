@@ -161,7 +161,7 @@ class Actor:
         self._await_reply(self._life.take.remote(data))
 
     def recv(self) -> Any:
-        """Return what the actor says next. Raises EOFError if it has died."""
+        """Return the actor's next message. Raises EOFError if it has died."""
         return pickle.loads(self._await_reply(self._life.next.remote()))
 
     def _await_reply(self, called: Any) -> Any:
@@ -174,7 +174,7 @@ class Actor:
             raise EOFError(str(error)) from error
 
     def kill(self) -> None:
-        """End the actor, whatever it does; again is fine."""
+        """End the actor, busy or not; later calls do nothing."""
         import ray
 
         self.exitcode = 1
@@ -191,7 +191,7 @@ class Actor:
 
 
 class _Life:
-    """A life in an actor's process, in a thread of its own: the calls come from Ray's."""
+    """Runs an actor's function in a thread of its own; Ray's thread calls the methods."""
 
     def __init__(
         self, life: bytes, threads: int, niceness: int, folder: str, path: list[str]
@@ -199,7 +199,7 @@ class _Life:
         _set_niceness(niceness)  # Ray's own is 15: a thirtieth of a core beside a busy process
         with suppress(OSError):  # paths may be relative to it
             os.chdir(folder)
-        # a plug-in's modules are found as elsewhere
+        # so that a plug-in's modules are found here, too
         sys.path += [place for place in path if place not in sys.path]
         compute_with(threads)
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -222,5 +222,5 @@ class _Life:
         self._heard.put(pickle.loads(data))
 
     def next(self) -> bytes:
-        """Return what the life says next, once it does."""
+        """Wait for the function's next message, and return it."""
         return self._said.get()

@@ -120,13 +120,13 @@ def serving() -> Iterator[None]:
     with _LOCK:
         earlier = {name: os.environ.get(name) for name in environment}
         main, current = sys.modules["__main__"], multiprocessing.current_process()
-        # which may start none: ours end with it, whatever it is
+        # a daemon may start no processes; ours end with it in any case, so clear the mark
         daemon, current.daemon = current.daemon, False
         os.environ.update(environment)
         deaf = None
         if FORKS:
             deaf = _stay_deaf()
-        # of another one the file would be run in the process
+        # otherwise the new process would run the main module's file
         sys.modules["__main__"] = ModuleType("__main__")
         try:
             if FORKS:
@@ -177,7 +177,7 @@ def _begin(
 
 
 def compute_with(threads: int) -> None:
-    """Give numba and torch so many threads, before they have any."""
+    """Set the number of threads of numba and torch; call it before either starts threads."""
     import numba
     import torch
 

@@ -36,7 +36,7 @@ from fedseed.errors import RecipeError, did_you_mean
 
 T = TypeVar("T")
 BUILT_IN = "built in"
-# marks a setting that is not what a run is: runs that differ in it only are the same run
+# marks a setting that does not define a run: runs that differ in it only are the same run
 INCIDENTAL = "incidental"
 COMMANDS = "fedseed.commands"  # entry points of packages that add commands, such as fedseed-papers
 
@@ -144,7 +144,7 @@ class Registry(Generic[T]):
         self._entries[entry.name] = entry
 
     def find(self, name: object) -> T | None:
-        """Return what has this name; None: nothing has."""
+        """Return the thing of this name; None: there is none."""
         if not isinstance(name, str):
             return None
         if name not in self._entries:
@@ -154,15 +154,17 @@ class Registry(Generic[T]):
         return None
 
     def get(self, name: str) -> T:
-        """Return what has this name. Raises RecipeError if nothing has; it says what there is."""
+        """Return the thing of this name. Raises RecipeError, with the known names, if there is
+        none.
+        """
         thing = self.find(name)
         if thing is None:
             raise RecipeError(f"{self.what} {name!r}: {self.unknown(name)}")
         return thing
 
     def unknown(self, name: object) -> str:
-        """Say why there is nothing of a name: what there is instead, or why an entry point could
-        not be loaded.
+        """Describe why a name is unknown: name the known ones, or the fault of an entry point that
+        could not be loaded.
         """
         if isinstance(name, str) and name in self.broken():
             return self._broken[name]
@@ -183,7 +185,7 @@ class Registry(Generic[T]):
         return [entry.name for entry in self.entries()]
 
     def broken(self) -> Mapping[str, str]:
-        """Return why an entry point can't be used, by its name."""
+        """Return the faults of entry points that can't be used, by name."""
         self._load_entry_points()
         return self._broken
 
@@ -343,7 +345,7 @@ def load_module(source: str | Path, option: str) -> ModuleType:
 
 
 def resolve(source: str | Path, folder: Path | None = None) -> str:
-    """Return what a plug-in is known by: a file's absolute path, or a module's name.
+    """Return a plug-in's identifier: a file's absolute path, or a module's name.
 
     Args:
         source: as it was written.

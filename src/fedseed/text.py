@@ -46,9 +46,9 @@ def listed(names: Sequence[str], limit: int) -> str:
 
 
 def first_problem(error: "ValidationError") -> str:
-    """Return what is wrong first in data of somebody else's, and where, in a line.
+    """Return the first fault in somebody else's data, and its place, in one line.
 
-    Not what stands there.
+    The text does not quote the data.
     """
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     location = ": ".join(show_text(str(part), 40) for part in first["loc"])

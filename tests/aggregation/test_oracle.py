@@ -46,7 +46,7 @@ def test_no_rule_is_left_out():
         for kind in RULES
         if kind.__module__.startswith("fedseed.")
     }
-    assert built_in - {"mean-around-median"} == set(RULES_OF)  # CONTRIBUTING.md's example
+    assert built_in - {"mean-around-median"} == set(RULES_OF)  # docs/extending.md's example
 
 
 def cases(f):

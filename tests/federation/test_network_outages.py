@@ -16,7 +16,7 @@ import pytest
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.client import replica
-from fedseed.federation.client.answers import Answers
+from fedseed.federation.client.answers import Responder
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.protocol import Entry, plan_message
 from support.heard import Heard
@@ -142,11 +142,11 @@ def test_a_plan_of_a_log_that_was_set_back_is_in_nobodys_way():
     """
     hosted = SimpleNamespace(items={}, secure=None)
     copy = SimpleNamespace(hosted=hosted, end=None, at=0, version=0, current=True, numbers={})
-    answers = Answers(copy, SimpleNamespace(welcome=True))
+    responder = Responder(copy, SimpleNamespace(welcome=True))
     for number in (2, 2, 1):
         plan = Message(MessageKind.PLAN, 5, number, EVERYBODY, b"").encode()
-        answers.hear(plan_message([], True, plan))
-    assert asyncio.run(answers.try_plan()) and not answers.has_request
+        responder.hear(plan_message([], True, plan))
+    assert asyncio.run(responder.try_plan()) and not responder.has_request
 
 
 @pytest.mark.parametrize("name", mark(["feedsign", "fedavg"], lambda name: False))

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.errors import FedseedError, MessageError
 from fedseed.federation.client import secure
-from fedseed.federation.client.answers import Answers
+from fedseed.federation.client.answers import Responder
 from fedseed.federation.coordinator.secure import SecureCoordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import SAID, plan_message
@@ -289,7 +289,7 @@ def test_a_process_that_is_started_again_opens_no_round_twice(problem, tmp_path)
             hosted=hosted, numbers={"client-1": 1}, at=at, version=0, end=None, progress=Progress()
         )
         replica.current = True
-        answers = Answers(replica, SimpleNamespace(welcome=True))
+        answers = Responder(replica, SimpleNamespace(welcome=True))
         if set_back:
             terms = Terms(bytes(8), 5, 0, 1, 3, tuple(range(5)))
             answers.hear(b"K" + plan_message([1], False, terms.encode())[1:])

@@ -113,8 +113,11 @@ def test_differences_name_both_sides():
     assert template.difference_from(MINE).startswith("the chat template writes the same chat diff")
 
 
-def hellos(*said, **settings):
-    """What processes are told that come one after the other, and the reception."""
+def hellos(*said, ends=False, **settings):
+    """What processes are told that come one after the other, and the reception.
+
+    With `ends` the reception's failure is waited for.
+    """
 
     async def talk():
         one = await Talk(names=("a", "b", "c"), **settings).start()
@@ -125,6 +128,8 @@ def hellos(*said, **settings):
             answers.append(await one.hello([name], **more))
             for _ in range(20):
                 await asyncio.sleep(0)
+        if ends:
+            await asyncio.wait([waiting], timeout=60)
         failure = waiting.exception() if waiting.done() else None
         waiting.cancel()
         return one, answers, failure
@@ -149,7 +154,7 @@ def test_once_it_is_known_others_are_refused():
 
 def test_without_a_majority_the_run_does_not_begin():
     third = Fingerprint("12" * 16, "cd" * 16, OLD)
-    _, _, failure = hellos(MINE, OTHER, third)
+    _, _, failure = hellos(MINE, OTHER, third, ends=True)
     assert isinstance(failure, RecipeError)
     assert f"tokens {OTHER.tokens} (fedseed 0.9, transformers 4.56.2" in str(failure)
 

@@ -175,6 +175,6 @@ def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(sources, form, metri
             return 1e12 if name == "trainable" != metric else value * (1 + int(folder.name) / 1e4)
 
         monkeypatch.setattr(training, "measured", measured)
-        monkeypatch.setattr(training, "before", lambda folder, name: float("nan"))
+        monkeypatch.setattr(training, "baseline_of", lambda folder, name: float("nan"))
         (claim,) = judge([("it is so", form)], metric, list(lines_of(sources)))
         assert (claim.verdict, claim.seeds) == (expected, 5) and claim.p < 0.01

@@ -149,9 +149,7 @@ class Adversary(RuleBasedStateMachine):
         """
         self.trials["plans"] += 1
         attempt = self.trials["plans"] % 250
-        # a client that has not taken the last steps yet answers a plan of an earlier round
-        steps = tuple(self.steps[: number - 1])
-        self.asked[attempt] = self.key, steps, number, rate, tuple(self.names)
+        self.asked[attempt] = self.key, self.steps, number, rate, tuple(self.names)
         return attempt
 
     def step(self, random):
@@ -225,7 +223,8 @@ class Adversary(RuleBasedStateMachine):
             key, steps, number, rate, names = self.asked[message.attempt]
             assert message.payload in self.counted, "an answer that no account has counted"
             assert message.round == number == self.counted[message.payload].round
-            plan = key, steps, number, rate, names.index(sender)
+            # a plan of an earlier or a later round is answered at that round's weights
+            plan = key, tuple(steps[: number - 1]), number, rate, names.index(sender)
             self.answers_of_plans.setdefault(plan, set()).add(message.payload)
             assert len(self.answers_of_plans[plan]) <= 1 + self.replaced_logs
         self.forget_dead()

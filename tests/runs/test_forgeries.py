@@ -25,8 +25,7 @@ from fedseed.aggregation import (
 )
 from fedseed.aggregation.base import Noise, Past
 from fedseed.errors import FedseedError, MessageError
-from fedseed.methods.base import Answer
-from fedseed.methods.base import Answers as WeightedAnswers
+from fedseed.methods.base import Answer, Answers
 from fedseed.methods.payload import DecodeContext, Payload, Small
 from fedseed.methods.zofedsgd import Projections
 from fedseed.objectives.losses import Supervised
@@ -187,7 +186,7 @@ class Forger:
         return self.with_step(number, self.log.records[number - 2].payload)
 
     def step_of_nobody(self, number):
-        nobody = WeightedAnswers(number, (), self.rule)
+        nobody = Answers(number, (), self.rule)
         return self.with_step(number, self.method.aggregate(self.states[number - 1], nobody))
 
     # -- the record
@@ -404,7 +403,7 @@ def judged(rule, vectors, recorded):
     one that this processor makes.
     """
     state = WIDE.start(federation("zo-own").hosted.worker.space.layout, 1)
-    answers = WeightedAnswers(
+    answers = Answers(
         1,
         tuple(
             Answer(client, 1 / len(vectors), Projections(vector))

@@ -42,7 +42,7 @@ EXPECTED = {
 }
 COUNTED = {
     (Message, "encode"): "encode",
-    (Tensors, "read"): "read whole weights",
+    (Tensors, "read_value"): "read whole weights",
     (ParameterSpace, "snapshot"): "snapshot",
     (ParameterSpace, "restore"): "restore",
     (ParameterSpace, "dense"): "dense",

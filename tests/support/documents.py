@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LANGUAGES = {"sh", "console", "toml", "python", "yaml", "json", "jinja", "text"}
+LANGUAGES = {"sh", "console", "toml", "python", "yaml", "json", "jinja", "text", "diff"}
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = re.compile(r"<!-- not run: ((?:(?!-->).){5,}) -->\n$", re.DOTALL)
 
@@ -23,6 +23,11 @@ class Block:
 
     def __str__(self):
         return f"{self.page}:{self.line}"
+
+    @property
+    def is_patched(self):
+        """Whether the block needs what a patch adds; tests/test_patches.py tries those."""
+        return self.reason is not None and "tests/test_patches.py" in self.reason
 
     @property
     def commands(self):
@@ -55,6 +60,13 @@ def blocks(path):
         line = text[: match.start()].count("\n") + 1
         found.append(Block(path.name, line, match["language"], match["text"], said and said[1]))
     return found
+
+
+def patched_files():
+    """The files that the patches change or add, which the documents may name."""
+    patches = (ROOT / "tests" / "patches").glob("*.patch")
+    texts = [path.read_text(encoding="utf-8") for path in patches]
+    return {name for text in texts for name in re.findall(r"^\+\+\+ b/(\S+)$", text, re.MULTILINE)}
 
 
 def all_blocks():

@@ -405,14 +405,14 @@ def host(order, recipe, way, progress):
 
         SecureClient._open = opens
     if "silent" in order:
-        try_ask = fedseed.federation.client.answers.Answers.try_ask
+        try_ask = fedseed.federation.client.answers.Responder.try_ask
 
         async def says(self):
             if self._asks and self._asks[0][1][0] == Phase[order["silent"]]:
                 return bool(self._asks.popleft())
             return await try_ask(self)
 
-        fedseed.federation.client.answers.Answers.try_ask = says
+        fedseed.federation.client.answers.Responder.try_ask = says
     problem = Problem()
     for number in order.get("idle", ()):
         problem.clients[number] = []

@@ -94,6 +94,7 @@ class Trial:
         self.binary = self.draw.choice([None, extra_server()])
         self.secured = self.draw.random() < 0.4
         self.hosts, self.starts, self.obeyed = {}, {}, {}
+        self.lost_its_log = None  # the coordinator whose stream was deleted last
         self.disks, self.clocks = {}, {}  # by party
         # each of them makes a trial slower
         special = self.draw.random()
@@ -290,6 +291,7 @@ class Trial:
         self._edit(republish=None)
 
     def _delete(self):
+        self.lost_its_log = self.coordinator
         self._stream(lambda stream: stream.delete_stream("fedseed--operated"))
 
     def _purge(self):
@@ -337,7 +339,11 @@ class Trial:
         self._start_host(name)
 
     def _second(self, out):
-        """A second coordinator while the first is paused: one of them goes on."""
+        """A second coordinator while the first is paused is refused.
+
+        Where the first one's log is gone, the first ends, and the second may begin anew; it is
+        taken away, and the person goes by the first one's last line.
+        """
         first = self.coordinator
         if first.ended():
             return
@@ -346,6 +352,10 @@ class Trial:
         with suppress(AssertionError):
             until(second.ended, END_SECONDS, "")
         first.signal(signal.SIGCONT)
+        if second.code is None and first is self.lost_its_log:
+            second.kill()
+            until(first.ended, END_SECONDS, f"it goes on without its log: {first.said}")
+            return
         assert second.code not in (None, 0), f"a second coordinator goes on: {second.said}"
 
     def _start_second(self):

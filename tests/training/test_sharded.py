@@ -42,7 +42,7 @@ NOISE = 1e-5
 
 
 class Given(CausalLM):
-    def each(self, examples):
+    def items_of_each(self, examples):
         return [[example] for example in examples]
 
 

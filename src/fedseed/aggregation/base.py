@@ -73,7 +73,7 @@ class AggregationRule(BaseModel, ABC, metaclass=Hinting):
 
     name: str
     about: ClassVar[str]  # one line for `fedseed list aggregation`
-    # whether it compares clients' entries, which must mean the same then
+    # whether it compares clients' entries, so that an entry must mean the same for all clients
     compares: ClassVar[bool] = True
     # whether it is sum_i c_i v_i, so that this sum alone is enough for it
     linear: ClassVar[bool] = False

@@ -29,7 +29,7 @@ from fedseed.randomness import Domain, permutation
 Matrix = NDArray[np.float64]
 
 AT_A_TIME = 1 << 21  # numbers in double precision: 16 MiB
-# a squared distance this far below the squared lengths is what rounding leaves of nothing
+# a squared distance this far below the squared lengths is a zero with rounding errors
 ROUNDING = 1e-12
 # how far off a product of two vectors may be on another processor, as a share of their lengths'
 # product: sums of 2^24 terms that are added up in another order and are off by 2^-53 each are off
@@ -119,7 +119,7 @@ def distances_to(gram: Matrix, point: NDArray[np.floating[Any]]) -> NDArray[np.f
 def nearest_neighbours(gram: Matrix, liars: int) -> Matrix:
     """Return nearest-neighbour mixing, (n, n), from products of two.
 
-    Of vectors that are as near the first count.
+    Among vectors that are equally near, the first count.
     """
     squares, count = squared_distances(gram), len(gram) - liars
     np.fill_diagonal(squares, -1.0)  # itself comes first
@@ -135,7 +135,7 @@ def buckets(n: int, size: int, seed: int, round: int) -> Matrix:
     Args:
         n: how many vectors.
         size: s.
-        seed: the run's, which with the round decides who is with whom.
+        seed: the run's seed, which with the round decides which vectors share a bucket.
         round: the round's number.
     """
     order = permutation(seed, Domain.BUCKETS, n, round)

@@ -58,7 +58,7 @@ class Mean(AggregationRule):
 class Median(Entrywise):
     """Take the plain median of each entry.
 
-    Of an even number of clients, the mean of the middle two.
+    For an even number of clients it is the mean of the middle two.
 
     Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal
     Statistical Rates", 2018, Definition 1. The clients' weights are left aside on purpose: a client

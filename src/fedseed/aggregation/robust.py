@@ -128,7 +128,7 @@ class Robust(AggregationRule):
         if problem:
             raise ValueError(problem)
         with_past = parts
-        # beside the vectors, the shorter ones filled up with zeros
+        # add the past outcome to the vectors; fill up shorter ones with zeros
         if past_outcome is not None:
             with_past = Parts(
                 lambda: (
@@ -202,7 +202,7 @@ class Geometric(Robust):
         Args:
             gram: all products of two vectors, (n, n); with `past` the last vector is the last
                 round's outcome.
-            past: whether that is one of the vectors.
+            past: whether the last vector is the last round's outcome.
         """
 
     def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Outcome:

@@ -57,15 +57,16 @@ AttackKind = Literal[
 Floats = NDArray[np.float32]
 Vectors = NDArray[np.float64]
 OMNISCIENT: frozenset[AttackKind] = frozenset({"alie", "inner-product", "mimic"})
-# not over a network: nobody there knows enough
+# only in simulations: over a network no client knows enough
 SIMULATED: frozenset[AttackKind] = OMNISCIENT | {"largest", "claims"}
 SINGLE: frozenset[AttackKind] = frozenset(get_args(AttackKind)) - SIMULATED - {"labels"}
-# those that have a strength
+# the kinds that have a strength
 TUNED: frozenset[AttackKind] = frozenset({"alie", "inner-product", "claims"})
 Z = 1.5  # strength of "alie" by default
 CLAIMED = 1000.0  # by how much a client multiplies its number of examples
 RANDOM_PROJECTION = 100.0  # standard deviation of made-up projections
-# that of made-up coefficients, weights and gradients, in multiples of their root mean square
+# standard deviation of made-up coefficients, weights and gradients, in multiples of their root mean
+# square
 RANDOM_TIMES = 10.0
 
 
@@ -119,14 +120,14 @@ def _normal(drawn: NDArray[np.uint32], count: int) -> NDArray[np.float64]:
 
 
 def alone(honest: Any, kind: AttackKind, seed: int, client: int, context: DecodeContext) -> Any:
-    """Returns what a Byzantine client sends that knows nothing but its own update.
+    """Return the message of a Byzantine client that knows only its own update.
 
     Args:
         honest: the client's honest update.
         kind: one of `SINGLE`.
         seed: the run's seed, which with round and client decides what is drawn.
         client: the client's number.
-        context: what the update is read against.
+        context: the context for decoding the update.
     """
     numbers, unit = honest.numbers(context), context.unit
     drawn = words(seed, Domain.ATTACK, client, context.round << 20, -(-len(numbers) // 2)).reshape(
@@ -144,7 +145,7 @@ def alone(honest: Any, kind: AttackKind, seed: int, client: int, context: Decode
 
 
 def attack_problem(method: Method, kind: AttackKind) -> str | None:
-    """Returns why an attack can't be simulated for a method; None if it can."""
+    """Return the reason why an attack can't be simulated for a method; None if it can."""
     if kind == "labels":
         return None
     said = f'attack.kind = "{kind}" is not simulated for {method.name}'

@@ -218,7 +218,7 @@ class Commands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """Import one of fedseed's own commands and return it as typer has it.
+    """Import one of fedseed's own commands and return typer's object for it.
 
     Args:
         name: its name on the command line.
@@ -236,7 +236,7 @@ def load_command(name: str) -> Any:
 
 
 def _listed(name: str, help_text: str, group: str) -> Any:
-    """Return a command that can do nothing but stand in the list."""
+    """Return a command without a function, only to be shown in the list."""
     app = typer.Typer(add_completion=False)
     app.command(name, help=help_text)(lambda: None)
     command: Any = typer.main.get_command(app)
@@ -287,7 +287,7 @@ def main() -> None:
     """Run the command line; errors become one line and an exit code."""
     os.environ[COMMAND] = "1"
     try:
-        # however it was started: completion goes by the name
+        # completion needs this name, however fedseed was started
         app(prog_name="fedseed")
     except (FedseedError, OSError) as error:
         _fail(error, 2 if isinstance(error, RecipeError) else 1)

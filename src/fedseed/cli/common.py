@@ -32,7 +32,7 @@ console = Screen()
 
 
 def complete_recipes(incomplete: str) -> list[str]:
-    """Return the packaged recipes, and the recipes in the folder, that a word may become."""
+    """Return the packaged recipes and the recipe files that begin with an incomplete word."""
     from fedseed.recipe.packaged import packaged_recipes
 
     folder = Path(incomplete).parent
@@ -43,7 +43,7 @@ def complete_recipes(incomplete: str) -> list[str]:
 
 
 def complete_keys(incomplete: str) -> list[str]:
-    """Return the keys of recipes that a word may become."""
+    """Return the keys of recipes that begin with an incomplete word."""
     from fedseed.recipe.keys import list_keys
     from fedseed.recipe.settings import Recipe
 
@@ -51,7 +51,7 @@ def complete_keys(incomplete: str) -> list[str]:
 
 
 def complete_settings(incomplete: str) -> list[str]:
-    """Return the keys of recipes that a word may become, each with what stands before a value."""
+    """Return the keys of recipes that begin with an incomplete word, each with "=" after it."""
     return [f"{key}=" for key in dict.fromkeys(complete_keys(incomplete))]
 
 
@@ -70,7 +70,7 @@ JsonOption = Annotated[
 
 
 def _load_plugins(context: typer.Context, sources: list[str] | None) -> list[str] | None:
-    """Load plug-ins as the command line is read, so that a command has nothing to do for them."""
+    """Load plug-ins while the command line is parsed, so that commands need not do it."""
     for source in [] if context.resilient_parsing else sources or []:
         load_plugin(source)
     return sources
@@ -330,7 +330,7 @@ DIVERGED = 3
 def end_if_diverged(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Say which runs have diverged, and end the command with exit code 3 if one has.
 
-    A run with an attack is no failure of its rates: what the attack does is what it shows.
+    An attacked run does not count: its divergence shows the attack, not a wrong rate.
 
     Args:
         summaries: of finished runs, by what they are called; "": the only one.

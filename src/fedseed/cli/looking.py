@@ -1,5 +1,5 @@
-"""`fedseed new`, `explain`, `list`, `preview`, `partition`, `bench`: what one does and looks at
-before a run.
+"""`fedseed new`, `explain`, `list`, `preview`, `partition`, `bench`: the commands to use before a
+run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -176,7 +176,7 @@ def explain(
 def _split_table(matches: Sequence["Key"], word: str) -> tuple[Sequence["Key"], list[str]]:
     """Return the keys to explain, and the names of the others where a table was asked for.
 
-    Of a table whose name or kind decides what it is, that key is explained; of another one, none.
+    In a table whose name or kind decides its type, that key is explained; in others, none.
 
     Args:
         matches: the keys that a word means.
@@ -396,7 +396,7 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return rows of texts, and a line for each entry point that is broken.
 
-    Only what they are about is imported.
+    Only the modules that the list is about are imported.
     """
     with waiting(f"looking for {what}"):
         if what in ROWS:

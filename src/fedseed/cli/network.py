@@ -64,7 +64,7 @@ CaOption = Annotated[Path | None, typer.Option("--ca", help="File with the certi
 # keys of a site's file (`join --local`)
 SITE_PATHS = ("out", "data", "evaluation_file", "identity", "account", "key", "ca")
 SITE_WORDS = ("client", "evaluation", "budget", "device", "nats", "run")
-# in which a client's process reports its progress, where it has no terminal
+# lines of progress that a client's process without a terminal prints
 JOIN_LINES = 10
 
 
@@ -145,7 +145,7 @@ class Starting:
 
     @contextmanager
     def start(self, folder: Path) -> Iterator["OwnServer | None"]:
-        """Have the server as long as the block lasts; None: it was not asked for.
+        """Run the server inside the block; None: it was not asked for.
 
         Args:
             folder: the run's; what the server stores lies beside it.
@@ -564,7 +564,7 @@ def _show(result: Any, names: Any, seed: int, screen: Any) -> None:
 
 
 def _listed_rounds(rounds: list[int]) -> str:
-    """Return the numbers of rounds as text, of many the first 20."""
+    """Return the numbers of rounds as text; of more than 20, only the first 20."""
     rest = ""
     if len(rounds) > 20:
         rest = f" and {len(rounds) - 20} more"
@@ -689,10 +689,10 @@ def follow(
     has changed.
 
     Args:
-        look: what is known by now (`network.ask`).
-        console: where it goes.
+        look: returns the current status (`network.ask`).
+        console: the console to write to.
         every: seconds between looks.
-        as_json: everything, a line of JSON each.
+        as_json: whether to print each status as a line of JSON.
     """
     last_text = ""
     live = None

@@ -1,5 +1,5 @@
-"""`fedseed export`, `evaluate`, `generate`, `serve-model`, `report`: what a run has left is used
-and shown.
+"""`fedseed export`, `evaluate`, `generate`, `serve-model`, `report`: the commands that use or show
+a run's results.
 """
 
 import json

@@ -28,7 +28,7 @@ from fedseed.orbit.record import DIGEST_BYTES
 from fedseed.reports.results import FIELDS
 from fedseed.text import first_problem
 
-# values and keys of a message: a hello of so many clients, a report of their figures
+# values and keys of a message: enough for a hello of MOST_CLIENTS, or a report of their figures
 MOST_PARTS = 250_000
 MOST_TEXT = 1 << 20  # characters of a field that holds bytes
 MOST_ROUND = 0xFFFFFFFF  # a round's number has 32 bits in every message
@@ -209,7 +209,8 @@ class Status(CoordinatorMessage):
 def parse_control(kind: type[M], data: bytes) -> M:
     """Parse and check a message.
 
-    Raises MessageError: not valid, or of so many parts that parsing takes far more memory than it.
+    Raises MessageError: the message is not valid, or has so many parts that to parse it would take
+    far more memory than the message itself.
     """
     parts = 1 + sum(map(data.count, (b",", b"[", b"{", b":")))
     if parts > MOST_PARTS:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fedseed.errors import FedseedError, PrivacyError, RecipeError
-from fedseed.federation.client.answers import Answers
+from fedseed.federation.client.answers import Responder
 from fedseed.federation.client.heartbeat import Presence
 from fedseed.federation.client.replica import Replica
 from fedseed.federation.client.state import Hosted, WorkThread
@@ -49,7 +49,7 @@ class Site:
         self._load = load
         self._names: Sequence[str] = ()  # the clients of the current node
         self._end = NodeEnd()
-        self._answers: dict[str, Answers] = {}  # by the first of a node's clients
+        self._responders: dict[str, Responder] = {}  # by the first of a node's clients
         self._loop = asyncio.new_event_loop()
         # a version of the weights, and what was measured on it
         self._measured: tuple[int, dict[str, Any]] = -1, {}
@@ -100,17 +100,17 @@ class Site:
         }
 
     async def _take_part(self, body: wire.Table) -> bool:
-        answers = self._answers.get(self._names[0])
-        if answers is None:
-            answers = Answers(self.replica, Presence(self.replica, lambda error: None))
-            self._answers[self._names[0]] = answers
-        await self._end.listen(answers.hear)
+        responder = self._responders.get(self._names[0])
+        if responder is None:
+            responder = Responder(self.replica, Presence(self.replica, lambda error: None))
+            self._responders[self._names[0]] = responder
+        await self._end.listen(responder.hear)
         if not self._end.take(body):
             return False
-        await answers.presence.greet()
-        while await answers.work():
+        await responder.presence.greet()
+        while await responder.work():
             pass
-        return answers.presence.welcome or not answers.has_request
+        return responder.presence.welcome or not responder.has_request
 
 
 def everybody(recipe: Recipe) -> list[str]:

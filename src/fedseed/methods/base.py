@@ -137,7 +137,7 @@ class Answers(Sequence[Answer]):
     def tally(self, votes: Part) -> NDArray[np.float64]:
         """Return the rule's result for clients' votes, entry by entry.
 
-        With the mean, their sum without weights.
+        For a linear rule this is the unweighted sum of the votes.
         """
         if self.rule.linear and votes:
             return np.sum(votes, axis=0, dtype=np.float64)

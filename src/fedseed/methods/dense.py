@@ -87,7 +87,7 @@ class WholeTensors(Payload):
 
     @classmethod
     def reference_weights(cls, context: DecodeContext) -> bytes | None:
-        """Return the weights to subtract to make a vector: the coordinator's, where it has them."""
+        """Return the coordinator's weights, to subtract to make a vector; None: it has none."""
         weights = context.lookup("weights")
         if weights is None:
             return None

@@ -78,8 +78,8 @@ class FedAvg(Averaged):
 
     @property
     def keeps_small_steps(self) -> bool:  # type: ignore[override]
-        """Return whether clients round so that small steps survive: their average lies between two
-        numbers, and the nearest would be w.
+        """Return whether small steps survive rounding. The clients' average often lies between two
+        numbers of the dtype, and rounding to nearest would return w itself.
         """
         return self.training.small_steps != "nearest"
 

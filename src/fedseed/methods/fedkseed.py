@@ -80,6 +80,11 @@ class Pairs(Scalars):
         super().check(context)
 
     @classmethod
+    def round_scalar(cls, rho: float) -> float:
+        """Return rho as it will be read from the message."""
+        return rho
+
+    @classmethod
     def words(cls, context: DecodeContext) -> int:
         return int(context.lookup("candidates"))
 
@@ -90,7 +95,8 @@ class Pairs(Scalars):
 
     @classmethod
     def from_vector(cls, vector: NDArray[np.float64], context: DecodeContext) -> "Pairs":
-        return cls(np.arange(len(vector), dtype=np.uint32), vector)  # type: ignore[arg-type]  # in full precision
+        scalars: Any = vector  # in full precision
+        return cls(np.arange(len(vector), dtype=np.uint32), scalars)
 
     def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> "Pairs":
         max_pairs = context.lookup("steps") * context.lookup("population")
@@ -105,6 +111,11 @@ class HalfPairs(Pairs):
     pair_bytes: ClassVar[int] = 6
 
     scalars: Annotated[NDArray[np.float32], Array("f2", "n")]
+
+    @classmethod
+    def round_scalar(cls, rho: float) -> float:
+        largest = np.finfo(np.float16).max
+        return float(np.clip(rho, -largest, largest).astype(np.float16))
 
 
 @dataclass(frozen=True)
@@ -190,7 +201,11 @@ class FedKSeed(Population):
         )
 
     def train(self, state: FedKSeedState, plan: Pool, client: Client) -> Pairs:
-        """Take T zeroth-order steps from the plan's model (Algorithm 1, ClientTraining)."""
+        """Take T zeroth-order steps from the plan's model (Algorithm 1, ClientTraining).
+
+        Local steps are along the scalars as they travel, so that whoever has the update can take
+        the same steps again.
+        """
         basis = self.directions(plan.seed)
         order = state.client_seed(client.round, client.number)
         accumulator = plan.accumulator.copy()
@@ -199,7 +214,7 @@ class FedKSeed(Population):
         draws = self.draw(plan, order).reshape(-1, n).tolist()
         for along, projections in self.local_steps(client, basis, draws):
             usable = [
-                (j, projection.rho)
+                (j, self.update_type.round_scalar(projection.rho))
                 for j, projection in zip(along, projections, strict=True)
                 if projection.usable
             ]

@@ -49,7 +49,7 @@ from fedseed.training.protocol import Client
 from fedseed.weights.change import Add, Average, Change, Term
 
 ROUNDS = 5  # over which "loss-5" takes the mean
-# a factor of the rate that stands for 0: what it leaves of the largest estimate moves nothing
+# stands for a rate factor of 0: with it even the largest estimate moves no weight
 NO_RATE = 1e-20
 
 
@@ -72,8 +72,14 @@ class Trace(Scalars):
             of n eta_i rho_{t,j} / n, shape (H n,). The directions follow from round and client.
     """
 
-    client: Annotated[int, Scalar("u4", payload_kind="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
-    weight: Annotated[float, Scalar("f8", payload_kind="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    client: Annotated[int, Scalar("u4", payload_kind="step")] = field(
+        default=None,  # type: ignore[assignment]
+        kw_only=True,
+    )
+    weight: Annotated[float, Scalar("f8", payload_kind="step")] = field(
+        default=None,  # type: ignore[assignment]
+        kw_only=True,
+    )
     loss: Annotated[float | None, Scalar("f4", condition="losses_travel")] = field(
         default=None, kw_only=True
     )
@@ -197,7 +203,7 @@ class FedMeZO(Averaged, Population):
             )
         if self.seeds == "shared" and self.personal not in ("constant", "random"):
             raise ValueError(
-                f'personal = "{self.personal}" needs seeds = "own": a sum tells of no single client'
+                f'personal = "{self.personal}" needs seeds = "own": a sum hides single clients'
             )
         return self
 

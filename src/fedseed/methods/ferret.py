@@ -144,7 +144,7 @@ def _split(
 
 @dataclass(frozen=True)
 class BitCoefficients(Coefficients):
-    """The same in a bit each. In bytes: 8 for the seed, 8 per block, 1/8 per coefficient."""
+    """`Coefficients` of one bit each. Bytes: 8 for the seed, 8 per block, 1/8 per coefficient."""
 
     gammas: Annotated[Gammas, RaggedBits("max_per_block")]
 
@@ -184,7 +184,7 @@ class BitStep(CoefficientStep):
     parts: Annotated[tuple[BitCoefficients, ...], Many(BitCoefficients)]
 
 
-# bytes of an update besides its coefficients: of one block
+# bytes of an update of one block, without its coefficients
 OVERHEAD = 16
 
 

@@ -62,7 +62,7 @@ class State:
     def round_seed(self, number: int = 0) -> int:
         """Return the seed that all clients of a round may share.
 
-        Of round 0 one for the whole run.
+        Round 0 stands for the whole run.
         """
         return derive(self.seed, Domain.ROUND_SEED, number)
 
@@ -212,14 +212,18 @@ class Payload:
 
         Raises ValueError if the update is not a vector.
         """
-        raise ValueError(f"updates of {context.method.name} are no vectors of one space")
+        raise ValueError(
+            f"updates of {context.method.name} can't be combined as vectors of one space"
+        )
 
     def with_vector(self, vector: NDArray[np.floating[Any]], context: DecodeContext) -> Self:
         """Return the update that is nearest to a vector, as the protocol allows.
 
         It is the inverse of `vector` where there is one.
         """
-        raise ValueError(f"updates of {context.method.name} are no vectors of one space")
+        raise ValueError(
+            f"updates of {context.method.name} can't be combined as vectors of one space"
+        )
 
 
 @dataclass(frozen=True)
@@ -288,7 +292,8 @@ class Summand(Payload):
         current = self.numbers(context)
         if current.dtype == np.int8:
             numbers = np.where(numbers == 0, current, np.sign(numbers))
-        return replace(self, **{field_codecs(type(self))[-1][0]: numbers.astype(current.dtype)})  # type: ignore[type-var]
+        changes = {field_codecs(type(self))[-1][0]: numbers.astype(current.dtype)}
+        return replace(self, **changes)  # type: ignore[type-var]
 
     def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> Self:
         return self.with_numbers(vector, context)
@@ -361,15 +366,15 @@ class Codec(ABC):
 class Array(Codec):
     """A 1-D array.
 
-    "f2" are numbers of float32 that travel as float16, rounded to nearest; magnitudes above the
-    largest of these, 65,504, travel as that.
+    "f2" are numbers of float32 that travel as float16, rounded to nearest; magnitudes above 65,504,
+    the largest float16, are clipped to it.
     """
 
     dtype: str  # of its elements, as they travel
     length: int | str | Callable[["Reader"], int]  # how many there are, as this module says
-    # in a step no elements at all are possible, too: nobody answered
+    # whether a step may have no elements, because no client answered
     optional: bool = False
-    # the name of how many elements there are for each one of the length; None: one
+    # the name of the number of elements for each unit of `length`; None: one
     multiplier: str | None = None
 
     def write_value(self, value: Any) -> bytes:
@@ -473,7 +478,7 @@ class Ragged(Codec):
     elements.
     """
 
-    # the name of the largest length that is possible
+    # the name of the attribute that holds the largest allowed length
     limit_name: str
 
     def count_content(self, value: Any, size: int) -> Content:
@@ -563,7 +568,7 @@ class Packed(Array):
 
     dtype: str = field(default="u2", init=False)
     width: int | str = 16  # bits of each, or the name of that
-    # what they are when the content of messages is counted
+    # how the numbers are counted in the content of messages
     kind: Literal["integers", "scalars"] = "integers"
 
     def count_content(self, value: Small, size: int) -> Content:

@@ -84,8 +84,8 @@ class RandOpt(Stepwise):
             )
         if self.divide_by != "nothing":
             raise ValueError(
-                f'divide_by = "{self.divide_by}": what is chosen has no size to divide by; leave '
-                "it out"
+                f'divide_by = "{self.divide_by}": a chosen direction has no size to divide by; '
+                "leave it out"
             )
         return self
 

@@ -35,7 +35,7 @@ from fedseed.optimizers.rules import Rule, Squares, square
 from fedseed.randomness import Basis
 from fedseed.weights.change import Add, Change, Optimize, Rounding, Term
 
-# of a step: coefficients of each block, and their directions
+# a step's coefficients for each block, with their directions
 Parts = Sequence[tuple[Basis, Sequence[Floats]]]
 
 
@@ -81,7 +81,7 @@ class BlockRates(ServerOptimization):
         global_rate: eta_g, the rate of the step that the answers make.
         block_rate: each block's change is divided by the root of its mean squares so far: "adagrad"
             (their sum), "rms" (an average); then eta_g is about how far an entry moves in the first
-            step. "same": it is not.
+            step. "same": no division.
     """
 
     global_rate: PositiveFloat = 1.0

@@ -61,13 +61,13 @@ class Stepwise(ZerothOrder):
     """Settings of step-by-step methods, and what their coefficients do to the weights.
 
     Args (besides those of `ZerothOrder`):
-        optimizer: what the update, as a gradient, is given to: "sgd" (the methods as published),
-            "momentum", "nesterov", "rmsprop" or "adam" (`fedseed.optimizers`; 4 bytes of memory per
-            parameter, Adam 8; a replay restores its averages); "adam-rebuilt": Adam of the last
-            `horizon` steps, without that memory, for the time it takes to make their directions
-            again;
-            "hiso": a diagonal learnt from the steps, along which directions are scaled before they
-            are looked along (4 bytes; beta2 is its 1 - nu).
+        optimizer: the rule that turns the update, taken as a gradient, into a step: "sgd" (the
+            methods as published), "momentum", "nesterov", "rmsprop" or "adam"
+            (`fedseed.optimizers`; 4 bytes of memory per parameter, Adam 8; a replay restores its
+            averages); "adam-rebuilt": Adam of the last `horizon` steps, without that memory, for
+            the time it takes to make their directions again; "hiso": a diagonal learnt from the
+            steps, along which directions are scaled before they are looked along (4 bytes; beta2 is
+            its 1 - nu).
         beta1: decay of the average gradient, for momentum and Adam.
         beta2: decay of the average squared gradient, for Adam, "rmsprop" (torch's alpha), "hiso"
             and divide_by = "scalar".
@@ -173,7 +173,7 @@ class Stepwise(ZerothOrder):
             # a step that nobody answered leaves the weights as they are
             if self.decay and len(coefficients):
                 coefficients_so_far = coefficients_so_far * np.float32(1 - self.decay)
-            # a schedule's: one rate multiplies them all
+            # the schedule's factor: it multiplies all coefficients alike
             new *= np.float32(self.factor(state.steps_done + 1))
             coefficients_so_far = np.concatenate([coefficients_so_far, new])
         squares = self.squares_after(state, coefficients)

@@ -64,7 +64,7 @@ from fedseed.weights.layout import Layout
 from fedseed.weights.subspace import RandomSubspace, matrices_of
 
 MAX_RANK = 1 << 16
-# no matrix has a side so long: every tensor is trained as it is
+# longer than any side of a matrix, so that every tensor is trained as it is
 FULL_RANK = 1 << 40
 SEED_BYTES = 8
 MAGNITUDE_BYTES = 2
@@ -229,7 +229,7 @@ class FloatStep(Payload):
 
     def check(self, context: DecodeContext) -> None:
         if len(self.parts) > 1:
-            raise MessageError(f"{len(self.parts)} parts in a step: there is one mean")
+            raise MessageError(f"{len(self.parts)} parts in a step: one, the mean, is expected")
 
     def size(self, context: DecodeContext) -> float:
         if self.parts:

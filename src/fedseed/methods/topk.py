@@ -137,7 +137,7 @@ class Combined(Payload):
         NDArray[np.uint16],
         Counts("u2", lambda reader: len(_entry_counts(reader.context)), optional=True),
     ]
-    # of the entries, in their chunks, ascending in each
+    # places of the entries within their chunks, ascending in each chunk
     places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]
     values: Annotated[Floats, Halves(_count_of)]  # of the entries
 

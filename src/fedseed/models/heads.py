@@ -21,9 +21,9 @@ from fedseed.text import listed
 
 SHOWN = 6  # classes that a line names
 REGRESSION = "regression"  # as transformers calls it in a configuration
-# what the output of a new head is called that predicts a number
+# the name of a new head's output that predicts a number
 SCORE = "score"
-# of a new head's weights where the model's configuration has no initializer_range
+# standard deviation of a new head's weights if the configuration has no initializer_range
 SPREAD = 0.02
 
 

@@ -89,7 +89,10 @@ class QuantizedLayer(torch.nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         product: torch.Tensor = _FrozenProduct.apply(x, self)  # type: ignore[no-untyped-call]
-        return product if self.bias is None else product + self.bias.to(product.dtype)  # type: ignore[operator]
+        bias: Any = self.bias
+        if bias is None:
+            return product
+        return product + bias.to(product.dtype)
 
 
 class QuantizedLinear(QuantizedLayer, torch.nn.Linear):  # type: ignore[override]
@@ -198,7 +201,9 @@ def quantize_layers(model: torch.nn.Module, bits: int, spared: Collection[str]) 
         bits: 4 or 8.
         spared: layers that have one of these as a part of their names stay as they are.
     """
-    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
+    output = None
+    if hasattr(model, "get_output_embeddings"):
+        output = model.get_output_embeddings()  # type: ignore[operator]
     parameters = chain.from_iterable(module.parameters(recurse=False) for module in model.modules())
     users = Counter(map(id, parameters))
     quantized: dict[int, QuantizedLayer] = {}  # a layer that stands at two places stays one

@@ -44,7 +44,7 @@ class ChatTemplate:
     Args:
         tokenizer: a fast `transformers` tokenizer: it says which characters a token stands for.
         given: a Jinja template in place of the tokenizer's own.
-        arguments: what else the template is given, such as `enable_thinking`.
+        arguments: further variables of the template, such as `enable_thinking`.
 
     Raises:
         ValueError: the tokenizer does not say which characters its tokens stand for.
@@ -70,7 +70,7 @@ class ChatTemplate:
     ) -> str:
         """Return a chat as the template writes it.
 
-        `asking`: with what asks the assistant for an answer after it.
+        `asking`: end with the template's request for an answer of the assistant.
         """
         return self._render(messages, tools, add_generation_prompt=asking)[0]
 
@@ -231,7 +231,8 @@ class ChatTemplate:
                 ids, places = self._encode_whole(guard + text)
                 if ids[: len(guard_ids)] == guard_ids:
                     length = len(guard)
-                    # the first token may claim a part of the guard, as its blank stands for it
+                    # the first token's span may begin within the guard, because it includes the
+                    # blank
                     rest = [
                         (max(0, begin - length), end - length)
                         for begin, end in places[len(guard_ids) :]

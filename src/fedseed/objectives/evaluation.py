@@ -45,7 +45,7 @@ def measure(
         objective: what learns from such examples.
         prepared: what is evaluated on; at least one example.
         scores: how the task scores generated answers (names of `fedseed.tasks.metrics.REGISTRY`).
-        settings: say what else is measured, and how long answers are.
+        settings: the further metrics, and the length of answers.
     """
     if isinstance(objective, Scoring):
         return choice_metrics(model, objective, prepared.items)
@@ -163,7 +163,7 @@ def score_notes(
         objective: what learns from the examples.
         prepared: what is evaluated on.
         scores: how the task scores generated answers.
-        settings: say what else is measured.
+        settings: the further metrics.
     """
     language = language_of(objective)
     is_scored = settings.rouge and "rouge_l" in (*scores, *settings.metrics)

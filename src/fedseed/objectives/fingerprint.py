@@ -46,7 +46,7 @@ def tokens_digest(tokenizer: Any) -> str:
         tokenizer: a `transformers` tokenizer.
     """
     tokens = TextTokens(tokenizer)
-    # by the files: what a version lists as special, and in which order, makes no token
+    # sorted, because the order in which a version lists its added tokens changes no token
     added = sorted(map(str, getattr(tokenizer, "added_tokens_decoder", {}).values()))
     texts = [*TEXTS, *(f"a{token} b" for token in added)]
     token_ids = [[list(tokenizer(text)["input_ids"]), tokens.ids(text)] for text in texts]

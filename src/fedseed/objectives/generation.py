@@ -49,7 +49,7 @@ def continue_prompts(
         encodes: whether an encoder reads the prompts.
         scored: whether the answers are compared, and so depend on nothing but their prompts;
             otherwise the model's own generation settings count.
-        options: what else `generate` of transformers is given.
+        options: further options of transformers' `generate`.
     """
     ids, mask = pad_rows(prompts, pad or 0, left=not encodes)
     device = next(model.parameters()).device
@@ -368,7 +368,7 @@ class Writer:
         A function's name may stand in the conversation by chance, so that the template is asked
         with names that do not.
         """
-        # kind and name of a function, by what stands for it
+        # kind and name of each function, by the name that replaces it
         names: dict[str, tuple[str, str]] = {}
 
         def renamed(kind: str, one: Mapping[str, Any]) -> dict[str, Any]:
@@ -482,7 +482,7 @@ class Writer:
         stop = _first_stop(text, self.stops)
         text = text[:stop]
         follower.finish(text)
-        # with fewer tokens than there is room for, something else has ended it
+        # the room was not used up, so something else has ended the text
         has_ended = new[-1] in self._ends or len(new) < room
         return Written(text, len(ids), len(new), stop is not None or has_ended)
 
@@ -548,7 +548,7 @@ class _TextFollower:
         return torch.tensor([is_over], device=ids.device)
 
     def finish(self, text: str) -> None:
-        """Give out what was not yet given out of a text."""
+        """Hand out the rest of a text."""
         if self._on_text is not None and len(text) > self._sent:
             self._on_text(text[self._sent :])
             self._sent = len(text)

@@ -42,7 +42,7 @@ class ExampleKind:
     architecture: Architecture  # which models can
     # makes the objective of (tokenizer or image processor, settings)
     objective: Callable[..., Any]
-    # of other architectures, that are made such a model, with a new head
+    # other architectures whose models can become such a model by a new head
     bases: tuple[Architecture, ...] = ()
 
 
@@ -58,7 +58,7 @@ def _pairs(language_type: type[TextObjective]) -> Callable[..., Objective]:
     )
 
 
-# of a type's kinds, the first is what it is for where nothing says otherwise
+# the first kind of an example type is its default
 KINDS: tuple[ExampleKind, ...] = (
     ExampleKind(Example, "causal", _texts(CausalLM)),
     ExampleKind(Example, "seq2seq", _texts(Seq2SeqLM)),
@@ -147,11 +147,11 @@ def kind_of(
 
 
 def classes_of(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:
-    """Return the classes that a task's examples are of, in the order of their numbers; of scores
-    the one output's name.
+    """Return the classes of a task's examples, in the order of their numbers; for scores, the name
+    of the one output.
 
     Raises:
-        ValueError: texts have options of their own each.
+        ValueError: each text has options of its own.
     """
     if kind.architecture != "classification":
         return data.classes

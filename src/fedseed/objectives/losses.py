@@ -81,7 +81,7 @@ class TextObjective(Objective):
 
     # it pads, where no other token does
     needed: ClassVar[tuple[str, str]] = ("eos_token", "end-of-sequence token")
-    # whether what is predicted of a token may depend on what stands after it
+    # whether the prediction for a token may depend on later tokens
     reads_both_sides: ClassVar[bool] = False
     encodes: ClassVar[bool] = False  # whether an encoder reads the prompts
 
@@ -97,7 +97,7 @@ class TextObjective(Objective):
         if needed is None:
             raise ValueError(f"its tokenizer has no {self.needed[1]} ({self.needed[0]})")
         self.pad = needed if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        # what is made once: a chat template, words' tokens
+        # values that are computed once: a chat template, words' tokens
         self._cache: dict[Any, Any] = {}
 
     @property
@@ -152,7 +152,7 @@ class TextObjective(Objective):
             rows: tokens.
             segments: for each token, the text that holds it (0 or 1), for models that are told
                 (`token_type_ids`); None: they are not told.
-            options: the forward pass'.
+            options: options of the forward pass.
 
         Returns:
             Of each token: shape (rows, longest row, vocabulary); of a model with a classification
@@ -230,7 +230,7 @@ class Scoring(Objective):
     # sequences (options, texts, pictures) that are evaluated at a time
     batch: ClassVar[int] = 32
     are_classes: ClassVar[bool] = False  # whether the options are the same for all
-    # which of a classifier's outputs stands for each class, the others after them; None: in order
+    # the classifier's output that stands for each class, the others after them; None: in order
     outputs: tuple[int, ...] | None = None
 
     @abstractmethod
@@ -288,7 +288,7 @@ class CausalLM(TextObjective):
     the boundary of prompt and response, and the response begins with the tokens that it has after
     the prompt in plain transformers (`fedseed.objectives.tokens.TextTokens`). Without a prompt all
     of the text is learnt. A chat is what its tokenizer's template writes
-    (`fedseed.objectives.chats`), with loss on what the assistant says. Longer examples are cut as
+    (`fedseed.objectives.chats`), with loss on the assistant's messages. Longer examples are cut as
     `truncate` says. `TextObjective` has the arguments and errors.
     """
 

@@ -65,7 +65,7 @@ class Preferences(Objective):
         self.language = language
         self.tokenizer = language.tokenizer
         self.beta = beta
-        # without a limit: says how many sequences an answer should have
+        # without a limit, to find the number of sequences that an answer should have
         self._whole = type(language)(language.tokenizer, sys.maxsize, prefix=language.prefix)
 
     def items_of_each(self, examples: Sequence[Preference]) -> list[list[Pair]]:

@@ -21,9 +21,9 @@ from fedseed.weights.row_losses import EnterRows
 
 @dataclass(frozen=True)
 class RewardedTokens(Tokens):
-    """An example whose answer is rewarded, as its language objective has it.
+    """The tokens of an example whose answer is rewarded, made by the language objective.
 
-    The reward function gets the example.
+    The reward function receives the example.
     """
 
     example: Example = field(kw_only=True)

@@ -89,10 +89,10 @@ def shifted_right(model: Any, labels: torch.Tensor, pad: int) -> torch.Tensor:
     Args:
         model: an encoder-decoder, with an adapter or without.
         labels: shape (rows, columns), IGNORE where there is none.
-        pad: stands in place of IGNORE where the model says nothing else.
+        pad: replaces IGNORE, unless the model names a token for that.
 
     Returns:
-        The start token and the labels but the last, shape (rows, columns).
+        The start token, then all labels except the last one, shape (rows, columns).
 
     Raises:
         RecipeError: the model has no start token.

@@ -26,14 +26,14 @@ class Tokens:
     """A tokenised example."""
 
     ids: tuple[int, ...]
-    # where the last response begins; what stands before it is what generation continues
+    # where the last response begins; generation continues the tokens before it
     response_start: int
     # the tokens that carry loss, in ascending order; none: all from `response_start` on
     spans: tuple[Span, ...] = ()
     cut: int = 0  # how many tokens were cut away
     # what else was done to it (`fedseed.objectives.prepared.REMARKS`)
     remarks: tuple[str, ...] = ()
-    # whether an encoder reads what stands before the response, and a decoder answers
+    # whether an encoder reads the tokens before the response, and a decoder answers
     encoded: bool = False
 
     @property
@@ -154,7 +154,7 @@ class TextTokens:
         return dict(sorted(endings.items(), key=lambda one: -len(one[0])))
 
     def ender_of(self, text: str) -> str:
-        """Return the special token with which a text ends, but for blanks; "" if with none."""
+        """Return the special token at the end of a text, blanks aside; "" if there is none."""
         text = text.rstrip()
         return next((ender for ender in self.enders if text.endswith(ender)), "")
 
@@ -230,7 +230,7 @@ def longest_input(model: Any) -> int | None:
     if config is None:
         return None
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    # XLNet's -1: any number
+    # XLNet's configuration has -1, for any number of positions
     if limit is not None and limit < 1:
         limit = None
     for name, module in model.named_modules():

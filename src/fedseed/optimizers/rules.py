@@ -147,7 +147,7 @@ class Rule:
 
     @property
     def averages(self) -> int:
-        """Return how many float32 numbers it keeps for every parameter."""
+        """Return the number of float32 numbers that the rule keeps for every parameter."""
         if self.kind == "adam":
             return 2
         return 1
@@ -211,7 +211,7 @@ class Moments:
             self.second[span] = _to_dtype(self.second[span], gradient.dtype) * rule.beta2 + square
 
     def divisor(self, span: slice, dtype: Any) -> Any:
-        """Return sqrt(h) + eps, by which "hiso" divides some weights' entries of directions."""
+        """Return sqrt(h) + eps for some weights; "hiso" divides directions' entries by it."""
         return _square_root(_to_dtype(self.second[span], dtype)) + self.rule.eps
 
     def descent(self, span: slice, dtype: Any) -> Any:

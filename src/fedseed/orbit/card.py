@@ -29,7 +29,7 @@ AUTO = {
 # to its weights
 Form = Literal["whole", "adapter", "merged"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
-# all of Markdown's, but | and _ inside a word
+# all of Markdown's markup, except | and _ inside a word
 _MARKUP = re.compile(r"[\\`*\[\]<>#&~]|(?<![^\W_])_|_(?![^\W_])")
 _EXACT = "The weights are those of the federated run, bit for bit; the digest says so."
 ABOUT: dict[Form, str] = {
@@ -76,7 +76,7 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     )
     packaged = form == "adapter" and base in PACKAGED  # transformers does not know these bases
     upto = "" if total == facts.steps else f" --upto {facts.steps}"
-    # of a shell's command, on one line
+    # a word of a shell command, on one line
     word = shlex.quote(clean(facts.orbit_name).replace("\n", " "))
     environment = Environment(
         loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined

@@ -89,7 +89,7 @@ def check_weights(folder: Path, model: Any) -> None:
         wrong = adapters.differences(model, folder)
     else:
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-        # a wider one has every value of the others
+        # for several dtypes float32, which can hold every value of the others
         dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
         try:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"), adapters.hushed():
@@ -170,9 +170,9 @@ def export_model(
                 write_quantization(part, quantization)
             # peft's is empty
             (part / CARD).write_text(card(header, facts, form, kind), encoding="utf-8")
-            # by the umask; weights come readable by their owner alone
+            # the card's mode follows the umask; weights are written readable by their owner only
             mode = (part / CARD).stat().st_mode
-            # what makes it a model comes last
+            # the files that make the folder a model come last
             for path in sorted(part.iterdir(), key=lambda path: path.name in HOLDS):
                 target = folder / path.name
                 if target.is_dir():

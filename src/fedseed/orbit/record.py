@@ -25,7 +25,7 @@ MOST_PACKED = 1 << 16
 class Record:
     """A record as a file has it: one step, or many packed.
 
-    What `Orbit.records` has are single steps.
+    `Orbit.records` holds single steps only.
     """
 
     round: int  # the number of its (first) step, from 1

@@ -88,7 +88,7 @@ class ZOOptimizer:
             raise RecipeError(
                 "ZOOptimizer: give settings or a method; and no population, which divides batches"
             )
-        # a closure is one example, measured once
+        # a closure stands for one example, measured once
         self.method = self.method.model_copy(update={"batch": 1})
         check_tunable(model)
         try:

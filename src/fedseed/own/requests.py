@@ -109,7 +109,7 @@ class Asked(BaseModel):
 
 
 class Completion(Asked):
-    """A request for what follows a prompt, or each of some."""
+    """A request for the continuations of one or several prompts."""
 
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
     max_tokens: PositiveInt | None = 16
@@ -267,7 +267,7 @@ AskedKind = TypeVar("AskedKind", bound=Asked)
 
 
 def _first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the key that is wrong, and the key with what is wrong about it."""
+    """Return the wrong key, and a text with the key and the fault."""
     first = error.errors()[0]
     param = ".".join(str(part)[:SHOWN] for part in first["loc"])
     reason = first["msg"].removeprefix("Value error, ")

@@ -123,7 +123,7 @@ class Service:
             HTTPException: lambda _, error: refusal(RefusedError(error.status_code, error.detail)),
             FedseedError: lambda _, error: refusal(_as_refusal(error)),
             ClientDisconnect: lambda _, error: Response(status_code=CLIENT_LEFT),
-            # its client has left, and sees nothing, or the server ends
+            # the client has left and gets no reply, or the server is ending
             JobCancelledError: lambda _, error: refusal(RefusedError(503, ENDING)),
             # uvicorn writes the error into the log
             Exception: lambda _, error: refusal(RefusedError(500, FAILED)),
@@ -155,7 +155,7 @@ class Service:
         )
 
     async def models(self, request: Request) -> Response:
-        """Answer which models there are, or that there is one."""
+        """List the models, or describe the one that the path names."""
         name = request.path_params.get("name")
         names = self.names
         if name:
@@ -168,7 +168,7 @@ class Service:
         return JSONResponse(models[0] if name else {"object": "list", "data": models})
 
     async def completions(self, request: Request) -> Response:
-        """Answer with what follows a prompt, or each of some."""
+        """Answer with the continuation of each prompt."""
         completion_request = await read_request(request, Completion)
 
         def prepare(writer: Writer) -> tuple[list[list[int]], None]:

@@ -46,7 +46,8 @@ MOST = 1 << 40  # the largest number of turns that a budget is searched for
 # candidates, and of many more releases it takes far more than the sum needs
 COMPOSED_AT_ONCE = 1 << 10
 TRUNCATED_MASS = 1e-15  # the share of outcomes that a composition may leave out, added to delta
-# sampled releases whose distributions are composed; of more, rounding errors and time have no bound
+# the most sampled releases whose distributions are composed; with more, rounding errors and time
+# are not bounded
 MOST_COMPOSED = 1 << 20
 # Renyi's divergences are worked out at these orders: the best one falls as epsilon grows
 RENYI_ORDERS = sorted({round(2 ** (power / 4)) for power in range(4, 65)})
@@ -337,7 +338,7 @@ def compose_many(one: Any, count: int) -> Any:
     if count <= COMPOSED_AT_ONCE:
         return one.self_compose(count)
     groups, rest = divmod(count, COMPOSED_AT_ONCE)
-    # each group's share counts as often as there are groups
+    # each group leaves out its own share of outcomes, and the shares add up
     group = one.self_compose(COMPOSED_AT_ONCE, TRUNCATED_MASS / groups)
     composed = compose_many(group, groups)
     return composed.compose(one.self_compose(rest)) if rest else composed

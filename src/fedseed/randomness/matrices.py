@@ -1,6 +1,4 @@
-"""Where the matrices of a parameter vector lie: what a basis of low-rank directions has to know of
-it.
-"""
+"""Where the matrices of a parameter vector lie: needed by a basis of low-rank directions."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -31,7 +29,7 @@ class Run(NamedTuple):
     matrix: Matrix
 
     def rows(self, start: int) -> tuple[int, int]:
-        """(first row, one past the last) that it touches, if the cut run began at `start`."""
+        """(first row, one past the last) that this run touches; it counts from element `start`."""
         first = start + self.lo - self.matrix.start
         last = start + self.hi - self.matrix.start
         return first // self.matrix.columns, -(-last // self.matrix.columns)

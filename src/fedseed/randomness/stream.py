@@ -111,8 +111,8 @@ def check_seed(seed: int, name: str = "seed") -> int:
 
 
 def block(seed: int, domain: int, direction: int, position: int) -> tuple[int, int, int, int]:
-    """Return one Philox block as four numbers, as `words` has it: of so few, NumPy would take
-    thirty times as long.
+    """Return one Philox block as four numbers, the same as from `words`: for a single block NumPy
+    would take thirty times as long.
 
     Args:
         seed: 64-bit seed (the key).

@@ -1,10 +1,10 @@
 """The keys of tables of settings, read off their classes: type, default, meaning.
 
-And what is wrong with a table.
+It also describes the faults of a table.
 
 The fields of the classes say what is allowed, their descriptions or the "Args" of the docstrings
-what they mean; so `fedseed explain`, `fedseed list keys`, docs/recipe.md and errors know what the
-code knows, plug-ins included.
+what they mean; so `fedseed explain`, `fedseed list keys`, docs/recipe.md and errors always match
+the code, plug-ins included.
 """
 
 import inspect
@@ -91,7 +91,8 @@ class Key:
     # as TOML would have it; "not set", or "must be given"
     default: str
     meaning: str  # what it means, one paragraph
-    # which tables have it where a name or kind decides, such as methods; none: all of them
+    # the tables that have the key, if a name or kind chooses the table (such as methods); empty:
+    # all
     owners: tuple[str, ...] = ()
 
 
@@ -191,7 +192,7 @@ def _describe_default(field: FieldInfo) -> str:
 
 
 def possible_models(annotation: Any, marks: Sequence[Any]) -> list[type[BaseModel]]:
-    """Return the classes that a setting may be: none of a plain value.
+    """Return the classes that a setting may have: none for a plain value.
 
     Several where a name or kind decides.
     """
@@ -374,7 +375,7 @@ def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:
     """
     path: list[str] = []
     table: Any = data
-    # whether pydantic's path is past the kind of the table that is looked into
+    # whether pydantic's path is already past the kind of the current table
     passed = True
     for position, part in enumerate(loc):
         if isinstance(table, list) and isinstance(part, int) and part < len(table):

@@ -1,6 +1,6 @@
 """The recipes and sweeps that come with fedseed and with packages that add commands.
 
-Nothing but the files is looked at here, so that they are listed without what runs need.
+Only the files are read, so that recipes are listed without the packages that runs need.
 """
 
 import tomllib

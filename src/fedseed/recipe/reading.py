@@ -28,11 +28,11 @@ PLACES = (
     ("federation", "key"),
     ("federation", "ca"),
 )
-# before a key among overrides: it is taken out
+# before a key in an override: the key is removed
 UNSET = "~"
-# of a file: what takes hours to read is longer
+# bytes of a file: only files that would take hours to read are longer
 MOST_BYTES = 1 << 20
-# tables and lists in each other, and parts of a key
+# the deepest nesting of tables and lists, and the most parts of a key
 MOST_DEEP = 32
 LONG_KEY = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{MOST_DEEP}}}[\w"']""".encode())
 
@@ -54,7 +54,7 @@ def read_toml(path: Path, option: str = "") -> dict[str, Any]:
         raise RecipeError(f"{option}{path}: can't be read: {error.strerror}") from error
     if len(data) > MOST_BYTES:
         raise RecipeError(f"{option}{path}: more than {MOST_BYTES:,} bytes: this is no recipe")
-    # tomllib would take memory by the square of its parts
+    # tomllib's memory grows with the square of the number of a key's parts
     long = LONG_KEY.search(data)
     if long:
         line = data.count(10, 0, long.start()) + 1
@@ -171,9 +171,7 @@ def make_paths_absolute(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_auto(data: dict[str, Any]) -> None:
-    """Let learning_rate = "auto" of a method be `tune_rate`, and the rate what it is by
-    default.
-    """
+    """Replace a method's learning_rate = "auto" by `tune_rate`; keep the rate at its default."""
     method = data.get("method")
     for table in (method, method.get("training") if isinstance(method, dict) else None):
         if isinstance(table, dict) and table.get("learning_rate") == "auto":
@@ -243,7 +241,7 @@ def read_recipe(
     except ValidationError as error:
         raise RecipeError(f"{path}: {explain(error, data, Recipe)}") from error
     if recipe.reward is not None:
-        # what is wrong with it is said before anything is loaded
+        # report the fault before anything is loaded
         recipe.reward.load()
     return recipe
 

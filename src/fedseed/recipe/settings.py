@@ -41,7 +41,7 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class Table(BaseModel):
-    """Base of the tables: frozen, of the types that are said, of known keys only."""
+    """Base class of the tables: frozen, strictly typed, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -199,7 +199,7 @@ class FederationSettings(Table):
             ca: file with the certificates to trust.
 
         Raises:
-            RecipeError: nothing says where the server is.
+            RecipeError: no address of the server is given.
         """
         url = nats or self.nats
         if url is None:
@@ -267,13 +267,14 @@ class StoppingSettings(Table):
     patience: PositiveInt = 30
 
 
-# without a name: the project's own
+# a task without a name is the project's own
 AnyTask = Annotated[Task, ByName(tasks.REGISTRY, Task, "instructions")]
 AnyMethod = Annotated[Method, ByName(methods.REGISTRY, Method)]
 AnyRule = Annotated[AggregationRule, ByName(aggregation.REGISTRY, AggregationRule, "mean")]
 AnyTracker = Annotated[Tracker, ByName(tracking.REGISTRY, Tracker)]
 
-# whole number but for seeds: messages and orbits have 32 bits for rounds, counts and indices
+# largest whole number, except for seeds: messages and orbits have 32 bits for rounds, counts and
+# indices
 LARGEST = 2**32 - 1
 
 

@@ -43,8 +43,8 @@ def _total_seconds(summaries: Sequence[Summary]) -> list[float]:
 def results_sheet(
     title: str, lines: Sequence[Compared], seeds: int = 1, brief: bool = False
 ) -> Sheet:
-    """Return a table of what each line's runs came to, with what the untuned base measures
-    (zero-shot) first.
+    """Return a table of the results of each line's runs, with those of the untuned base (zero-shot)
+    first.
 
     Args:
         title: above the table; "": who took part in the runs, and how many parameters each tunes.
@@ -114,7 +114,7 @@ def _score(name: str, summaries: Sequence[Summary]) -> str:
 
 
 def _describe_clients(lines: Sequence[Compared]) -> str:
-    """Return who took part, and how many parameters each method tunes."""
+    """Return a sentence about the clients and the number of parameters that each method tunes."""
     lines = [line for line in lines if line.summaries]
     if not lines:
         return "Comparison"
@@ -197,10 +197,9 @@ def _exchanged(numbers: Mapping[str, float] | None) -> str:
 
 
 def comparison_lines(lines: Sequence[Compared]) -> list[str]:
-    """Return what the numbers say of each line beside that whose clients send most: a sentence
-    each.
+    """Return a sentence for each line that compares it with the line whose clients send most.
 
-    Lines are left out whose runs have failed, measure no loss or send nothing.
+    Lines whose runs have failed, measure no loss or send nothing are left out.
     """
     bytes_up, numbers_sent, gains = {}, {}, {}
     for line in lines:

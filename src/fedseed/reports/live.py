@@ -43,7 +43,7 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """Return what changes whenever one of a run's files does."""
+    """Return a stamp that changes whenever one of a run's files does."""
     stamps: list[tuple[int, int, int] | None] = []
     for name in FILES:
         try:
@@ -112,7 +112,7 @@ class LivePage:
 
     async def _index(self, request: Request) -> Response:
         text = await asyncio.to_thread(self.text)
-        # in the head, which stays when the body is taken over
+        # the script is in the head, which stays when the page replaces its body
         return HTMLResponse(text.replace("</head>", f"{SCRIPT}</head>", 1))
 
     async def _page(self, request: Request) -> Response:

@@ -25,7 +25,7 @@ class Logged(Progress):
 
     def __init__(self, progress: Progress) -> None:
         self.shown = progress
-        # what was said before the folder was known to be the run's
+        # lines from before the folder was known to be the run's
         self._early: list[str] | None = []
         self._file: io.TextIOWrapper | None = None
 
@@ -35,7 +35,9 @@ class Logged(Progress):
         if folder is None or self._file is not None:
             return
         with suppress(OSError):
-            self._file = open(folder / NAME, "a", encoding="utf-8", opener=append_to)  # noqa: SIM115
+            self._file = open(  # noqa: SIM115
+                folder / NAME, "a", encoding="utf-8", opener=append_to
+            )
         for line in early:
             self._put(line)
 
@@ -82,7 +84,7 @@ def stamp() -> str:
 
 
 def first_stamp(folder: Path | None) -> str | None:
-    """Return when the first session of a folder's run began, as its log.txt has it."""
+    """Return the time at which the first session of a folder's run began, from its log.txt."""
     try:
         text = ""
         if folder is not None:

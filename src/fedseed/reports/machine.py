@@ -38,8 +38,8 @@ def versions() -> dict[str, str]:
 
 @cache
 def host() -> dict[str, Any]:
-    """Return what the machine is: system, processor, cores, memory, GPUs that torch sees (where
-    torch is in use).
+    """Return a description of the machine: system, processor, cores, memory, GPUs that torch sees
+    (where torch is in use).
     """
     processor = platform.processor()
     with suppress(OSError):

@@ -208,9 +208,7 @@ def _run_charts(view: RunView) -> list[Drawn]:
 
 
 def render_charts(panels: Sequence[Panel]) -> list[Drawn]:
-    """Return what a page shows of each chart that shows anything: title, SVG, vertical axis,
-    legend.
-    """
+    """Return the parts of each chart that is not empty: title, SVG, vertical axis, legend."""
     charts = []
     for panel in panels:
         svg = chart(panel)

@@ -64,7 +64,7 @@ def partition_statistics(data: TaskData) -> PartitionStatistics:
 
 
 def partition_table(statistics: PartitionStatistics) -> list[Table | str]:
-    """Return what a terminal shows: each client, unless there are many; then a summary."""
+    """Return lines for a terminal: each client, or a summary if there are many."""
     labelled = statistics.labels != ("",)
     sizes, kinds = statistics.sizes, (statistics.counts > 0).sum(axis=1)
     labels_text = ""

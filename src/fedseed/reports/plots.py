@@ -106,7 +106,7 @@ matplotlib.rcParams.update(
 
 
 def _line_style(number: int) -> dict[str, Any]:
-    """Return how the line of this number looks: 48 lines look different, most neighbours also
+    """Return the style of the line of this number: 48 lines look different, most neighbours also
     without colours.
     """
     dashes = number // len(COLOURS) % len(DASHES)

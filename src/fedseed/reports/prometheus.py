@@ -48,9 +48,9 @@ class Exporter:
         self.port = int(self._server.server_port)
 
     def attach(self, ask: Callable[[], Mapping[str, Any] | None]) -> None:
-        """Say who is asked for a coordinator's status, from another thread.
+        """Set the function that returns a coordinator's status; another thread calls it.
 
-        None: it has no time to answer now.
+        It returns None if the coordinator is too busy to answer.
         """
         self._ask = ask
 

@@ -11,13 +11,13 @@ from zlib import crc32
 from fedseed.errors import FedseedError
 from fedseed.metrics import lower_is_better
 
-# of a round, from a client's data to new weights
+# the phases of a round, from a client's data to new weights
 PHASES = ("local", "projection", "aggregation", "rebuild")
 
 
 @dataclass
 class RoundLine:
-    """What one round, or several in a row, came to.
+    """The results of one round, or of several in a row.
 
     Round 0 is the base before any training: it has no costs.
     """
@@ -26,7 +26,7 @@ class RoundLine:
     rounds: int = 1  # how many rounds the line is about
     clients: list[str] = field(default_factory=list)  # the names of those who took part
     taking_part: int = 0  # how many they were, added up over the rounds
-    # {"client", "reason"} of each who was asked in vain
+    # {"client", "reason"} of each client that was asked and gave no update
     skipped: list[dict[str, Any]] = field(default_factory=list)
     attacked: list[str] = field(default_factory=list)  # the names of clients that were made to lie
     refused: int = 0  # how many updates were refused
@@ -42,13 +42,13 @@ class RoundLine:
     backward_passes: int = 0  # the same
     skipped_steps: int = 0  # local steps that were left out, their loss not being finite
     processes: int | None = None  # how many have rebuilt the weights, where it is not one
-    # by phase, added up over clients and rounds
+    # seconds by phase, added up over clients and rounds
     seconds: dict[str, float] = field(default_factory=dict)
-    # of the weights after the round, in hex; None: they were not hashed
+    # digest of the weights after the round, in hex; None: they were not hashed
     weights_digest: str | None = None
     # the Euclidean norm of the weights after the round; None: it was not measured
     weights_norm: float | None = None
-    # what each has measured, where each does
+    # metrics by client, where clients evaluate
     by_client: Mapping[str, Mapping[str, float]] | None = None
     # all else, by name: held-out loss, scores, epsilon
     metrics: dict[str, float] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
@@ -69,7 +69,7 @@ def encode_lines(number: int, coordinator: Coordinator, names: Sequence[str]) ->
     return [line.model_dump_json(exclude_defaults=True).encode() + b"\n" for line in lines]
 
 
-class Answers(NamedTuple):
+class AnswerRecord(NamedTuple):
     """The file's content: the clients' names, a line by round, and a hash of all its bytes."""
 
     names: list[str]
@@ -77,7 +77,7 @@ class Answers(NamedTuple):
     digest: bytes
 
 
-def read_answers(path: Path) -> Answers:
+def read_answers(path: Path) -> AnswerRecord:
     """Return a run's answers. Raises FedseedError if the file is missing or malformed."""
     if is_irregular(path):
         raise FedseedError(f"{path}: no regular file (a pipe or a device): reading it may not end")
@@ -99,7 +99,7 @@ def read_answers(path: Path) -> Answers:
         )
     if max(numbers, default=-1) >= count:
         raise FedseedError(f"{path}: client {max(numbers)} has answered, and there are {count}")
-    return Answers(
+    return AnswerRecord(
         first.clients, dict(zip(rounds, rest, strict=True)), blake2b(data, digest_size=16).digest()
     )
 
@@ -117,15 +117,16 @@ def find_obstacle(method: Method, secure_sums: bool) -> str | None:
             "an answer again"
         )
     update = method.update_type
+    settings: Any = method  # with the keys that go with its kind of update
     if issubclass(update, CodedEntries):
         return (
-            f"method.up_bits = {method.up_bits}: a code does not show how near an entry is to the "  # type: ignore[attr-defined]
-            "next code, so that float noise can't be told from a forgery; up_bits = 32 can be "
+            f"method.up_bits = {settings.up_bits}: a code does not show how near an entry is to "
+            "the next code, so that float noise can't be told from a forgery; up_bits = 32 can be "
             "verified"
         )
-    if issubclass(update, FactorEntries) and method.training.optimizer != "sgd":  # type: ignore[attr-defined]
+    if issubclass(update, FactorEntries) and settings.training.optimizer != "sgd":
         return (
-            f'method.training.optimizer = "{method.training.optimizer}": it divides by the '  # type: ignore[attr-defined]
+            f'method.training.optimizer = "{settings.training.optimizer}": it divides by the '
             "gradient's own size, so that an entry whose gradient is float noise moves by whole "
             'steps; "sgd" can be verified'
         )

@@ -38,9 +38,9 @@ def count_exchanged(
         clients: how many take part.
         updates: how many sent an update, also one within another's message, or one that was
             refused.
-        received: what each message that counts held.
-        planned: what a plan held.
-        downloads: what each client caught up on.
+        received: the content of each message that counts.
+        planned: the content of a plan.
+        downloads: the content of the missed steps that each client downloaded.
     """
     upload, download = sum_contents(received), sum_contents(downloads)
     # updates that are not known are like the others

@@ -105,7 +105,8 @@ class RunFolder:
         self._recipe, self._chat_template = recipe, chat_template
         self._data, self._fingerprint = data, fingerprint
         self._begun = False
-        # progress is brought to the disk by `sync` only: a network's stream has the steps
+        # whether progress reaches the disk only by `sync`: in a network run the stream holds the
+        # steps
         self.lazy = False
         # of metrics and of progress, which their sums name
         self._lines = 0, 0
@@ -143,7 +144,7 @@ class RunFolder:
         self._made_progress = "progress.jsonl" not in existing
         self._progress = Appender(path / "progress.jsonl")
         try:
-            # gone when the process is
+            # the lock ends with the process
             lock_file(self._progress.handle)
             # a folder that was released has no such file any more
             if not self._progress.is_in_place():
@@ -155,7 +156,7 @@ class RunFolder:
             self.begin()
 
     def begin(self) -> None:
-        """Write the recipe, and the chats' template, unless they are there; again is fine.
+        """Write the recipe, and the chats' template, unless they are there already.
 
         Raises StorageError: they can't be written.
         """
@@ -302,7 +303,7 @@ class RunFolder:
         return [path for path in chain.from_iterable(inside) if path.is_file()]
 
     def release(self) -> None:
-        """Close the files as they are; again is fine."""
+        """Close the files as they are; later calls do nothing."""
         if self.finished:
             return
         if not self._begun and self._made_progress and self._progress.handle >= 0:

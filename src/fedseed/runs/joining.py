@@ -143,8 +143,7 @@ class Loading:
             recipe.federation.check(len(names))
             if own_data is not None:
                 raise RecipeError(
-                    f'data of its own: task.name = "{recipe.task.name}" deals its data; take '
-                    '"files"'
+                    f'--data: task.name = "{recipe.task.name}" deals its data itself; take "files"'
                 )
             if whole is None:
                 self.data = recipe.task.load_part(self.hosted, evaluate=False)

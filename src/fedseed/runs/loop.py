@@ -79,7 +79,7 @@ class Run(ABC):
 
     @abstractmethod
     def catch_up(self, restored: Restored) -> None:
-        """Bring those with the weights to the last round that counts."""
+        """Bring all processes that hold weights to the last round that counts."""
 
     @abstractmethod
     def gather(self, number: int) -> Gathered:
@@ -133,8 +133,8 @@ class Run(ABC):
                 returned as they are.
             extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to
                 as many as this one.
-            overwrite: delete the run that is in the folder, finished or not, once nothing speaks
-                against this one.
+            overwrite: delete the run that is in the folder, finished or not, once this run has
+                passed its checks.
 
         Raises:
             FedseedError: the folder holds a run already; with `resume`: another one, or a damaged
@@ -489,7 +489,7 @@ class Run(ABC):
             line.not_taken = [{"round": number, "reason": coordinator.untaken}]
             self.progress.warn(f"round {number}: the step is not taken: {coordinator.untaken}")
         self.apply(step, line, log)
-        # in this order: what it cost is there before it counts
+        # the order matters: the costs of a step are on disk before the step counts
         if self.folder is not None and self.store is not None:
             self.folder.add_progress(line)
             self.store.prepare(number)

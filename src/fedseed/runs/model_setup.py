@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 6  # classes in a message
-# measures a model: numbers by name; parties' own by client
+# measures a model: returns numbers by name, and by client where clients hold out data
 Evaluation = Callable[[Any], dict[str, Any]]
 
 

@@ -43,11 +43,11 @@ from fedseed.transport.base import Events, LogLostError, LogUnusableError, Trans
 
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
-# folder in that of a run: why clients are barred from secure sums
+# folder within a run's folder for the proofs against clients barred from secure sums
 PROOFS = "proofs"
-# between writes to the disk of steps that the log has
+# seconds between writes of steps to the disk; the server's log has them already
 SYNC_SECONDS = 1.0
-# that another thread waits for a coordinator that may be busy
+# seconds that another thread waits for a coordinator that may be busy
 STATUS_SECONDS = 0.5
 
 
@@ -126,7 +126,7 @@ class NetworkRun(Run):
         if self.folder.finished:
             return
         if exporter is not None:
-            # before there are clients: that none comes is worth seeing
+            # before any client connects, so that the metrics also show a run without clients
             exporter.attach(self._status)
         try:
             self._wait(self._start(recipe, run, transport, folder, fresh))
@@ -302,7 +302,7 @@ class NetworkRun(Run):
             return None
 
     def close(self) -> None:
-        """Close the connection; again is fine."""
+        """Close the connection; later calls do nothing."""
         if self._loop.is_closed():
             return
         if self.folder is not None:

@@ -50,17 +50,17 @@ STEP = 3.0  # from a rate to the next
 MOST_TRIALS = 6  # of the first rung
 # rounds of one client that all trials together take at least; below that, their local steps are cut
 WHOLE = 16
-# of the weights' norm: how far slope and curvature look
+# share of the weights' norm: the distance over which slope and curvature are measured
 FAR = 1e-3
-# of the weights' norm: what the first run may move them by
+# share of the weights' norm: the most that the first run may move the weights
 TINY = 1e-2
 # most examples for validation, and of each client
 JUDGED, HELD = 200, 400
 # steps along which slope and curvature are taken where directions are drawn, and at most
 LOOKS, MOST_LOOKS = 10, 16
-# of the loss: what the bend between three points must be to be more than rounding
+# share of the loss: a bend between three points that is smaller may be rounding
 SEEN = 1e-4
-# rounds of one step each in which nothing is to be seen of a rate
+# fewer rounds of one step than this are too few to judge a rate
 FEW = 5
 CHANCE = 5.0  # of nine times and three
 # times the base's loss: a rate beyond which a trial has failed
@@ -299,7 +299,7 @@ def find_rate(
         rates = _climb(centre, result.before, lambda rate: measure(rate, short))
         longer = {one: measure(one, 3 * short, 1) for one in rates}
     best = min(longer, key=lambda one: longer[one])
-    # by chance all may go uphill
+    # by chance the loss may have risen in all trials: then take the first rate
     result.rate = _round_rate(best if longer[best] < result.before else rates[0])
     result.whole = trials.passes / trials.units * recipe.rounds * trials.per_round * shortening
     if share >= 1:
@@ -382,7 +382,7 @@ def _climb(centre: float, base_loss: float, measure: Callable[[float], float]) -
         smaller, excess = edge / STEP, losses[edge] - base_loss
         losses[smaller] = measure(smaller)
         # where a third of a rate raises the loss by a third as much (too large a rate: by a ninth),
-        # it is directions that lead uphill, by chance: nothing is to be learnt from smaller ones
+        # the directions lead uphill by chance, and smaller rates show nothing new
         if (
             excess > 0
             and losses[smaller] > base_loss

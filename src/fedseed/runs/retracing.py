@@ -27,10 +27,10 @@ from fedseed.federation.coordinator.bounds import Bounds
 from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import Method
-from fedseed.methods.base import Answers as WeightedAnswers
+from fedseed.methods.base import Answers
 from fedseed.methods.payload import Payload, field_codecs
 from fedseed.orbit import Orbit
-from fedseed.runs.answers import Answers, Line
+from fedseed.runs.answers import AnswerRecord, Line
 from fedseed.runs.spec import RunSpec
 
 # how far an entry that a robust rule makes may be moved by rounding, as a share of its terms'
@@ -54,7 +54,7 @@ class Retraced(NamedTuple):
 
 
 def retrace(
-    orbit: Orbit, answers: Answers, spec: RunSpec, rounds_with_plans: Collection[int] = ()
+    orbit: Orbit, answers: AnswerRecord, spec: RunSpec, rounds_with_plans: Collection[int] = ()
 ) -> Retraced:
     """Make every step of a run again.
 
@@ -132,7 +132,7 @@ def _follows(
 
 
 def is_within_rounding(
-    method: Method, state: Any, answers: WeightedAnswers, recorded: Payload, step: bytes
+    method: Method, state: Any, answers: Answers, recorded: Payload, step: bytes
 ) -> bool:
     """Return whether a step may be another processor's result from a round's answers.
 

@@ -48,12 +48,12 @@ from fedseed.training.memory import Memory
 from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.devices import limited, peak_on
 
-# of a round: clients that are at hand would do the same once more
+# attempts at a round: local clients would do the same again
 MOST_ATTEMPTS = 20
 
 
 class _Everybody(Roster):
-    """All clients, each of which is there."""
+    """The roster of a simulation: all clients are always present."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(inf, list(names))
@@ -108,12 +108,12 @@ class _LocalSession(Session):
         team: Workers | None,
         progress: Progress,
     ) -> None:
-        # the rounds say what is refused
+        # `rejected` stays silent, because the rounds report refused updates themselves
         settings, rejected = (
             CoordinatorSettings(deadline=inf, minimum=0, patience=inf),
             Rejected(Progress(), ""),
         )
-        # rounds use no more of an end than `_LocalEnd` has
+        # rounds use only those methods of an end that `_LocalEnd` has
         end = cast(CoordinatorEnd, _LocalEnd())
         super().__init__(end, settings, progress, rejected, at_hand=True)
         self.hosted = hosted
@@ -132,7 +132,7 @@ class _LocalSession(Session):
 
     @property
     def local_end(self) -> _LocalEnd:
-        """Return the end, which keeps the broadcasts."""
+        """Return the coordinator's end as the `_LocalEnd` that it is."""
         return cast(_LocalEnd, self.end)
 
     def gather(self, number: int) -> Gathered:
@@ -237,8 +237,8 @@ class _LocalSession(Session):
         )
 
     def _deal(self, plans: dict[int, bytes]) -> None:
-        """Deal out a round's work, unless that was done: clients, or the losses that all clients
-        have in common.
+        """Deal a round's work out to the workers, unless they have it already: clients to train, or
+        parts of the losses that all clients share.
         """
         if self.team is None or self._begun == plans:
             return
@@ -395,7 +395,7 @@ class Simulation(Run):
             if number < self.spec.rounds:
                 self.clients.begin(number + 1)
         start = time.perf_counter()
-        # what the frame guards against does not happen on the way within a process
+        # no frame is checked: within one process a message can't be damaged or mixed up
         norm = self.worker.apply_payload(self.coordinator.closed_payload)
         line.seconds["rebuild"] = time.perf_counter() - start
         line.weights_digest = self.worker.space.digest() if self.spec.digests(line.round) else None

@@ -165,9 +165,9 @@ class StepStore(ABC):
         """
 
     def prepare(self, number: int) -> None:
-        """Write what a step that is about to count does not say.
+        """Write the coordinator's state that is not part of the step that is about to count.
 
-        That of the round before stays.
+        The file of the round before stays.
         """
         arrays = self.coordinator.state_dict()
         if arrays:

@@ -31,7 +31,7 @@ from fedseed.runs.store import read_weights
 from fedseed.tasks import REGISTRY
 
 DTYPES = ("float32", "bfloat16", "float16")
-# a step is applied: its number, and how many there are to be
+# called for each applied step, with its number and the number of all steps
 OnStep = Callable[[int, int], None]
 
 
@@ -227,7 +227,7 @@ def base_of(
     Raises:
         RecipeError: it is not found.
     """
-    # brings transformers, once it is known what is opened
+    # imported late, because it imports transformers
     from fedseed.models.loading import load_model
 
     head = None

@@ -22,8 +22,8 @@ WORSE = 1.1
 WORSE_AT_SAME_NORM = 1.25
 # what a rise of the loss must be besides, where the base's loss is near zero
 LEAST_RISE = 0.05
-# how far a loss may be from that of a uniform guess, relative to it, to be that of a guess. Well
-# above it, a bad base's loss is on its way down
+# a loss that is this close to a uniform guess's loss, relative to it, counts as a guess. A bad
+# base's loss that is well above it is on its way down
 NEAR_A_GUESS = 0.05
 # a base's loss above this many times that of a guess is confidently wrong: its loss falls when the
 # model is destroyed. A head that was drawn anew has about a guess's loss, and rightly stays near it

@@ -31,7 +31,7 @@ from fedseed.methods.zeroth import Projection
 from fedseed.orbit import Orbit
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import sample
-from fedseed.runs.answers import Answers, find_obstacle
+from fedseed.runs.answers import AnswerRecord, find_obstacle
 from fedseed.runs.retracing import retrace
 from fedseed.runs.spec import RunSpec
 from fedseed.training.client import LocalClient
@@ -88,7 +88,7 @@ class Verified:
 
 def verify(
     orbit: Orbit,
-    answers: Answers,
+    answers: AnswerRecord,
     spec: RunSpec,
     hosted: Hosted,
     most_answers: int | None,
@@ -138,7 +138,7 @@ def verify(
     return Verified(orbit.last, retraced.unlike, retraced.missing, checked, digest, record, silent)
 
 
-def _check_verifiable(orbit: Orbit, answers: Answers, spec: RunSpec, hosted: Hosted) -> None:
+def _check_verifiable(orbit: Orbit, answers: AnswerRecord, spec: RunSpec, hosted: Hosted) -> None:
     """Raise FedseedError with the reason if a run can't be verified with what is at hand."""
     method = orbit.header.method
     problem = find_obstacle(method, spec.secure_sums is not None) or _coarse(hosted.worker)
@@ -166,7 +166,7 @@ def _check_verifiable(orbit: Orbit, answers: Answers, spec: RunSpec, hosted: Hos
 
 
 def _sampled_rounds(
-    orbit: Orbit, answers: Answers, name: str, most_answers: int | None, seed: int
+    orbit: Orbit, answers: AnswerRecord, name: str, most_answers: int | None, seed: int
 ) -> list[int]:
     """Return the rounds whose answer of a client is computed again."""
     client = answers.names.index(name)
@@ -179,7 +179,7 @@ def _sampled_rounds(
     return [rounds[index] for index in sample(seed, Domain.SAMPLING, len(rounds), count, client)]
 
 
-def _silent_rounds(orbit: Orbit, answers: Answers, name: str) -> list[int]:
+def _silent_rounds(orbit: Orbit, answers: AnswerRecord, name: str) -> list[int]:
     """Return the rounds in which a client was asked and has no answer on record."""
     client = answers.names.index(name)
     return [
@@ -333,7 +333,8 @@ def _compare_estimates(
     )
     # each by its own losses: a step to where losses are huge allows nothing to those before it
     losses = np.array([abs(one.loss) if one.usable else 0.0 for one in measured])
-    allowed = LOSS_NOISE * UNIT * np.maximum(1.0, losses) / method.scale  # type: ignore[attr-defined]
+    scale: float = method.scale  # type: ignore[attr-defined]
+    allowed = LOSS_NOISE * UNIT * np.maximum(1.0, losses) / scale
     low, high = (
         type(update)
         .decode(update.with_numbers(exact + noise, context).encode(), context)

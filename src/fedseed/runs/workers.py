@@ -81,7 +81,7 @@ class Seat:
     connection: "Connection[Any, Any] | Actor" = field(init=False)
     # what an orbit of the model that it has loaded begins with; None: it has not yet
     start: bytes | None = None
-    # the round of the newest step that it has been told
+    # the round of the newest step that the worker was sent
     last_round: int = 0
 
 
@@ -189,7 +189,7 @@ class Workers:
             self._records[-1] = replace(self._records[-1], digest=digest)
 
     def close(self) -> None:
-        """End all workers, whatever they do; again is fine."""
+        """End all workers, busy or not; later calls do nothing."""
         with self._lock:
             self._closing = True
             processes = [seat.process for seat in self.seats if seat.process is not None]
@@ -232,7 +232,7 @@ class Workers:
     def _do_work(self, seat: Seat, work: Work) -> Any:
         """Return the result of a piece of work.
 
-        Raises what the worker has; FedseedError: its model is another.
+        Raises the worker's exception; FedseedError: the worker has loaded another model.
         """
         if seat.start is None:
             seat.start = _exchange(seat).result
@@ -286,11 +286,11 @@ def _describe_exit(code: int) -> str:
 def _live(
     orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], number: int, load: bytes
 ) -> None:
-    """Load the model and does one piece of work after the other: the life of the process of a
-    worker, from 0.
+    """Load the model, then do one piece of work after the other, as long as the process of worker
+    `number` (from 0) lives.
     """
     try:
-        # which takes its time, as all does that needs it
+        # imported here because torch, and all that needs it, is slow to import
         import torch
 
         from fedseed.training.memory import Memory

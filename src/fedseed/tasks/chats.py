@@ -240,7 +240,7 @@ def with_arguments(style: ChatStyle, row: Record) -> ChatStyle:
 
 
 def check_arguments(arguments: Mapping[str, Any], place: str) -> None:
-    """Raise RecipeError if arguments for a template name what it is given in any case."""
+    """Raise RecipeError if arguments for a template have a name that fedseed sets itself."""
     reserved = sorted(TAKEN_ARGUMENTS.intersection(arguments))
     if reserved:
         raise RecipeError(f"{place}: {', '.join(reserved)} can't be set: fedseed sets it itself")

@@ -27,7 +27,7 @@ ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet", ".json")
 SAVED = ("dataset_dict.json", "state.json")
 # rows of a parquet file that are unpacked at a time
 BATCH = 1024
-# bytes that a parquet file may become, and how many more for each of its own
+# bytes that any parquet file may unpack to, and further bytes for each byte of the file
 FREE_BYTES, INFLATION = 64 << 20, 100
 # cells that any parquet file may have, and one more for each of its bytes
 FREE_CELLS = 1 << 20
@@ -206,10 +206,10 @@ def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Recor
 
 
 def sound_rows(rows: Iterable[Record | RecipeError]) -> list[Record]:
-    """Return rows, none of which may be malformed.
+    """Return the rows, if none is malformed.
 
     Raises:
-        RecipeError: what is wrong with the first malformed row.
+        RecipeError: a row is malformed; the text describes the first one.
     """
     records = []
     for row in rows:
@@ -222,7 +222,7 @@ def sound_rows(rows: Iterable[Record | RecipeError]) -> list[Record]:
 def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError]:
     """Return the rows of one file or saved data set.
 
-    In the place of a malformed one, what is wrong with it.
+    A malformed row is replaced by an error that describes it.
 
     Args:
         place: the file or the data set's folder.
@@ -453,7 +453,7 @@ def _library(purpose: str, hint: str) -> Any:
 def _arrow_records(
     location: str, rows: Iterable[Mapping[str, Any]], columns: ArrowColumns
 ) -> list[Record | RecipeError]:
-    """Return the rows of an Arrow table; in the place of a malformed one, what is wrong with it."""
+    """Return the rows of an Arrow table, with an error in place of each malformed one."""
     records: list[Record | RecipeError] = []
     for number, row in enumerate(rows, 1):
         place = f"{location} row {number}"

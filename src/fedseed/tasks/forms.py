@@ -35,7 +35,7 @@ THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 
 @dataclass(frozen=True)
 class Style:
-    """What rows are put into."""
+    """Settings for turning rows into examples."""
 
     template: Template = "alpaca"  # instructions, and prompts if it is "chat"
     chat: ChatStyle = field(default_factory=ChatStyle)
@@ -228,7 +228,7 @@ def _label_text(row: Record, style: Style) -> str:
     return str(int(number))
 
 
-# nothing is given: all of it is learnt
+# a text without a prompt: all of its tokens are trained on
 TEXT = Form("text", ("text",), lambda row, style: Example("", row.field("text", str)))
 PREFERENCES = Form(
     "prompt, chosen, rejected",

@@ -527,7 +527,7 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
     """
     if not path:
         raise RecipeError(
-            f"{name}: where is its data? `fedseed join --data FILE` says it; in one process "
+            f"{name}: where is its data? Give `fedseed join --data FILE`; in one process "
             "task.path, a folder with a file for each client"
         )
     place = Path(path).expanduser()

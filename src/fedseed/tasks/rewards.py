@@ -91,7 +91,7 @@ class RewardSettings(BaseModel):
 def resolve_function(function: str, folder: Path | None) -> str:
     """Return the function with its file's absolute path.
 
-    A relative one begins at `folder` (None: where we work).
+    A relative path begins at `folder` (None: the current folder).
     """
     source, _, name = function.rpartition(":")
     return f"{resolve(source, folder)}:{name}"

@@ -93,7 +93,7 @@ class DrawnTask(DealtTask):
 
     @abstractmethod
     def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
-        """Return training examples, validation examples, and what else there is to say of them.
+        """Return training examples, validation examples, and a note about them.
 
         Args:
             rows: the train file's examples in a random order.
@@ -278,7 +278,7 @@ class MeZOTask(DrawnTask):
 class AnswerTask(MeZOTask):
     """Settings of the tasks whose answers are generated: those of `MeZOTask`.
 
-    Partitions go by what `by` names.
+    Partitions go by the label that `by` names.
     """
 
     # the fields with answers; those after the first may be left out

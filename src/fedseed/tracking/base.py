@@ -49,14 +49,14 @@ class Start:
 
     @property
     def title(self) -> str:
-        """Return what people know the run by: its folder's name, or the method's."""
+        """Return the run's title: its folder's name, or the method's."""
         if self.folder is None:
             return self.method
         return self.folder.resolve().name
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the recipe's tables; without a recipe what else is known."""
+        """Return the recipe's tables; without a recipe the method, the rounds and the seed."""
         if self.recipe is not None:
             return tomllib.loads(self.recipe)
         return {"method": {"name": self.method}, "rounds": self.rounds, "seed": self.seed}
@@ -141,14 +141,14 @@ class Trackers:
                     tracker.close()
 
     def close(self) -> None:
-        """Let go of everything; again is fine."""
+        """Release all trackers; later calls do nothing."""
         self.tell("close")
         self._trackers = []
 
 
 def scalars(line: MetricsLine) -> dict[str, float]:
-    """Return a line's numbers by name: tables are flattened ("seconds.local"), of lists their
-    length counts.
+    """Return a line's numbers by name: tables are flattened ("seconds.local"), and a list counts as
+    its length.
     """
     numbers = {
         key: len(value) if isinstance(value, list) else value for key, value in flat(line).items()

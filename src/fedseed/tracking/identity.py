@@ -1,4 +1,4 @@
-"""tracking.json in a run's folder: by what each tracker knows the run, so that it goes on there."""
+"""tracking.json in a run's folder: each tracker's id of the run, so that it continues there."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ FILE = "tracking.json"
 
 
 def read_identity(folder: Path | None, key: str) -> str | None:
-    """Return what an earlier session of the run is known by; None: there was none.
+    """Return the id that an earlier session of the run had; None: there was none.
 
     Args:
         folder: the run's; None: the run writes nothing.
@@ -24,7 +24,7 @@ def read_identity(folder: Path | None, key: str) -> str | None:
 
 
 def write_identity(folder: Path | None, key: str, identity: str) -> None:
-    """Keep what the run is known by. Arguments are those of `read_identity`."""
+    """Store the run's id. Arguments are those of `read_identity`."""
     if folder is None:
         return
     file = folder / FILE

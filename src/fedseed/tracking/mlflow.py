@@ -1,8 +1,8 @@
 """MLflow: a run in an experiment, at a tracking server or in a local store (MLFLOW_TRACKING_URI).
 
 A run that is resumed goes on in the same run there, whose id is kept in tracking.json in the run's
-folder. A round's numbers are sent in one request, and what is there already, the store says: no
-round is missing or stands there twice.
+folder. A round's numbers are sent in one request, and the store is asked which rounds it has: no
+round is missing or stored twice.
 """
 
 import sys
@@ -121,7 +121,7 @@ class MLflow(Tracker):
         self._client = None
 
     def close(self) -> None:
-        """Say of a run that was stopped that it was killed, until it goes on."""
+        """Mark a stopped run as killed, until it is resumed."""
         if self._client is not None and self._id:
             self._client.set_terminated(self._id, status="KILLED")
         self._client = None

@@ -34,9 +34,9 @@ class TensorBoard(Tracker):
     def start(self, run: Start) -> None:
         """Open the event file.
 
-        Of an interrupted run it writes all anew, in place of what earlier files have.
+        For a resumed run it writes all lines again, in place of those in earlier files.
 
-        Nobody knows which of them has a line that was written just before the run was interrupted.
+        It is not known which file has a line that was written just before the interruption.
         """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -48,7 +48,7 @@ class TensorBoard(Tracker):
         self._writer = EventFileWriter(
             str(Path(self.folder) if run.folder is None else run.folder / self.folder)
         )
-        # readers drop what they have of this step and later ones
+        # this event makes readers drop their points of this step and later ones
         start = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=0, session_log=start))
         for line in run.earlier:

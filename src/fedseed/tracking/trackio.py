@@ -2,7 +2,7 @@
 Face hub (TRACKIO_SPACE_ID).
 
 A run that is resumed goes on under the same name there, which is kept in tracking.json in the run's
-folder. What is there already, Trackio says: no round is missing or stands there twice.
+folder. Trackio is asked which rounds it has: no round is missing or stored twice.
 """
 
 import sys
@@ -57,7 +57,7 @@ class Trackio(Tracker):
             )
         if run_id is None:
             write_identity(run.folder, key, identity)
-        # Trackio says with which step the run goes on, and nothing else of what is there
+        # Trackio gives the next step of the run, and no other part of the stored data
         self._last_round = getattr(self._run, "_next_step", 0) - 1
         for line in run.earlier:
             self.metrics(line)
@@ -73,13 +73,13 @@ class Trackio(Tracker):
         self.close()
 
     def close(self) -> None:
-        """End the run; again is fine."""
+        """End the run; later calls do nothing."""
         if self._run is not None:
             from trackio import context_vars
 
             with redirect_stdout(sys.stderr):
                 self._run.finish()
-            # or it would be ended once more when the process ends
+            # otherwise Trackio would end the run again when the process ends
             if context_vars.current_run.get() is self._run:
                 context_vars.current_run.set(None)
             self._run = None

@@ -1,7 +1,7 @@
 """Weights & Biases: a run of its own, online, or offline (WANDB_MODE=offline, then `wandb sync`).
 
 A run that is resumed goes on in the same run there, whose id is kept in tracking.json in the run's
-folder. No round is sent twice and none is missing: what is there already, W&B says. Offline a
+folder. No round is sent twice and none is missing: W&B is asked which rounds it has. Offline a
 session leaves a folder under the run's folder, and nobody can be asked what an earlier session,
 which may have been killed, has brought to the disk. So a session that goes on tells everything once
 more and takes the earlier folder's place: `wandb sync` makes one run of it.
@@ -49,9 +49,7 @@ class WandB(Tracker):
     _last_round: int = PrivateAttr(-1)  # the last round that is there
 
     def start(self, run: Start) -> None:
-        """Open the run there, with an id of our own choice, and send of earlier lines what is
-        missing.
-        """
+        """Open the run with an id of our own choice, and send the earlier lines that W&B lacks."""
         import wandb
 
         file = None
@@ -78,7 +76,7 @@ class WandB(Tracker):
             # earlier sessions have left folders of the same run beside it
             session = Path(self._run.dir).parent
             for folder in session.parent.glob(f"offline-run-*-{identity}*"):
-                # ...-ID, and -1 in the same second
+                # the name ends in -ID, or in -ID-1 for a second session in the same second
                 if folder != session and folder.name.split("-")[3] == identity:
                     shutil.rmtree(folder)
         self._last_round = -1

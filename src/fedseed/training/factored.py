@@ -183,7 +183,7 @@ def _sum(weight: FactoredWeight) -> torch.Tensor:
 
 
 def _exchanged(value: Any, make: Callable[[FactoredWeight], torch.Tensor]) -> Any:
-    """Return the value with every factored weight in it replaced by what is made of it."""
+    """Return the value with every factored weight in it replaced by `make` of it."""
     if isinstance(value, FactoredWeight):
         return make(value)
     if type(value) in (list, tuple):

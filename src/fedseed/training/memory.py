@@ -20,7 +20,7 @@ from fedseed.durable import finished_files, replacing
 from fedseed.errors import FedseedError
 from fedseed.weights.change import Floats
 
-# of each client's: a round that is computed ahead, the one before it, and what that began with
+# versions kept for each client: the round computed ahead, the one before it, and that one's start
 VERSIONS = 3
 
 
@@ -37,7 +37,7 @@ class Memory:
 
     @cached_property
     def folder(self) -> Path:
-        """Return where the files are; for other processes, too."""
+        """Return the folder of the files, which other processes may use, too."""
         if self._given is not None:
             return self._given
         folder = mkdtemp(prefix="fedseed-memory-")

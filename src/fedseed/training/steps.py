@@ -95,7 +95,7 @@ class Steps:
         self.scale = scale
         self.adapts = adapts
         self.weights: Sequence[torch.Tensor] = vector.parameters  # what the optimiser steps on
-        # some make their averages at once: when it is needed
+        # made when it is first needed, because some optimisers make their averages at once
         self._optimizer: torch.optim.Optimizer | None = None
 
     def lower_scale(self) -> bool:
@@ -238,7 +238,7 @@ class StochasticSteps(Steps):
     ) -> None:
         super().__init__(training, vector, scale, adapts)
         self._rounder = rounder
-        # by tensor and first element
+        # the optimiser of each piece, by tensor and first element
         self._optimizers: dict[tuple[int, int], torch.optim.Optimizer] = {}
 
     @torch.no_grad()
@@ -256,8 +256,8 @@ class StochasticSteps(Steps):
         hi: int,
         piece: torch.Tensor,
     ) -> torch.Tensor:
-        """Return a piece after a step of its optimiser, whose averages are kept, the piece itself
-        not.
+        """Return a piece after a step of its optimiser. The optimiser's averages are kept, not the
+        piece.
         """
         if (index, lo) not in self._optimizers:
             self._optimizers[index, lo] = make_optimizer(self.training, [torch.nn.Parameter(piece)])

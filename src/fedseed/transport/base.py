@@ -225,7 +225,11 @@ class End(ABC):
 
     @abstractmethod
     async def put(self, name: str, data: bytes) -> None:
-        """Store a blob of this end, in place of one of the same name."""
+        """Store a blob of this end, in place of one of the same name.
+
+        Raises NetworkError ("... can't be stored ...") if its owner may not store so much
+        (`CoordinatorEnd.allow`).
+        """
 
     @abstractmethod
     async def get(self, owner: str | None, name: str, size: int) -> bytes:
@@ -237,7 +241,8 @@ class End(ABC):
             size: its bytes; a blob of another size is not fetched.
 
         Raises:
-            MessageError: it is not there, has another size, or does not come.
+            MessageError: it is not there or does not come ("... can't be had ..."), or has another
+                size.
         """
 
     @abstractmethod
@@ -248,7 +253,7 @@ class End(ABC):
     async def close(self) -> None:
         """Send pending messages, and close the connection; nothing is handed out after that.
 
-        It may be called again.
+        It may be called again. A closed end sends nothing: that raises NetworkError.
         """
 
 
@@ -316,7 +321,7 @@ class CoordinatorEnd(End):
 
     @abstractmethod
     async def delete(self) -> None:
-        """Delete the run: its log and all blobs."""
+        """Delete the run: its log and all blobs. Writers of this log raise NetworkError then."""
 
     def now(self) -> float:
         """Return the seconds of a clock that stands still while nothing can be received."""

@@ -227,7 +227,7 @@ class NatsEnd(ObjectsEnd):
             self.events.noted(text)
 
     def _note_receipt(self, receipt: bytes) -> None:
-        """Say that a stream answers this side's questions, in the coordinator's place."""
+        """Warn that a stream answers this side's questions in place of the coordinator."""
         stream = str(json.loads(receipt)["stream"])[:100]
         self._note(
             f"the server's stream {stream} stores the messages of run {self.subjects.run} and "

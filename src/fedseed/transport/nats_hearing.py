@@ -141,7 +141,7 @@ class Hearing(Working):
             self.rejected("somebody", "a message in the name of nobody")
             return
         signed = {HEADER: (message.headers or {}).get(HEADER, "")[:100]}
-        # without a signature it belongs to nobody's line
+        # a message without a signature must not enter a client's queue
         if self.signatures.clients is not None and signature_in(signed) is None:
             self._unsigned(sender)
             return

@@ -198,7 +198,7 @@ async def read_stream(
         raise kind(str(error)) from error
     finally:
         for task in requests:
-            # its error is expected
+            # retrieve the task's error, which is expected
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
             task.cancel()
 

@@ -159,7 +159,7 @@ class OwnServer:
 
     @property
     def is_open_to_others(self) -> bool:
-        """Whether other machines may reach it."""
+        """Whether other machines may reach the server."""
         return self.host not in LOCAL
 
     def _configuration(self) -> str:

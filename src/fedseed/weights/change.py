@@ -77,7 +77,7 @@ class Optimize:
     terms: Sequence[Term]
     rule: Rule  # the same one each time but for its rate
     rounding: Rounding | None = None  # as in `Add`
-    # of earlier steps, the oldest first; None: the space remembers
+    # terms of earlier steps, the oldest first; None: the space keeps the averages
     past: Sequence[Sequence[Term]] | None = None
 
 
@@ -100,7 +100,7 @@ class Patch:
 
     start: int  # index of the first entry
     values: Floats  # finite
-    # from `start`, ascending; None: the entries are consecutive
+    # entries' positions counted from `start`, ascending; None: the entries are consecutive
     offsets: NDArray[np.integer[Any]] | None = None
 
     def within(self, lo: int, hi: int) -> tuple[Any, Floats]:
@@ -162,8 +162,8 @@ NOTHING = Add(())  # what a step means that nobody answered
 
 
 def expected_norm(change: Change, layout: Layout) -> float | None:
-    """Return the Euclidean norm of what is added to the weights, of sums over directions the
-    expected one; else None.
+    """Return the Euclidean norm of a change of the weights, for sums over directions the expected
+    norm; None: it is not known.
 
     E |s sum_k c_k v_k|^2 = s^2 sum_l rho_l d_l |c_l|^2, as random directions are orthogonal up to 1
     / sqrt(d_l). For coefficients of a projection onto K_l << d_l directions almost all of it is

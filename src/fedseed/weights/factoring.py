@@ -18,7 +18,7 @@ from fedseed.weights.moving import write
 from fedseed.weights.subspace import Matrices, RandomSubspace, matrices_of
 from fedseed.weights.vector import Vector, check_scale, flat, operand, write_back
 
-# elements of a matrix that take all steps before the next ones do: they stay in a CPU's cache
+# elements of a matrix that get all steps before the next elements: they stay in a CPU's cache
 PIECE = 1 << 17
 
 

@@ -39,7 +39,7 @@ def move(
     """
     # jobs that one launch does together
     joint_jobs: dict[kernels.Kernels, list[Job]] = {}
-    # of tensors with gaps in memory
+    # elements at a time of tensors with gaps in memory
     contiguous_copies: dict[int, torch.Tensor] = {}
     for index, lo, hi, start, kernel, prepared in vector.pieces(prepare):
         p = vector.parameters[index]
@@ -148,7 +148,7 @@ def move_scaled(vector: Vector, terms: Sequence[Term], scale: float, moments: Mo
 def move_rebuilt(
     vector: Vector, steps: Sequence[Sequence[Term]], rule: Rule, rounding: Rounding | None
 ) -> None:
-    """Take the last of some steps by running averages that are made of these steps alone.
+    """Apply the last of some steps with running averages computed from these steps alone.
 
     Each direction is generated once for each step that remembers it. The memory is that of a few
     pieces.

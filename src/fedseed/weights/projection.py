@@ -50,7 +50,7 @@ class Projection:
                 start + a,
                 vector.layout.block_sizes[block],
             )
-            # on a GPU if they are there: nobody waits
+            # on the weights' device, so that nothing waits for a copy
             scaled = sums if scale == 1.0 else scale * sums
             if isinstance(self._sums[block], float):
                 self._sums[block] = self._sums[block] + scaled

@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 class UnmappedError(Exception):
-    """A model does what can't be mapped over rows; the text says what."""
+    """A model uses a function that can't be mapped over rows; the text names it."""
 
 
 def _with_row_dim(value: Any, dim: int | None, rows: int) -> Any:
@@ -71,10 +71,10 @@ class _OfRows(_Mapped):
 
     @classmethod
     def apply_rows(cls, *args: Any) -> Any:
-        """`apply`, by a short way where torch has it: its own takes as long as a small layer's
-        product.
+        """Call `apply`, by a shorter way where torch has one: the usual way takes as long as a
+        small layer's product.
 
-        Of tensors in tuples, only those in `Row` are mapped over.
+        In tuples, only tensors in a `Row` are mapped over.
         """
         if not SHORT:
             return cls.apply(*args)  # type: ignore[no-untyped-call]
@@ -127,8 +127,8 @@ class Linear(_OfRows):
 
 
 def _sum(terms: torch.Tensor, signs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """terms signs + bias, shape (B, T, m), of (B, T, r), (B, r, m) and (B, 1, m), in one pass where
-    there is a way.
+    """terms signs + bias, shape (B, T, m), of (B, T, r), (B, r, m) and (B, 1, m), in one pass if
+    possible.
     """
     if signs.shape[1] == 1:
         return terms * signs if bias is None else torch.addcmul(bias, terms, signs)

@@ -166,5 +166,6 @@ def _pass_gradient(local: torch.nn.Parameter, p: Any) -> None:
     """Move a gradient from FSDP's parameter to this process' run of it, as backward would."""
     gradient, p.grad = p.grad.to_local(), None
     local.grad = gradient if local.grad is None else local.grad.add_(gradient)
-    for hook in list((getattr(local, "_post_accumulate_grad_hooks") or {}).values()):  # noqa: B009 (another's own)
+    hooks = getattr(local, "_post_accumulate_grad_hooks")  # noqa: B009 (torch's own)
+    for hook in list((hooks or {}).values()):
         hook(local)

@@ -320,8 +320,8 @@ class ParameterSpace:
         copy of the parameters it uses (`weights.perturbation`), rounded to the dtype as `add`
         rounds. Otherwise the weights are changed and put back from a copy: of a model with scripted
         or compiled parts, and after steps of the rule "hiso". After these each entry of the
-        direction is divided by what they have learnt of it: such a space moves along v / (sqrt(h) +
-        eps), to be evaluated and by steps alike.
+        direction is divided by sqrt(h) + eps, where h is the curvature estimated from the steps:
+        both evaluations and steps then move along v / (sqrt(h) + eps).
 
         Args:
             basis: where the direction comes from.
@@ -349,7 +349,7 @@ class ParameterSpace:
             yield
         finally:
             self.restore(saved)
-            # the weights are those from before
+            # the weights are again those from before the block
             self._has_moved = was_moved
 
     def perturbed_rows(

@@ -33,7 +33,7 @@ MOST_PLANS = 10_000  # that wait to be looked at
 
 
 @dataclass
-class Answers:
+class Responder:
     """Takes plans and questions, and answers those that the weights are ready for."""
 
     replica: Replica

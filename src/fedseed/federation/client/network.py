@@ -12,7 +12,7 @@ from typing import Any
 
 from fedseed.errors import MessageError, NetworkError, OrbitError
 from fedseed.federation.client.accounts import accounts_in_memory
-from fedseed.federation.client.answers import Answers
+from fedseed.federation.client.answers import Responder
 from fedseed.federation.client.heartbeat import Presence
 from fedseed.federation.client.replica import Replica
 from fedseed.federation.client.state import Hosted, WorkThread
@@ -108,18 +108,18 @@ class NetworkClient:
             end, self.run_name, self._load, self.hosted, self._thread, self.progress, self._wake.set
         )
         presence = Presence(replica, self._fail)
-        answers = Answers(replica, presence)
-        self.evaluations, self.training = answers.evaluations, answers.training
+        responder = Responder(replica, presence)
+        self.evaluations, self.training = responder.evaluations, responder.training
 
         def take(data: bytes) -> None:
-            answers.hear(data)
+            responder.hear(data)
             self._wake.set()
 
         try:
             await end.listen(take)
             presence.begin()
             with self.progress.running(self.hosted.worker.method.name, self.rounds):
-                await self._work(replica, answers)
+                await self._work(replica, responder)
             await presence.say(Beat, done=True)
             if self._orbit is not None and not self.hosted.worker.method.catch_up.replaces:
                 await _write_log(end, self.run_name, self._orbit)
@@ -133,14 +133,14 @@ class NetworkClient:
         self._failure = self._failure or error
         self._wake.set()
 
-    async def _work(self, replica: Replica, answers: Answers) -> None:
+    async def _work(self, replica: Replica, responder: Responder) -> None:
         while True:
             self._wake.clear()
             if self._failure is not None:
                 raise self._failure
             if replica.ended and replica.current and not replica.waits:
                 return
-            if not await answers.work():
+            if not await responder.work():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), None if replica.current else 1.0)
                 await replica.advance()

@@ -36,12 +36,12 @@ class Answer:
 
     message: bytes | None  # the update's bytes, or None if the client sends nothing
     reason: str | None  # why it sends nothing
-    # of the work; empty for a private method, because it depends on the client's data
+    # the cost of the work; empty for a private method, because it depends on the client's data
     cost: ClientCost
 
     @property
     def spent(self) -> Cost:
-        """The cost of the work as it is reported; without losses where nothing is sent."""
+        """The cost to report; it has no losses if no update is sent."""
         cost, losses = self.cost, [] if self.message is None else self.cost.losses
         passes = (cost.forward_passes, cost.backward_passes, cost.skipped_steps)
         weight_counts = (cost.moved_weights, cost.movable_weights)

@@ -246,7 +246,7 @@ class Reception:
         )
 
     async def _inform_clients(self, reason: str) -> None:
-        """Refuse all clients that are here, for as long as it takes them to say hello again."""
+        """Refuse all present clients with a reason, and wait until each host has received it."""
         self._disagreement = reason
         hosts = set(self.roster.spoken_for())
         ends_at = time.monotonic() + RESEND_SECONDS

@@ -66,7 +66,7 @@ class Claim:
 
 @dataclass
 class Agreement:
-    """Collects the claims of processes until it is clear what the run is."""
+    """Collects the claims of processes until a majority settles what the run is."""
 
     claims: dict[str, Claim] = field(default_factory=dict)  # the newest of each process
 

@@ -339,7 +339,7 @@ class Inquiry:
         if question.evaluator != previous and not question.all_tried:
             question.resend_at = current_time
         else:
-            # hosts that are asked once more need not be asked at once
+            # hosts that are asked again need not be asked at once
             question.resend_at = min(question.resend_at, current_time + RESEND_SECONDS)
 
     def _note_silence(self, question: _OpenQuestion, alive: Set[str]) -> None:

@@ -71,7 +71,7 @@ class Rounds:
     open: OpenRound | None = None
     repeated: int = 0
     grace: float = inf  # until then a round waits for all clients, as the first one does
-    # clients that have sent no update: those without examples are shown once
+    # clients without an update; those without examples are reported once only
     idle: set[int] = field(default_factory=set)
     secure: "SecureTalk | None" = None
     _running: bool = False  # whether a round was begun here
@@ -147,7 +147,7 @@ class Rounds:
         self._stop_waiting(current, client, in_time=True)
 
     def _stop_waiting(self, current: OpenRound, client: int, in_time: bool = False) -> None:
-        # in secure sums more answers follow, so this one does not end an exclusion
+        # in secure sums more answers follow, so this one does not readmit a straggler
         if in_time and self.secure is None:
             self.stragglers.readmit(client)
         current.missing.discard(client)

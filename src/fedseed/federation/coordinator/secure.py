@@ -230,9 +230,9 @@ class SecureTalk:
         self.slow, self._opened, self._failed = set(), set(), 0
 
     async def hold(self, asking: Asking[None]) -> None:
-        """Hold a conversation.
+        """Exchange asks and answers until the conversation ends.
 
-        Raises TooFewError; LostError: too few clients are left that have not opened the round.
+        Raises TooFewError; LostError: the clients that have not opened the round are too few.
         """
         try:
             asks = next(asking)

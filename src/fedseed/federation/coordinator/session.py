@@ -62,7 +62,7 @@ class Rejected:
         if is_new and self._reasons[sender] >= MOST_REASONS:
             self._others[sender] += 1
         else:
-            # the newest reason goes to the end
+            # move this reason to the end, as the newest one
             self._counts[sender, reason] = self._counts.pop((sender, reason), 0) + 1
             self._reasons[sender] += is_new
             # forget the oldest reason, but not its count

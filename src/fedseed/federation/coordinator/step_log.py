@@ -26,7 +26,7 @@ class Logged:
 
     run: str  # its name there
     last: int = 0  # step
-    # of all steps; where a step replaces those before, of the newest that is not empty
+    # the payloads of all steps; where a step replaces those before, the newest that is not empty
     payloads: Sequence[bytes] = ()
     changed: int = 0  # the number of that newest step
     # digests of the weights after a step, as far as clients have reported them
@@ -42,7 +42,7 @@ class StepLog:
 
     end: CoordinatorEnd
     replacing: bool  # each step is whole weights: only the newest are kept
-    # of earlier sessions: link, message or reference
+    # steps of earlier sessions: the link, and the message or a reference to it
     steps: list[tuple[bytes, bytes]] = field(default_factory=list)
     marks: dict[int, str] = field(default_factory=dict)  # digests by round
     ended: bool = False

@@ -59,7 +59,7 @@ class _Setup:
     # by holder: a part of this client's secrets, and the key that seals it
     dealt_parts: dict[int, tuple[X25519PrivateKey, Part]] = field(default_factory=dict)
     members: tuple[int, ...] = ()  # clients to mask against; empty until all shares have come
-    # of each member, the shares of both secrets for each round
+    # the shares of both secrets of each member, for each round
     shares: dict[int, list[bytes]] = field(default_factory=dict)
     # for each round, the vector and its masked form
     masked: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
@@ -249,7 +249,7 @@ class SecureClient:
         """Take everybody's shares; accuse the dealers whose shares can't be read."""
         members, rest = read_numbers(body)
         if not setup.dealt_parts:
-            raise MessageError("shares before this client was asked for its own")
+            raise MessageError("shares came before this client was asked for its own")
         if self.number not in members or not set(members) <= setup.bundles.keys():
             raise MessageError("members that have sent no keys, or without this client")
         if len(members) < max(setup.terms.threshold, FEWEST):
@@ -303,7 +303,7 @@ class SecureClient:
             or members != setup.members
         ):
             raise MessageError(
-                f"round {round}: other members, survivors that are none, or without this client"
+                f"round {round}: the members differ, or the survivors are wrong or lack this client"
             )
         minimum = max(setup.terms.threshold, FEWEST)
         if len(survivors) < minimum:

@@ -15,7 +15,8 @@ from fedseed.privacy.secure import keys
 from fedseed.privacy.secure.messages import Bundle, numbers, pieces, read_numbers
 from fedseed.privacy.secure.shamir import SHARE_BYTES, join, read_share, split
 
-# of a share's hash: its holder can't find another share with it, and shares can't be guessed
+# bytes of a share's hash: enough that its holder can't find another share with the same hash, and
+# that nobody can guess the share
 PROOF_BYTES = 16
 
 

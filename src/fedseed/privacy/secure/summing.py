@@ -212,7 +212,7 @@ class _Talk:
         content, body, signature = signed_parts(answer)
         phase, name, _ = unframe(ask)
         if unframe(content)[:2] != (phase, name):
-            raise MessageError("it answers what it was not asked")
+            raise MessageError("it answers another ask than this one")
         agreed, public_keys = self.keys.agreed, self.summing.known
         if phase is Phase.KEYS:
             identity = body[: keys.KEY_BYTES]
@@ -411,7 +411,7 @@ class _Opening(_Talk):
     ) -> tuple[dict[int, bytes], dict[int, Fault]]:
         """Recover one seed of each member, or its fault.
 
-        The seed is that of a survivor's own mask, and that of another member's key.
+        For a survivor it is the seed of its own mask, for another member the seed of its key.
         """
         secrets, faults = {}, {}
         weights = shamir.factors([holder + 1 for holder in shares_by_holder])
@@ -446,7 +446,8 @@ class _Opening(_Talk):
                 total = total - keys.self_mask(secret, len(total), form)
                 continue
             pair_secret = keys.private(secret)
-            # the mask that it would have added for them is the opposite of theirs for it
+            # the missing client's mask for a contributor is the negative of the contributor's mask
+            # for it
             for contributor in contributors:
                 public_key = self.keys.bundles[contributor].masks[self.position]
                 key = keys.pair_key(pair_secret, public_key, setup, self.position)

@@ -103,7 +103,7 @@ def _instruction(result: Any, build: Callable[[Any, Any], Any]) -> Any:
     """Return a function of one argument, for which `build` writes instructions."""
 
     @intrinsic
-    def instruction(_context, value):  # type: ignore[no-untyped-def]
+    def instruction(_context, value):
         return result(value), lambda _context, builder, _signature, arguments: build(
             builder, arguments[0]
         )
@@ -146,7 +146,7 @@ def _loop(
 ) -> Any:
     """Write a loop over i = 0, step, ... below `stop`.
 
-    Returns what `turn(i, values)` has made of the values.
+    Returns the values after all calls of `turn(i, values)`.
     """
     entry, loop, exit_block = (
         builder.block,
@@ -174,7 +174,7 @@ def _loop(
 
 
 @njit(cache=True)
-def fill_words(destination, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
+def fill_words(destination, blocks, first, domain, k, key0, key1):
     """destination[w, b] = word w of Philox block first + b."""
     for b in range(blocks):
         index = _L(first + b)
@@ -198,7 +198,7 @@ def fill_words(destination, blocks, first, domain, k, key0, key1):  # type: igno
 
 
 @njit(inline="always")
-def _box_muller(u, v):  # type: ignore[no-untyped-def]
+def _box_muller(u, v):
     """Two normal entries from two words; the reference explains each line."""
     f = _F(np.int32(u >> _U(1))) + _HALF
     bits = np.int32(_as_int(f) - _SQRT_HALF)
@@ -225,7 +225,7 @@ def _box_muller(u, v):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
+def _truncated(word, mass, bound):
     y = (_F(np.int32(word)) * _P31) * mass
     square = y * y
     p = (
@@ -235,7 +235,7 @@ def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _fill(v, words, unit, k, block, blocks):  # type: ignore[no-untyped-def]
+def _fill(v, words, unit, k, block, blocks):
     """v = the entries of `blocks` blocks of a unit's direction k from `block` on."""
     mass, bound = unit.mass, unit.bound
     fill_words(words, blocks, block, unit.domain, k, unit.key0, unit.key1)
@@ -250,19 +250,19 @@ def _fill(v, words, unit, k, block, blocks):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def signed(value, word, bit):  # type: ignore[no-untyped-def]
+def signed(value, word, bit):
     """Return value with its sign turned if that bit of the word is set: the bit is moved to a
     float's sign bit.
     """
     return _as_float(_U(_U(_as_int(value)) ^ _U(_U(word << _U(31 - bit)) & _U(0x80000000))))
 
 
-def _element_of(values, i):  # type: ignore[no-untyped-def]
+def _element_of(values, i):
     """Return number i of an array; one number is for all."""
 
 
 @overload(_element_of, inline="always")
-def _each_typed(values, i):  # type: ignore[no-untyped-def]
+def _each_typed(values, i):
     return (
         (lambda values, i: values[i])
         if isinstance(values, types.Array)
@@ -271,7 +271,7 @@ def _each_typed(values, i):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _add_signed(total, words, blocks, values):  # type: ignore[no-untyped-def]
+def _add_signed(total, words, blocks, values):
     """total += signs * values."""
     for b in range(blocks):
         for w in range(4):
@@ -286,14 +286,14 @@ def _add_signed(total, words, blocks, values):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _add_scaled(total, v, count, coefficient):  # type: ignore[no-untyped-def]
+def _add_scaled(total, v, count, coefficient):
     """total += coefficient * v."""
     for i in range(count):
         total[i] = total[i] + coefficient * v[i]
 
 
 @njit(cache=True)
-def _sum_chunk(total, v, words, begin, count, units, payload):  # type: ignore[no-untyped-def]
+def _sum_chunk(total, v, words, begin, count, units, payload):
     """total[i + (begin & 127)] = the sum of all units on element begin + i.
 
     Whole blocks of words, or a part of one.
@@ -331,20 +331,20 @@ def _sum_chunk(total, v, words, begin, count, units, payload):  # type: ignore[n
 
 
 @njit(inline="always")
-def _from_brain(bits):  # type: ignore[no-untyped-def]
+def _from_brain(bits):
     """bfloat16 bits as float32."""
     return _as_float(_U(_U(bits) << _U(16)))
 
 
 @njit(inline="always")
-def _to_brain(value):  # type: ignore[no-untyped-def]
+def _to_brain(value):
     """bfloat16 bits of a float32, rounded to nearest, ties to even."""
     bits = _U(_as_int(value))
     rounded = _U(_U(bits + _U(0x7FFF) + _U(_U(bits >> _U(16)) & _U(1))) >> _U(16))
     return np.uint16(_U(0x7FC0) if _U(bits & _U(0x7FFFFFFF)) > _U(0x7F800000) else rounded)
 
 
-def _get(source, i):  # type: ignore[no-untyped-def]
+def _get(source, i):
     """Weight i as a float32.
 
     Bits of bfloat16 are unsigned integers here, those of float16 signed ones (`bits`).
@@ -352,7 +352,7 @@ def _get(source, i):  # type: ignore[no-untyped-def]
 
 
 @overload(_get, inline="always")
-def _get_typed(source, i):  # type: ignore[no-untyped-def]
+def _get_typed(source, i):
     if source.dtype == types.float32:
         return lambda source, i: source[i]
     if source.dtype == types.uint16:
@@ -360,23 +360,23 @@ def _get_typed(source, i):  # type: ignore[no-untyped-def]
     return lambda source, i: _from_half(source[i])
 
 
-def _put(destination, i, value):  # type: ignore[no-untyped-def]
+def _put(destination, i, value):
     """Weight i = value, rounded to its dtype."""
 
 
 @overload(_put, inline="always")
-def _put_typed(destination, i, value):  # type: ignore[no-untyped-def]
+def _put_typed(destination, i, value):
     if destination.dtype == types.float32:
 
-        def put(destination, i, value):  # type: ignore[no-untyped-def]
+        def put(destination, i, value):
             destination[i] = value
     elif destination.dtype == types.uint16:
 
-        def put(destination, i, value):  # type: ignore[no-untyped-def]
+        def put(destination, i, value):
             destination[i] = _to_brain(value)
     else:
 
-        def put(destination, i, value):  # type: ignore[no-untyped-def]
+        def put(destination, i, value):
             destination[i] = _to_half(value)
 
     return put
@@ -387,7 +387,7 @@ def bits(array: Stored, dtype: str) -> Stored:
     return array.view(np.int16) if dtype == "float16" else array
 
 
-def _old(source, destination, i):  # type: ignore[no-untyped-def]
+def _old(source, destination, i):
     """Weight i of the source; None: of `destination`.
 
     Loops whose input may be their output are not vectorised otherwise.
@@ -395,14 +395,14 @@ def _old(source, destination, i):  # type: ignore[no-untyped-def]
 
 
 @overload(_old, inline="always")
-def _old_typed(source, destination, i):  # type: ignore[no-untyped-def]
+def _old_typed(source, destination, i):
     if isinstance(source, types.NoneType):
         return lambda source, destination, i: _get(destination, i)
     return lambda source, destination, i: _get(source, i)
 
 
 @njit(cache=True)
-def _store(destination, source, total, coefficient, scale):  # type: ignore[no-untyped-def]
+def _store(destination, source, total, coefficient, scale):
     """destination[i] = round(source[i] + (scale * (coefficient * total[i]) + 0))."""
     for i in range(destination.size):
         _put(
@@ -413,7 +413,7 @@ def _store(destination, source, total, coefficient, scale):  # type: ignore[no-u
 
 
 @njit(cache=True)
-def _store_signs(destination, source, words, values, scale):  # type: ignore[no-untyped-def]
+def _store_signs(destination, source, words, values, scale):
     """destination = round(source + (scale * (signs * values) + 0)), for whole blocks of random
     words.
     """
@@ -431,7 +431,7 @@ def _store_signs(destination, source, words, values, scale):  # type: ignore[no-
 
 
 @njit(cache=True)
-def _copy(destination, source, count):  # type: ignore[no-untyped-def]
+def _copy(destination, source, count):
     """destination[:count] = source[:count]; twice as fast as the assignment of a slice."""
     for i in range(count):
         destination[i] = source[i]
@@ -442,7 +442,7 @@ def _copy(destination, source, count):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _add_sum(destination, source, begin, units, payload, scale, words, room):  # type: ignore[no-untyped-def]
+def _add_sum(destination, source, begin, units, payload, scale, words, room):
     """destination = round(source + scale * sum of the units).
 
     Destination[0] is element `begin`, and whole blocks or a part of one.
@@ -490,7 +490,7 @@ def _add_sum(destination, source, begin, units, payload, scale, words, room):  #
 
 
 @njit(cache=True)
-def _move_run(destination, source, start, step, scale):  # type: ignore[no-untyped-def]
+def _move_run(destination, source, start, step, scale):
     """`move`, or `move_steps`: one sum after the other is added to what the last one left.
 
     `step` is a `Prepared`.
@@ -536,7 +536,7 @@ def _move_run(destination, source, start, step, scale):  # type: ignore[no-untyp
 
 
 @njit(cache=True, parallel=True)
-def _move(destination, source, start, step, scale):  # type: ignore[no-untyped-def]
+def _move(destination, source, start, step, scale):
     first, stop = start // _RUN, start + destination.size
     for run in prange((stop + _RUN - 1) // _RUN - first):
         a, b = max(start, (first + run) * _RUN), min(stop, (first + run + 1) * _RUN)
@@ -544,7 +544,7 @@ def _move(destination, source, start, step, scale):  # type: ignore[no-untyped-d
 
 
 @njit(cache=True)
-def _add_sums_run(destination, source, total, scale):  # type: ignore[no-untyped-def]
+def _add_sums_run(destination, source, total, scale):
     """`add_sums` without threads."""
     if destination.ctypes.data == source.ctypes.data:
         _store(destination, None, total, _ONE, scale)
@@ -553,7 +553,7 @@ def _add_sums_run(destination, source, total, scale):  # type: ignore[no-untyped
 
 
 @njit(cache=True, parallel=True)
-def _add_sums(destination, source, total, scale):  # type: ignore[no-untyped-def]
+def _add_sums(destination, source, total, scale):
     for run in prange((destination.size + _RUN - 1) // _RUN):
         a, b = run * _RUN, min(destination.size, (run + 1) * _RUN)
         _add_sums_run(destination[a:b], source[a:b], total[a:b], scale)
@@ -563,13 +563,13 @@ def _add_sums(destination, source, total, scale):  # type: ignore[no-untyped-def
 # --------------------------------------------------------------
 
 
-def _tile(width):  # type: ignore[no-untyped-def]
+def _tile(width):
     """Return a function that computes a tile of a product in registers, for inputs `width`
     registers wide.
     """
 
     @intrinsic
-    def tile(_context, sums, inputs, row_bytes, matrix, stride, columns, ahead):  # type: ignore[no-untyped-def]
+    def tile(_context, sums, inputs, row_bytes, matrix, stride, columns, ahead):
         """sums[r, i] += matrix[r, k] * inputs[k, i] for _ROWS rows, one column k after the other,
         each sum fused.
 
@@ -644,7 +644,7 @@ _tile_1, _tile_2, _tile_3 = _tile(1), _tile(2), _tile(3)
 
 
 @intrinsic
-def _turn_tile(_context, target, row_bytes, source, stride):  # type: ignore[no-untyped-def]
+def _turn_tile(_context, target, row_bytes, source, stride):
     """to[i, r] = source[r, i] for _ROWS rows of a register each.
 
     Addresses, and bytes from row to row.
@@ -681,7 +681,7 @@ def _turn_tile(_context, target, row_bytes, source, stride):  # type: ignore[no-
 
 
 @njit(cache=True)
-def _turn(destination, source, rows):  # type: ignore[no-untyped-def]
+def _turn(destination, source, rows):
     """destination[:, :rows] = the transpose of source[:rows].
 
     Rows are a multiple of _ROWS, columns of _REGISTER.
@@ -695,7 +695,7 @@ def _turn(destination, source, rows):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _multiply_slab(sums, x, slab, rows, ahead, last):  # type: ignore[no-untyped-def]
+def _multiply_slab(sums, x, slab, rows, ahead, last):
     """sums += slab times x, for a multiple of _ROWS rows.
 
     What lies from `ahead` to `last` is fetched meanwhile.
@@ -723,7 +723,7 @@ def _multiply_slab(sums, x, slab, rows, ahead, last):  # type: ignore[no-untyped
 
 
 @njit(cache=True, parallel=True)
-def _product(destination, x, source, bias, start, step, scale, room):  # type: ignore[no-untyped-def]
+def _product(destination, x, source, bias, start, step, scale, room):
     """Slabs go to threads as they come for them: one that has to wait for its processor holds up
     nobody.
     """
@@ -755,7 +755,7 @@ def _product(destination, x, source, bias, start, step, scale, room):  # type: i
 
 
 @njit(cache=True)
-def _load(chunk, x, base, lo, hi, start):  # type: ignore[no-untyped-def]
+def _load(chunk, x, base, lo, hi, start):
     """chunk = elements base, base + 1, ... of x, zero outside lo..hi."""
     chunk[:lo] = _ZERO
     _copy(chunk[lo:], x[base + lo - start :], hi - lo)
@@ -763,7 +763,7 @@ def _load(chunk, x, base, lo, hi, start):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _sum_signed(lanes, words, count, chunk):  # type: ignore[no-untyped-def]
+def _sum_signed(lanes, words, count, chunk):
     """lanes[j, i] += sign of direction j * element i mod LANES, element by element."""
     for b in range(_CHUNK // 128):
         for w in range(4):
@@ -775,7 +775,7 @@ def _sum_signed(lanes, words, count, chunk):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _sum_rows(_context, lanes, v, chunk, rows):  # type: ignore[no-untyped-def]
+def _sum_rows(_context, lanes, v, chunk, rows):
     """lanes[i] += v[r, i] * chunk[r, i], row after row of _LANES; addresses.
 
     Sums stay in registers meanwhile.
@@ -801,7 +801,7 @@ def _sum_rows(_context, lanes, v, chunk, rows):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _project_span(sums, span, j0, units, x, start):  # type: ignore[no-untyped-def]
+def _project_span(sums, span, j0, units, x, start):
     """sums[j] = the part of <direction j, x> that lies in a span, for the group of directions from
     j0 on.
     """
@@ -846,7 +846,7 @@ def _project_span(sums, span, j0, units, x, start):  # type: ignore[no-untyped-d
 
 
 @njit(cache=True)
-def _fold_span(sums, span, units, x, start):  # type: ignore[no-untyped-def]
+def _fold_span(sums, span, units, x, start):
     """sums[j] = sum of D[i] x[i] over the elements i of a span with i mod width = j, in order."""
     unit, width = units[0], sums.size
     words, chunk = np.empty((4, _CHUNK // 4), np.uint32), np.empty(_CHUNK, np.float32)
@@ -863,8 +863,8 @@ def _fold_span(sums, span, units, x, start):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _project_run(sums, tasks, units, x, start, from_span, first=0):  # type: ignore[no-untyped-def]
-    """Some tasks: each is a span of a fold, or a span and a group of directions."""
+def _project_run(sums, tasks, units, x, start, from_span, first=0):
+    """Project some tasks; a task is a span of a fold, or a span and a group of directions."""
     groups = (sums.shape[1] + _GROUP - 1) // _GROUP
     for task in range(first, first + tasks):
         if units[0].kind == TABLE:
@@ -875,13 +875,13 @@ def _project_run(sums, tasks, units, x, start, from_span, first=0):  # type: ign
 
 
 @njit(cache=True, parallel=True)
-def _project(sums, tasks, units, x, start, from_span):  # type: ignore[no-untyped-def]
+def _project(sums, tasks, units, x, start, from_span):
     for task in prange(tasks):
         _project_run(sums, 1, units, x, start, from_span, task)
 
 
 @njit(cache=True)
-def _fold_columns(folded, tasks, units, x, start, first):  # type: ignore[no-untyped-def]
+def _fold_columns(folded, tasks, units, x, start, first):
     """folded[j] += the sums over spans that `_fold_span` makes of column j, span after span.
 
     A task is a chunk of columns: its sums stay in the cache, however many columns there are.
@@ -913,13 +913,13 @@ def _fold_columns(folded, tasks, units, x, start, first):  # type: ignore[no-unt
 
 
 @njit(cache=True, parallel=True)
-def _fold_columns_by_threads(folded, tasks, units, x, start, first):  # type: ignore[no-untyped-def]
+def _fold_columns_by_threads(folded, tasks, units, x, start, first):
     for task in prange(tasks):
         _fold_columns(folded, 1, units, x, start, first + task)
 
 
 @njit(cache=True)
-def _transform(x):  # type: ignore[no-untyped-def]
+def _transform(x):
     """x = H x, in the reference's order: first all widths that fit into a chunk, chunk by chunk."""
     for lo in range(0, x.size, _CHUNK):
         _butterflies(x[lo : lo + _CHUNK], 1)
@@ -928,7 +928,7 @@ def _transform(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _butterflies(x, width):  # type: ignore[no-untyped-def]
+def _butterflies(x, width):
     while width < x.size:
         for begin in range(0, x.size, 2 * width):
             for i in range(begin, begin + width):
@@ -938,7 +938,7 @@ def _butterflies(x, width):  # type: ignore[no-untyped-def]
 
 
 def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what the reference's transform does, to the bit."""
+    """Return the same transform as the reference, bit for bit."""
     x = np.array(values, dtype=np.float64)
     _transform(x)
     return x
@@ -949,15 +949,15 @@ def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @njit(cache=True)
-def _add_rows(destination, rows):  # type: ignore[no-untyped-def]
-    # in order; of few numbers `np.add.accumulate` takes three times as long
+def _add_rows(destination, rows):
+    # added in order; for few numbers `np.add.accumulate` takes three times as long
     for row in range(len(rows)):
         for i in range(destination.size):
             destination[i] += rows[row, i]
 
 
 @njit(cache=True)
-def _fill_element_words(destination, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+def _fill_element_words(destination, domain, k, key0, key1, start):
     """destination = the words of elements start, start + 1, ...: four to a Philox block."""
     first = start // 4
     blocks = (start + destination.size + 3) // 4 - first
@@ -970,9 +970,9 @@ def _fill_element_words(destination, domain, k, key0, key1, start):  # type: ign
 
 
 @njit(cache=True)
-def _draw_brain(destination, values, words, count):  # type: ignore[no-untyped-def]
+def _draw_brain(destination, values, words, count):
     """bfloat16 bits of floor(value / spacing + word / 2**32) * spacing, in whole numbers."""
-    # the word's upper half is added to the magnitude, below zero its complement
+    # add the word's upper half to the magnitude; for a negative value, add its complement
     for i in range(count):
         bits = _U(_as_int(values[i]))
         magnitude = _U(bits & _U(0x7FFFFFFF))
@@ -984,9 +984,9 @@ def _draw_brain(destination, values, words, count):  # type: ignore[no-untyped-d
 
 
 @njit(cache=True)
-def _draw_half(destination, values, words, count):  # type: ignore[no-untyped-def]
-    """float16 bits of the same, in doubles: below 2**-14 a value may have bits that whole numbers
-    have no room for.
+def _draw_half(destination, values, words, count):
+    """float16 bits of the same formula, computed in doubles: below 2**-14 a value may have more
+    bits than whole numbers can hold.
     """
     for i in range(count):
         exponent = max((_as_int(values[i]) >> np.int32(23)) & np.int32(0xFF), np.int32(127 - 14))
@@ -997,7 +997,7 @@ def _draw_half(destination, values, words, count):  # type: ignore[no-untyped-de
 
 
 @njit(cache=True, parallel=True)
-def _draw(destination, values, half, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+def _draw(destination, values, half, domain, k, key0, key1, start):
     for chunk in prange((destination.size + _CHUNK - 1) // _CHUNK):
         a, b = chunk * _CHUNK, min(destination.size, (chunk + 1) * _CHUNK)
         words = np.empty(b - a, np.uint32)

@@ -16,7 +16,7 @@ _FEW = 1 << 16  # sums up to which threads would take longer to start than the w
 
 
 @njit(cache=True)
-def _sum_row(total, left_factor, right_factor):  # type: ignore[no-untyped-def]
+def _sum_row(total, left_factor, right_factor):
     """total[c] = sum_j left[j] right[j, c], in the order of j."""
     width, columns = right_factor.shape
     for first in range(0, columns, _COLUMNS):
@@ -38,13 +38,13 @@ def _sum_row(total, left_factor, right_factor):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _sum_rows(total, left_factor, right_factor):  # type: ignore[no-untyped-def]
+def _sum_rows(total, left_factor, right_factor):
     for row in range(len(total)):
         _sum_row(total[row], left_factor[row], right_factor)
 
 
 @njit(cache=True, parallel=True)
-def _sum_rows_in_threads(total, left_factor, right_factor):  # type: ignore[no-untyped-def]
+def _sum_rows_in_threads(total, left_factor, right_factor):
     for row in prange(len(total)):
         _sum_row(total[row], left_factor[row], right_factor)
 

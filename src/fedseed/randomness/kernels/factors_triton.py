@@ -39,7 +39,7 @@ _JOB = tl.constexpr(12)
 
 
 @triton.jit(do_not_specialize=["jobs", "scale_bits"])
-def _add_factors(table, factors, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_factors(table, factors, jobs, scale_bits, HOW: tl.constexpr):
     """Move a tile of a matrix by left @ right, for each job of a table.
 
     `HOW` is that of `fedseed.randomness.kernels.triton._add_up`, without a kind.

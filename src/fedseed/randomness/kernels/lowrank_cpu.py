@@ -37,7 +37,7 @@ _U = np.uint32
 
 
 @njit(cache=True)
-def _rows(count):  # type: ignore[no-untyped-def]
+def _rows(count):
     """Memory for `count` rows of numbers, each of which begins at a line of the cache."""
     room = np.empty(count * _WIDTH + _LINE // 4, np.float32)
     skip = -room.ctypes.data % _LINE // 4
@@ -45,7 +45,7 @@ def _rows(count):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _fill_stream(destination, pair, domain, start):  # type: ignore[no-untyped-def]
+def _fill_stream(destination, pair, domain, start):
     """destination[i]: bit e is the sign bit of element start + 32 i + e of u_j or w_j."""
     first = (pair.j << PLACE) + start
     first_bit, blocks = first & 127, ((first & 127) + _WORD * destination.size + 127) >> 7
@@ -60,7 +60,7 @@ def _fill_stream(destination, pair, domain, start):  # type: ignore[no-untyped-d
 
 
 @njit(cache=True)
-def _sign_some(words, first, last, pairs, domain, start):  # type: ignore[no-untyped-def]
+def _sign_some(words, first, last, pairs, domain, start):
     count = words.shape[1]
     stream = np.empty((count + _WORD - 1) // _WORD, np.uint32)
     for q in range(first, last):
@@ -72,7 +72,7 @@ def _sign_some(words, first, last, pairs, domain, start):  # type: ignore[no-unt
 
 
 @njit(cache=True, parallel=True)
-def _sign_all(words, pairs, domain, start):  # type: ignore[no-untyped-def]
+def _sign_all(words, pairs, domain, start):
     for q in prange(len(words)):
         _sign_some(words, q, q + 1, pairs, domain, start)
 
@@ -91,7 +91,7 @@ def _across(pairs: Pairs, domain: Domain, start: int, count: int) -> NDArray[np.
 
 
 @njit(cache=True, parallel=True)
-def _fill_along(words, pairs, domain, start, last):  # type: ignore[no-untyped-def]
+def _fill_along(words, pairs, domain, start, last):
     for f in prange(len(pairs)):
         stream = np.empty(len(words), np.uint32)
         _fill_stream(stream, pairs[f], domain, start)
@@ -110,7 +110,7 @@ def _along(pairs: Pairs, domain: Domain, start: int, count: int) -> NDArray[np.u
 
 
 @njit(cache=True)
-def _codes(words):  # type: ignore[no-untyped-def]
+def _codes(words):
     """Return the codes of groups (a word's bytes) for `_add_entries`: the first's sign, and the
     others' times that.
     """
@@ -124,7 +124,7 @@ def _codes(words):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _signed(words, coefficients):  # type: ignore[no-untyped-def]
+def _signed(words, coefficients):
     """coefficient * sign for each pair and element."""
     destination = np.empty((len(coefficients), words.shape[1]), np.float32)
     for f in range(len(destination)):
@@ -142,7 +142,7 @@ def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
 
 
 @njit(cache=True)
-def _fill_table(table, terms):  # type: ignore[no-untyped-def]
+def _fill_table(table, terms):
     """table[p] = the sum of GROUP terms (rows), where bit t of p turns the sign of term t + 1."""
     table[0] = terms[0]
     for t in range(1, GROUP):
@@ -155,7 +155,7 @@ def _fill_table(table, terms):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _add_entries(total, tables, codes):  # type: ignore[no-untyped-def]
+def _add_entries(total, tables, codes):
     """total[a] += an entry of each of four tables, one after the other: a byte of codes[a] is its
     number and sign.
     """
@@ -175,7 +175,7 @@ def _add_entries(total, tables, codes):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _total_by_table(total, tables, terms, codes, rights, coefficients, lo):  # type: ignore[no-untyped-def]
+def _total_by_table(total, tables, terms, codes, rights, coefficients, lo):
     """total[a, b] for the rows of `codes` and columns lo + b.
 
     `rights` and `coefficients` fill whole words.
@@ -192,7 +192,7 @@ def _total_by_table(total, tables, terms, codes, rights, coefficients, lo):  # t
 
 
 @njit(cache=True, parallel=True)
-def _fill_by_table(destination, codes, rights, coefficients):  # type: ignore[no-untyped-def]
+def _fill_by_table(destination, codes, rights, coefficients):
     """destination = the sum on its rows: tiles of _ROWS rows and _WIDTH columns, whose tables and
     sums stay in the caches.
     """
@@ -209,7 +209,7 @@ def _fill_by_table(destination, codes, rights, coefficients):  # type: ignore[no
 
 
 @njit(cache=True)
-def _fill_row(destination, group, a, lefts, rights):  # type: ignore[no-untyped-def]
+def _fill_row(destination, group, a, lefts, rights):
     """destination[b] = the sum on one row: rights[f] = coefficient * w_j, lefts[:, a] = the sign
     bits of u_j.
     """
@@ -229,14 +229,14 @@ def _fill_row(destination, group, a, lefts, rights):  # type: ignore[no-untyped-
 
 
 @njit(cache=True)
-def _fill_some(destination, first, last, lefts, rights):  # type: ignore[no-untyped-def]
+def _fill_some(destination, first, last, lefts, rights):
     group = np.empty(destination.shape[1], np.float32)
     for a in range(first, last):
         _fill_row(destination[a], group, a, lefts, rights)
 
 
 @njit(cache=True, parallel=True)
-def _fill_together(destination, share, lefts, rights):  # type: ignore[no-untyped-def]
+def _fill_together(destination, share, lefts, rights):
     for task in prange((len(destination) + share - 1) // share):
         _fill_some(
             destination, task * share, min(len(destination), (task + 1) * share), lefts, rights
@@ -264,7 +264,7 @@ def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
 
 
 @njit(cache=True)
-def _take(x, row, columns, first):  # type: ignore[no-untyped-def]
+def _take(x, row, columns, first):
     """taken[b, lane] = x[first + lane, b]: rows as lanes, zero where there is none."""
     columns[:] = 0
     low, high = max(row, first), min(row + len(x), first + _WIDTH)
@@ -276,7 +276,7 @@ def _take(x, row, columns, first):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, parallel=True)
-def _products(sums, x, row, from_pair, codes, lefts):  # type: ignore[no-untyped-def]
+def _products(sums, x, row, from_pair, codes, lefts):
     """sums[i, f] = the products on tiles 2 (from_pair + i) and the next, whose rows are all that x
     has there.
     """

@@ -54,7 +54,7 @@ _SUM = tl.constexpr(15)
 
 
 @triton.jit(do_not_specialize=["jobs"])
-def _fill(table, pairs, destination, jobs, ELEMENTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _fill(table, pairs, destination, jobs, ELEMENTS: tl.constexpr):
     """destination[g, i]: bit t is the sign bit of element start + i of pair 8 g + t.
 
     For each job of a table.
@@ -82,7 +82,7 @@ def _fill(table, pairs, destination, jobs, ELEMENTS: tl.constexpr):  # type: ign
 
 
 @triton.jit(do_not_specialize=["jobs", "scale_bits"])
-def _sum(table, signs, factors, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum(table, signs, factors, jobs, scale_bits, HOW: tl.constexpr):
     """Move a tile of a matrix by the sum over all pairs, eight at a time, for each job of a table.
 
     `factors` are the coefficients; `HOW` is that of `fedseed.randomness.kernels.triton._add_up`,
@@ -126,7 +126,7 @@ def _sum(table, signs, factors, jobs, scale_bits, HOW: tl.constexpr):  # type: i
 
 
 @triton.jit(do_not_specialize=["groups", "count"])
-def _along(destination, x, rights, groups, rows, columns, count, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _along(destination, x, rights, groups, rows, columns, count, PAIRS: tl.constexpr):
     """destination[a, f] = <w[f], x[a]>: eight columns at a time. rights[g, f]: bit t is the sign
     bit of column 8 g + t.
     """
@@ -150,7 +150,7 @@ def _along(destination, x, rights, groups, rows, columns, count, PAIRS: tl.const
 
 
 @triton.jit(do_not_specialize=["row", "rows", "count"])
-def _down_columns(destination, y, lefts, row, rows, count, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _down_columns(destination, y, lefts, row, rows, count, PAIRS: tl.constexpr):
     """destination[f] += the sum over rows of u[f, a] y[a, f]: tile by tile of the matrix, which
     begins `row` rows before y.
     """
@@ -206,8 +206,8 @@ def _groups(pairs: Pairs) -> int:
 def _launch_fill(
     rows: Sequence[tuple[int, ...]], pairs: torch.Tensor, destination: torch.Tensor
 ) -> None:
-    """Launch `_fill` for (first pair's numbers, pairs, elements, start, domain, where they go)
-    each.
+    """Launch `_fill` for rows of (first pair's numbers, pairs, elements, start, domain,
+    destination).
     """
     if len(destination):
         programs = [-(-pairs // GROUP) * -(-size // _ELEMENTS) for _, pairs, size, *_ in rows]

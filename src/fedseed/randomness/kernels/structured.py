@@ -32,7 +32,7 @@ FEW = 16
 
 
 def _on_vectors(spec: Spec) -> Spec:
-    """Return what low-rank directions are on tensors of one dimension."""
+    """Return the basis of low-rank directions on tensors of one dimension."""
     return Spec("rademacher", spec.seed, 1)
 
 
@@ -47,15 +47,16 @@ class Sum(NamedTuple):
 class Kernels:
     """An implementation of all bases; see `reference` for the meaning of the arguments.
 
-    What has nothing to do with matrices is the flat kernels' own: `TENSORS` (whether they take and
-    give torch tensors in place of arrays), `draw` (rounds stochastically), `product` (None: make a
-    copy).
+    Attributes that have nothing to do with matrices come from the flat kernels: `TENSORS` (whether
+    they take and give torch tensors in place of arrays), `draw` (rounds stochastically), `product`
+    (None: make a copy).
 
     Args:
         flat: the implementation (a module) of the other bases.
-        low: that of sums of outer products of signs (a module, as `lowrank_reference`).
-        factors: that of products of two factors (a module, as `factors_reference`; `add_factors` in
-            place of `outer_sums` where kernels take tensors).
+        low: the implementation of sums of outer products of signs (a module, as
+            `lowrank_reference`).
+        factors: the implementation of products of two factors (a module, as `factors_reference`;
+            `add_factors` in place of `outer_sums` where kernels take tensors).
     """
 
     def __init__(self, flat: Any, low: Any, factors: Any) -> None:
@@ -175,7 +176,7 @@ class Kernels:
             step = max(1, (FEW_PIECE if len(job.prepared) <= FEW else PIECE) // matrix.columns)
             for a in range(first, last, step):
                 sums = self._low.total(job.prepared, matrix, a, min(last, a + step)).reshape(-1)
-                # of the first of these rows in the run
+                # index of the first of these rows in the run
                 begin = matrix.start + a * matrix.columns - job.start
                 lo, hi = max(0, begin), min(len(job.destination), begin + len(sums))
                 sums = sums[lo - begin : hi - begin]

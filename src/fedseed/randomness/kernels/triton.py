@@ -107,7 +107,7 @@ class _Target(NamedTuple):
 
 
 @triton.jit
-def philox_words(block, k, domain, key0, key1):  # type: ignore[no-untyped-def]
+def philox_words(block, k, domain, key0, key1):
     """Return four words of Philox blocks.
 
     `block` (int64) and `k` (uint32) are scalars or tiles that broadcast.
@@ -131,14 +131,14 @@ def philox_words(block, k, domain, key0, key1):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def signed(value, word, bit):  # type: ignore[no-untyped-def]
+def signed(value, word, bit):
     """`value`, its sign changed where the bit is 1."""
     sign = (word << (31 - bit)) & 0x80000000
     return (value.to(tl.uint32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _box_muller(u, v):  # type: ignore[no-untyped-def]
+def _box_muller(u, v):
     """Two normal entries from two words; the reference explains each line."""
     f = (u >> 1).to(tl.int32).to(tl.float32) + 0.5
     bits = f.to(tl.int32, bitcast=True) - _SQRT_HALF
@@ -160,7 +160,7 @@ def _box_muller(u, v):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
+def _truncated(word, mass, bound):
     y = (word.to(tl.int32, bitcast=True).to(tl.float32) * _P31) * mass
     square = y * y
     p = (
@@ -172,7 +172,7 @@ def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _draw_entries(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def _draw_entries(block, k, key0, key1, mass, bound, KIND: tl.constexpr):
     """Return the four entries of blocks of a `normal` or `truncated_normal` direction."""
     w0, w1, w2, w3 = philox_words(block, k, 0, key0, key1)
     if KIND == _NORMAL:
@@ -189,7 +189,7 @@ def _draw_entries(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # typ
 
 
 @triton.jit
-def _unit(place):  # type: ignore[no-untyped-def]
+def _unit(place):
     """Return a unit's key (two words), number, mass and bound."""
     key0 = tl.load(place).to(tl.uint32, bitcast=True)
     key1 = tl.load(place + 1).to(tl.uint32, bitcast=True)
@@ -200,7 +200,7 @@ def _unit(place):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def job_of(table, jobs, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def job_of(table, jobs, WIDTH: tl.constexpr):
     """Return the row of a table, `WIDTH` wide, that this program works on: the last whose first
     program it is.
     """
@@ -217,7 +217,7 @@ def job_of(table, jobs, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def pointer(place, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def pointer(place, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """Return the address that a table has at `place`. 16-bit dtypes are given as their bits."""
     address = tl.load(place)
     if ALIGNED:
@@ -226,8 +226,8 @@ def pointer(place, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[
 
 
 @triton.jit
-def read_weights(x, p, inside, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Weights in single precision, 0 where there is none."""
+def read_weights(x, p, inside, DTYPE: tl.constexpr):
+    """Read weights in single precision; 0 outside of the tensor."""
     value = tl.load(x + p, mask=inside, other=0)
     if DTYPE == _HALF:
         value = value.to(tl.float16, bitcast=True).to(tl.float32)
@@ -237,8 +237,8 @@ def read_weights(x, p, inside, DTYPE: tl.constexpr):  # type: ignore[no-untyped-
 
 
 @triton.jit
-def _round_to(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the nearest number that the dtype has.
+def _round_to(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):
+    """Round to the nearest number that the dtype can hold.
 
     With `DRAW` one of the two next to it, by a random word.
     """
@@ -269,8 +269,8 @@ def _round_to(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ig
 
 
 @triton.jit
-def write_weights(destination, p, inside, value, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Numbers that the dtype has, into weights."""
+def write_weights(destination, p, inside, value, DTYPE: tl.constexpr):
+    """Write numbers that the dtype can hold into weights."""
     if DTYPE == _HALF:
         tl.store(destination + p, value.to(tl.float16).to(tl.int16, bitcast=True), mask=inside)
     elif DTYPE == _BRAIN:
@@ -282,7 +282,7 @@ def write_weights(destination, p, inside, value, DTYPE: tl.constexpr):  # type: 
 
 
 @triton.jit
-def _word_of(element, words):  # type: ignore[no-untyped-def]
+def _word_of(element, words):
     """Return the random word by which an element is rounded.
 
     `words` are the step and the key's words.
@@ -296,7 +296,7 @@ def _word_of(element, words):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def move_value(old, total, scale, element, words, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
+def move_value(old, total, scale, element, words, DTYPE: tl.constexpr, DRAW: tl.constexpr):
     """Return a sum, or weights with scale * total added."""
     if DTYPE == TOTAL:
         value = total
@@ -309,7 +309,7 @@ def move_value(old, total, scale, element, words, DTYPE: tl.constexpr, DRAW: tl.
 
 
 @triton.jit(do_not_specialize=["jobs", "scale_bits"])
-def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):
     """Move a tile of one of the jobs of a table by the sums over all units of its steps.
 
     A job's run has `size` elements, the first of which is element `start` of the vector. Each step
@@ -424,7 +424,7 @@ def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit(do_not_specialize=["size"])
-def _draw(destination, values, words, size, start, DTYPE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _draw(destination, values, words, size, start, DTYPE: tl.constexpr, TILE: tl.constexpr):
     """Values, rounded up or down by the words of elements start, start + 1, ..."""
     p = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     word = _word_of(p + start, words)
@@ -437,7 +437,7 @@ def _draw(destination, values, words, size, start, DTYPE: tl.constexpr, TILE: tl
 
 
 @triton.jit
-def _run_of(row, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _run_of(row, A: tl.constexpr, B: tl.constexpr):
     """Return a run's operands, its size, and the index of its first element."""
     return (
         pointer(row + 1, A, False),
@@ -448,7 +448,7 @@ def _run_of(row, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit
-def _difference(a, b, p, size, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _difference(a, b, p, size, A: tl.constexpr, B: tl.constexpr):
     """a[p] - b[p] in single precision, or a[p] where there is no b; 0 outside of the run."""
     inside = (p >= 0) & (p < size)
     x = read_weights(a, p, inside, A)
@@ -458,7 +458,7 @@ def _difference(a, b, p, size, A: tl.constexpr, B: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _four(a, b, p, step, size, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _four(a, b, p, step, size, A: tl.constexpr, B: tl.constexpr):
     """Elements p, p + step, p + 2 step and p + 3 step of a difference."""
     x0, x1 = _difference(a, b, p, size, A, B), _difference(a, b, p + step, size, A, B)
     x2, x3 = (
@@ -469,16 +469,16 @@ def _four(a, b, p, step, size, A: tl.constexpr, B: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _lane(lanes, lane_numbers, i):  # type: ignore[no-untyped-def]
+def _lane(lanes, lane_numbers, i):
     """Row i of `lanes` in double precision.
 
-    All else is zero in this sum, so that its order is none.
+    All other rows are zero in this sum, so its order does not matter.
     """
     return tl.sum(tl.where(lane_numbers == i, lanes, 0.0), axis=0).to(tl.float64)
 
 
 @triton.jit(do_not_specialize=["jobs", "split"])
-def _products(table, units, sums, jobs, split, HOW: tl.constexpr, DIRECTIONS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _products(table, units, sums, jobs, split, HOW: tl.constexpr, DIRECTIONS: tl.constexpr):
     """Products of a part of a run that lies in one span with directions: of each chunk (`split`),
     or added up.
 
@@ -501,7 +501,7 @@ def _products(table, units, sums, jobs, split, HOW: tl.constexpr, DIRECTIONS: tl
     for i in range(tl.where(split != 0, 1, tl.load(row + 6))):
         chunk = begin + i
         first_element = chunk * _CHUNK - start  # the chunk's beginning in the run
-        # outside of the run there is nothing to add: rows begin and end where it does
+        # add only the elements of this chunk that are inside the run
         lo = tl.maximum(-first_element, 0)
         hi = tl.minimum(size - first_element, _CHUNK)
         chunk_total = tl.full((DIRECTIONS,), 0.0, tl.float64)
@@ -539,7 +539,7 @@ def _products(table, units, sums, jobs, split, HOW: tl.constexpr, DIRECTIONS: tl
 
 
 @triton.jit(do_not_specialize=["jobs"])
-def _squares(table, units, sums, jobs, HOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _squares(table, units, sums, jobs, HOW: tl.constexpr, CHUNK: tl.constexpr):
     """Add up the squares of a chunk of a run in double precision. `HOW`: that of `_products`."""
     row, c = job_of(table, jobs, _RUN)
     a, b, size, start = _run_of(row, HOW // 4 % 8, HOW // 32)
@@ -549,7 +549,7 @@ def _squares(table, units, sums, jobs, HOW: tl.constexpr, CHUNK: tl.constexpr): 
 
 
 @triton.jit(do_not_specialize=["jobs"])
-def _fold(table, units, sums, jobs, A: tl.constexpr, B: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _fold(table, units, sums, jobs, A: tl.constexpr, B: tl.constexpr, COLUMNS: tl.constexpr):
     """sums[j] = sum of D[i] x[i] over the elements of a run in one span with i mod width = j, in
     order.
     """
@@ -583,7 +583,7 @@ def _fold(table, units, sums, jobs, A: tl.constexpr, B: tl.constexpr, COLUMNS: t
 
 
 @triton.jit(do_not_specialize=["jobs"])
-def _add_rows(table, sums, destination, jobs, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_rows(table, sums, destination, jobs, COLUMNS: tl.constexpr):
     """destination += the rows of `sums`, one after the other in double precision, for each job of a
     table.
     """
@@ -610,7 +610,7 @@ def _interpreted() -> bool:
 
 
 def default_device() -> torch.device:
-    """Return the device of results that no tensor says a place for."""
+    """Return the device for results that are computed from no tensor."""
     there_is_one = torch.cuda.is_available() and not _interpreted()
     return (
         torch.device("cuda", torch.cuda.current_device()) if there_is_one else torch.device("cpu")
@@ -671,7 +671,7 @@ class Prepared:
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return an array as a tensor on a device; a copy that nobody waits for."""
+    """Return an array as a tensor on a device, by an asynchronous copy."""
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
@@ -891,7 +891,7 @@ def project_all(spec: Spec, first: int, runs: Sequence[Operand]) -> dict[int, ND
 def _project_runs(
     spec: Spec, first: int, runs: Sequence[Operand]
 ) -> tuple[torch.Tensor, dict[int, slice]]:
-    """Return the sums of all blocks, one after the other, and where those of each are."""
+    """Return the sums of all blocks, one after the other, and the slice of each block's sums."""
     folds, size = spec.name == "hadamard", 0
     units: list[int] = []
     by_block: dict[int, list[Operand]] = {}
@@ -946,14 +946,14 @@ def _project_wave(
 ) -> None:
     """Add products of runs to `result`.
 
-    They are taken of the runs' parts in each span, or with `split` of those in each chunk, and then
-    added up.
+    The products are computed for each span of a run, or with `split` for each chunk, and then added
+    up.
     """
     if not wave:
         return
     folds, device = spec.name == "hadamard", result.device
     tile = min(_DIRECTIONS, 1 << (max(target.width for target, _ in wave) - 1).bit_length())
-    # by dtypes: rows, programs
+    # the rows of each table of jobs and their programs, by dtypes
     products: dict[tuple[int, int], tuple[list[tuple[int, ...]], list[int]]] = {}
     chunks_up, spans_up, folded, runs_up = _Sums(), _Sums(), _Sums(), _Sums()
     for target, run in wave:
@@ -1016,7 +1016,7 @@ def _project_wave(
 
 
 class _Sums:
-    """Rows of numbers, one after the other, that are added up to one each."""
+    """Groups of rows of numbers, one after the other; the rows of each group are added up."""
 
     def __init__(self) -> None:
         self.length = 0  # numbers
@@ -1024,7 +1024,7 @@ class _Sums:
         self._sum_count = 0
 
     def add(self, rows: int, width: int, sum_start: int | None = None) -> int:
-        """Take the next rows, whose sum goes to a place; None: behind the others.
+        """Add a group of rows, whose sum goes to `sum_start`; None: after the earlier sums.
 
         Returns the place where the rows begin.
         """

@@ -80,7 +80,7 @@ LANGUAGE = Environment(
     keep_trailing_newline=True,
     finalize=lambda value: ", ".join(map(str, value)) if isinstance(value, list) else value,
 )
-# what expressions know; given to each of them, which is faster than Jinja's own globals
+# the variables of expressions; passed to each of them, which is faster than Jinja's own globals
 KNOWN: Values = WORLD | {
     "range": range,
     "sorted": sorted,
