@@ -141,11 +141,26 @@ def test_a_plan_of_a_log_that_was_set_back_is_in_nobodys_way():
     What was asked before it waits no longer.
     """
     hosted = SimpleNamespace(items={}, secure=None)
-    copy = SimpleNamespace(hosted=hosted, end=None, at=0, version=0, current=True, numbers={})
+    copy = SimpleNamespace(
+        hosted=hosted, end=None, at=0, version=0, current=True, numbers={}, has_header=True
+    )
     responder = Responder(copy, SimpleNamespace(welcome=True))
     for number in (2, 2, 1):
         plan = Message(MessageKind.PLAN, 5, number, EVERYBODY, b"").encode()
         responder.hear(plan_message([], True, plan))
+    assert asyncio.run(responder.try_plan()) and not responder.has_request
+
+
+def test_a_plan_waits_for_the_logs_header():
+    """Before it the client knows neither its number in the run nor whether it is this run."""
+    hosted = SimpleNamespace(items={}, secure=None)
+    copy = SimpleNamespace(
+        hosted=hosted, end=None, at=0, version=0, current=True, numbers={}, has_header=False
+    )
+    responder = Responder(copy, SimpleNamespace(welcome=True))
+    responder.hear(plan_message([], True, Message(MessageKind.PLAN, 5, 1, EVERYBODY, b"").encode()))
+    assert not asyncio.run(responder.try_plan()) and responder.has_request
+    copy.has_header = True
     assert asyncio.run(responder.try_plan()) and not responder.has_request
 
 

@@ -288,7 +288,7 @@ def test_a_process_that_is_started_again_opens_no_round_twice(problem, tmp_path)
         replica = SimpleNamespace(
             hosted=hosted, numbers={"client-1": 1}, at=at, version=0, end=None, progress=Progress()
         )
-        replica.current = True
+        replica.current = replica.has_header = True
         answers = Responder(replica, SimpleNamespace(welcome=True))
         if set_back:
             terms = Terms(bytes(8), 5, 0, 1, 3, tuple(range(5)))

@@ -88,7 +88,7 @@ class Responder:
 
     @property
     def _ready(self) -> bool:
-        return self.presence.welcome and self.replica.current
+        return self.presence.welcome and self.replica.has_header and self.replica.current
 
     def _forget_older(self) -> None:
         """Forget results that belong to earlier weights."""

@@ -80,6 +80,14 @@ class Replica:
         """Whether the weights are those after step `at`."""
         return self._pending_weights is None
 
+    @property
+    def has_header(self) -> bool:
+        """Whether the header of the log that is followed has come, and fits this run.
+
+        Before that neither the run nor the numbers of its clients are known.
+        """
+        return self._log.following is not None and self._log.incarnation != ""
+
     async def begin(self, incarnation: str) -> None:
         """Follow a new log from its beginning, with a new model if this one has steps."""
         async with self._turn:
