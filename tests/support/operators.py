@@ -5,6 +5,7 @@ After it everybody must end with one digest, that of the same run in one process
 """
 
 import asyncio
+import fcntl
 import random
 import shutil
 import signal
@@ -348,6 +349,10 @@ class Trial:
         if first.ended():
             return
         first.signal(signal.SIGSTOP)
+        if not self._is_folder_locked():
+            # it has not begun yet, or is about to end: nothing keeps another one out
+            first.signal(signal.SIGCONT)
+            return
         second = self.net.coordinator(**self._with_keys("coordinator"), out=str(out))
         with suppress(AssertionError):
             until(second.ended, END_SECONDS, "")
@@ -357,6 +362,17 @@ class Trial:
             until(first.ended, END_SECONDS, f"it goes on without its log: {first.said}")
             return
         assert second.code not in (None, 0), f"a second coordinator goes on: {second.said}"
+
+    def _is_folder_locked(self):
+        """Whether a coordinator has taken the run's folder."""
+        try:
+            with (self.net.out / "progress.jsonl").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            pass
+        return False
 
     def _start_second(self):
         self._second(self.net.out)
