@@ -103,6 +103,16 @@ def test_a_damaged_or_growing_folder_is_shown_as_far_as_it_goes(runs, tmp_path):
         view_folder(tmp_path / "nowhere")
 
 
+def test_the_bases_evaluation_is_no_round(runs, tmp_path):
+    lines = (runs / "one" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "recipe.toml").write_text((runs / "one" / "recipe.toml").read_text())
+    (tmp_path / "metrics.jsonl").write_text(lines[0])
+    assert "so far" in run_page(view_folder(tmp_path))
+    assert " a round</" not in run_page(view_folder(tmp_path))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:2]))
+    assert "so far" not in run_page(view_folder(tmp_path))
+
+
 def test_a_page_that_fails_does_not_cost_the_run(monkeypatch, tmp_path):
     def fail(self, folder, summary):
         raise ValueError("no page\ntoday")

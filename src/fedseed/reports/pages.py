@@ -162,9 +162,9 @@ def _tiles(view: RunView) -> list[tuple[str, str, str]]:
         spent = sum(view.seconds().values())
     tiles.append(("rounds", f"{view.round:,}", f"of {view.rounds:,}" if view.rounds else ""))
     if spent:
-        tiles.append(
-            ("time", human_seconds(spent), f"{human_seconds(spent / max(1, view.round))} a round")
-        )
+        # before the first round only the base was evaluated
+        beside = f"{human_seconds(spent / view.round)} a round" if view.round else "so far"
+        tiles.append(("time", human_seconds(spent), beside))
     if summary.get("peak_memory_bytes"):
         tiles.append(("peak memory", human_bytes(summary["peak_memory_bytes"]), "of this process"))
     return tiles

@@ -18,6 +18,7 @@ from nats.js import api
 from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from fedseed.errors import FedseedError, NetworkError
+from fedseed.text import show_text
 from fedseed.transport import base
 from fedseed.transport.nats_address import DEFAULT_PORTS
 from fedseed.transport.nats_connection import REQUEST_SECONDS, RETRY_SECONDS, Guarded, connect
@@ -228,7 +229,7 @@ class NatsEnd(ObjectsEnd):
 
     def _note_receipt(self, receipt: bytes) -> None:
         """Warn that a stream answers this side's questions in place of the coordinator."""
-        stream = str(json.loads(receipt)["stream"])[:100]
+        stream = show_text(json.loads(receipt)["stream"])
         self._note(
             f"the server's stream {stream} stores the messages of run {self.subjects.run} and "
             f"answers questions to the coordinator; its answers are passed over: "
