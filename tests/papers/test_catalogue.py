@@ -130,6 +130,46 @@ def test_scenarios_of_an_items_sweeps_have_names_of_their_own():
         assert len(set(lines)) == len(lines), (item.name, scale)
 
 
+def lines_named(sources, form):
+    """Recipe and settings of each line that a claim is about."""
+    recipes = {(scenario, label): made for scenario, label, *made in recipes_of(sources)}
+    first = next(iter(recipes))[0]
+    for named in form.labels:
+        label, _, at = named.partition(" @ ")
+        asked = at or (first if form.scenario is None else form.scenario)
+        for (scenario, name), made in recipes.items():
+            if name == label and asked in (scenario, EVERY_SCENARIO):
+                yield made
+
+
+def counted_in_rounds():
+    """The claims on rounds to converge."""
+    for item, scale, sources in MADE:
+        for number, (_, form) in enumerate(item.claims_at(scale)):
+            if (form.metric or item.metric_at(scale)) == "rounds to converge":
+                yield pytest.param(sources, form, id=f"{item.name}-{scale}-{number}")
+
+
+COUNTED_IN_ROUNDS = list(counted_in_rounds())
+
+
+def test_both_scales_count_rounds_for_both_papers():
+    names = {param.id.rpartition("-")[0] for param in COUNTED_IN_ROUNDS}
+    for name in ("ferret/figure-2", "fedkseed/figure-12"):
+        assert {f"{name}-small", f"{name}-published"} <= names
+
+
+@pytest.mark.parametrize(("sources", "form"), COUNTED_IN_ROUNDS)
+def test_lines_that_are_compared_by_rounds_are_evaluated_alike(sources, form):
+    """`rounds_to_converge` counts evaluations: with one in four rounds and one in ten, lines that
+    both converge in round 2 have 4 and 10.
+    """
+    made = [read_recipe(recipe, settings) for recipe, settings in lines_named(sources, form)]
+    assert len(made) == len(form.labels)
+    assert {recipe.evaluation.every for recipe in made} == {1}
+    assert len({recipe.rounds for recipe in made}) == 1
+
+
 @pytest.mark.parametrize(("sources", "form", "metric"), CLAIMS)
 def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(sources, form, metric, monkeypatch):
     metric = form.metric or metric
