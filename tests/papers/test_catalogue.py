@@ -208,7 +208,7 @@ def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(sources, form, metri
     }
     for values, expected in ((agree, "holds in kind"), (disagree, "does not hold here")):
 
-        def measured(folder, name, values=values):
+        def measured(folder, name, evaluation="last", values=values):
             value = next(
                 v for v, named in zip(values, form.labels, strict=True) if folder in places[named]
             )
