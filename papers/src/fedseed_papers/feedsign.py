@@ -2,7 +2,7 @@
 
 D.5, Appendix J.
 
-Cai et al., 2025: Section 3.2, Appendices D.1, D.4, E and J.
+Cai et al., 2025: Section 3.1, Appendices D.1, D.4, E and J.
 """
 
 from collections.abc import Callable, Sequence
