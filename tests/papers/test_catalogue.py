@@ -4,6 +4,7 @@ What it names is there, and its claims can hold or not.
 """
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -27,16 +28,46 @@ from fedseed_papers.reproducing import EXACT
 from fedseed_papers.training import MEASURES, judge, lower_is_better
 
 NUMBERED = Path(__file__).with_name("numbered.txt").read_text().split()
-REPRODUCED = Path(__file__).parents[2] / "docs" / "reproduced"
+DOCS = Path(__file__).parents[2] / "docs"
+REPRODUCED = DOCS / "reproduced"
+REPRODUCE = (DOCS / "reproduce.md").read_text(encoding="utf-8")
+
+
+SHOWN = [name for name in NUMBERED if name.partition("/")[2].startswith(("figure", "table"))]
+STATED = [name for name in NUMBERED if name not in SHOWN]
+
+
+def rows_of_what_is_not_made():
+    """The names in the first column of the page's table "Not made, and why"; each has a reason."""
+    section = REPRODUCE.split("## Not made, and why")[1].split("\n## ")[0]
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `"):
+            assert len(cells) == 2 and len(cells[1]) > 20, line
+            yield from re.findall(r"`(\w+/[\w.-]+)`", cells[0])
 
 
 def test_every_numbered_figure_and_table_is_there_in_order():
     names = [item.name for item in catalogue()]
     assert [
         name for name in names if name.partition("/")[2].startswith(("figure", "table"))
-    ] == NUMBERED
+    ] == SHOWN
     assert len(set(names)) == len(names)
     assert {item.state for item in catalogue()} == {"exact", "small", "published only", NOTHING}
+
+
+def test_every_theorem_lemma_proposition_corollary_and_conjecture_is_an_item_or_listed():
+    names, listed = {item.name for item in catalogue()}, list(rows_of_what_is_not_made())
+    assert {kind for name in STATED for kind in [name.partition("/")[2].partition("-")[0]]} == {
+        "theorem",
+        "lemma",
+        "proposition",
+        "corollary",
+        "conjecture",
+    }
+    for name in STATED:
+        assert (name in names) != (name in listed), name
+    assert len(set(listed)) == len(listed)
 
 
 @pytest.mark.parametrize("item", catalogue(), ids=lambda item: item.name)

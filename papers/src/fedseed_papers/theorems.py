@@ -373,7 +373,9 @@ def ferret_proposition_2(
             )
     over_bound = max(bounds[p, "sqrt"] / min(bounds[p, n] for n in names) for p in profiles)
     over = {p: errors[p, "sqrt"] / min(errors[p, n] for n in names) for p in profiles}
-    norm_over = {p: errors[p, "norm"] / errors[p, "uniform"] for p in profiles}
+    # with equal norms the two are one allocation
+    differing = [p for p, norms in profiles.items() if norms.max() > norms.min()]
+    norm_over = {p: errors[p, "norm"] / errors[p, "uniform"] for p in differing}
     return Finding(
         [
             Claim(
@@ -427,7 +429,11 @@ def ferret_proposition_2(
             )
         ],
         seeds,
-        [f"Blocks of {', '.join(f'{size:,}' for size in sizes)} parameters, K = {total}."],
+        [
+            f"Blocks of {', '.join(f'{size:,}' for size in sizes)} parameters, K = {total}.",
+            "The last claim leaves equal norms out, where both rules are one. When it was first run "
+            "it counted them, and failed by that alone.",
+        ],
     )
 
 
