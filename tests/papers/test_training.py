@@ -188,6 +188,16 @@ def test_ratios_and_numbers(tmp_path):
             Form(**wrong)
 
 
+def test_seconds_of_a_step_are_local_seconds_over_steps(tmp_path):
+    """Two rounds of 2 seconds: 3 backward passes each, or, without them, half of 4 forward ones."""
+    assert measured(run(tmp_path / "a", [5.0, 3.0, 1.0]), "seconds of a step") == 4.0 / 6
+    lines = (tmp_path / "a" / "metrics.jsonl").read_text()
+    (tmp_path / "a" / "metrics.jsonl").write_text(
+        lines.replace('"backward_passes": 3', '"backward_passes": 0')
+    )
+    assert measured(tmp_path / "a", "seconds of a step") == 4.0 / 4
+
+
 def test_rounds_to_converge_are_the_first_with_95_percent():
     def lines(*losses):
         return [{"round": 2 * i, "loss": loss} for i, loss in enumerate(losses)] + [

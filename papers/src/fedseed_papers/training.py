@@ -77,6 +77,18 @@ def _exchanged(folder: Path) -> float:
     return float(numbers.get("scalars_up", nan) + numbers.get("scalars_down", nan))
 
 
+def _seconds_of_a_step(folder: Path) -> float:
+    """Return seconds of a client's local step on one micro-batch.
+
+    A step is a backward pass, or, without gradients, two forward passes.
+    """
+    lines = [line for line in read_lines(folder) if line.round]
+    seconds = sum(line.seconds.get("local", nan) for line in lines)
+    backward = sum(line.backward_passes for line in lines)
+    steps = backward or sum(line.forward_passes for line in lines) / 2
+    return seconds / steps if steps else nan
+
+
 def probabilities(folder: Path) -> Sequence[float]:
     """FedKSeed-Pro's probabilities after the last round, from its orbit, the largest first.
 
@@ -116,6 +128,7 @@ MEASURES: dict[str, Callable[[Path], float]] = {
     "seconds": _phase("local", "projection", "aggregation", "rebuild"),
     # Ferret's paper counts the projection in (Appendix C.2)
     "local seconds": _phase("local", "projection"),
+    "seconds of a step": _seconds_of_a_step,
     "projection seconds": _phase("projection"),
     "aggregation seconds": _phase("aggregation", "rebuild"),
     "parameters": _exchanged,
