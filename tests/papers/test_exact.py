@@ -53,6 +53,7 @@ REDUCED = {
     ("fedmezo", "lemma-2.2"): {"length": 20, "draws": 20_000},
     ("fedmezo", "lemma-2.3"): {"length": 300, "draws": 10_000},
     ("fedmezo", "theorem-3.1"): {"repeats": 200},
+    ("fedmezo", "theorem-3.4"): {"repeats": 200},
 }
 # claims that measurements contradict; all others hold, or hold in kind
 CONTRADICTED = {
