@@ -53,7 +53,7 @@ REDUCED = {
     ("fedmezo", "lemma-2.2"): {"length": 20, "draws": 20_000},
     ("fedmezo", "lemma-2.3"): {"length": 300, "draws": 10_000},
     ("fedmezo", "theorem-3.1"): {"repeats": 200},
-    ("fedmezo", "theorem-3.4"): {"repeats": 200},
+    ("fedmezo", "theorem-3.4"): {"repeats": 4000, "starts": (1.0, 0.0), "spreads": (0.0, 2.0)},
 }
 # claims that measurements contradict; all others hold, or hold in kind
 CONTRADICTED = {
@@ -70,6 +70,7 @@ CONTRADICTED = {
     "fedmezo/lemma-2.2": ["at any mu"],
     "fedmezo/lemma-2.3": ["at most -eta |grad|^2 / gamma"],
     "fedmezo/theorem-3.1": ["So everywhere"],
+    "fedmezo/theorem-3.4": ["at most Eq. 12", "aids convergence"],
     "feedsign/proposition-d5": ["p_e + p_b - p_e p_b", "adjusted error rate of the vote"],
 }
 

@@ -25,7 +25,7 @@ from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.tables import Sheet
 from fedseed.weights.layout import Layout, TensorEntry, cut
 from fedseed_papers import payloads
-from fedseed_papers.findings import UNKNOWN, Claim, Finding, judged
+from fedseed_papers.findings import UNKNOWN, Claim, Finding, Verdict, judged
 from fedseed_papers.reconstruction import (
     Vector,
     over_seeds,
@@ -1289,7 +1289,7 @@ def fedmezo_theorem_3_4(
     rank: float = 10.0,
     clients: int = 3,
     local: int = 10,
-    repeats: int = 1000,
+    repeats: int = 20_000,
     noise: float = 1.0,
     starts: Sequence[float] = (1.0, 0.1, 0.0),
     spreads: Sequence[float] = (0.0, 0.5, 1.0, 2.0),
@@ -1306,20 +1306,15 @@ def fedmezo_theorem_3_4(
     own -= own.mean(axis=0)
     own /= sqrt(float((own**2).sum(axis=1).mean()))
     rows, lines, bounds, above = [], [], [], []
-    changes_of: dict[tuple[float, float], tuple[float, float]] = {}
+    changes_of: dict[tuple[float, float], Vector] = {}
     for number, start in enumerate(starts):
         w = start * direction
         square = float(curve.gradient(w) @ curve.gradient(w))
         for spread in spreads:
-            changes = np.array(
-                [
-                    mezo_round(curve, w, eta, clients, local, noise, random, spread * own)
-                    - curve.loss(w)
-                    for _ in range(repeats)
-                ]
-            )
+            changes = mezo_rounds(curve, w, spread * own, eta, local, noise, repeats)
+            changes -= curve.loss(w)
             change, error = float(changes.mean()), float(changes.std() / sqrt(repeats))
-            changes_of[start, spread] = change, error
+            changes_of[start, spread] = changes
             allowed = (
                 # c_h + N with c_h = 0
                 -(2 / (gamma * clients) - 2 * zeta / length) * clients * eta * square
@@ -1332,13 +1327,18 @@ def fedmezo_theorem_3_4(
             rows.append(
                 [f"{square:.3g}", f"{spread:g}", f"{change:.3g}", f"{error:.1g}", f"{allowed:.3g}"]
             )
-        points = [(s, changes_of[start, s][0]) for s in spreads]
+        points = [(s, float(changes_of[start, s].mean())) for s in spreads]
         lines.append(Series(f"squared gradient {square:.2g}", points, number=number))
         printed = [(float(row[1]), float(row[4])) for row in rows[-len(spreads) :]]
         bounds.append(Series(f"at most, {square:.2g}", printed, number=number + len(starts)))
-    alike, apart = changes_of[starts[0], spreads[0]], changes_of[starts[0], spreads[-1]]
-    gained = alike[0] - apart[0]
-    error = sqrt(alike[1] ** 2 + apart[1] ** 2)
+    gains = changes_of[starts[0], spreads[0]] - changes_of[starts[0], spreads[-1]]
+    gained, error = float(gains.mean()), float(gains.std() / sqrt(repeats))
+    promised = 2 * eta * spreads[-1] ** 2 / (gamma * clients)
+    speeds_up: Verdict = UNKNOWN
+    if gained - 4 * error > 0:
+        speeds_up = "holds"
+    elif gained + 4 * error < promised:
+        speeds_up = "does not hold here"
     return Finding(
         [
             Claim(
@@ -1352,9 +1352,9 @@ def fedmezo_theorem_3_4(
                 "Appropriate heterogeneity aids convergence: the term -2 eta sigma_h^2 / (gamma N) "
                 "speeds up each round.",
                 f"Far from the minimum sigma_h = {spreads[-1]:g} lowers the loss by {gained:.3g} ± "
-                f"{error:.1g} more than sigma_h = {spreads[0]:g}; the term promises "
-                f"{2 * eta * spreads[-1] ** 2 / (gamma * clients):.3g}.",
-                judged(gained > 4 * error),
+                f"{error:.1g} more than sigma_h = {spreads[0]:g} (the same directions); the term "
+                f"promises {promised:.3g}.",
+                speeds_up,
             ),
         ],
         "The mean over clients of their gradients is the gradient itself, so that T_1 of the proof "
@@ -1381,9 +1381,49 @@ def fedmezo_theorem_3_4(
         [
             f"A quadratic, d = {length}, r = {rank:g}, N = {clients}, H = {local}, sigma_g = "
             f"{noise:g}, mu = {scale:g}, eta the largest that Eq. 11 allows; {repeats:,} rounds "
-            "each. Only the clients' mean gradient decides the loss that is measured.",
+            "each. A first look with 1,000 unpaired rounds could not tell the second claim's gain "
+            "from what the term promises; since then rounds are paired, and the claim may stay "
+            "undecided.",
         ],
     )
+
+
+def mezo_rounds(
+    curve: Quadratic,
+    w: Vector,
+    own: Draws,
+    eta: float,
+    local: int,
+    noise: float,
+    repeats: int,
+) -> Vector:
+    """Return the loss after each of many rounds of FedMeZO from w, shape (repeats,).
+
+    Rounds of calls with other `own` have the same directions and batch noise, so that their
+    differences are those that `own` makes.
+
+    Args:
+        curve: the mean of the clients' losses.
+        w: the start.
+        own: what each client's gradient is off by, shape (clients, d).
+        eta: the rate.
+        local: H.
+        noise: an example's gradient is off by N(0, noise^2 / d) in each entry.
+        repeats: how many rounds.
+    """
+    losses, (clients, length) = [], own.shape
+    per_chunk = max(1, CHUNK // own.size)
+    for first in range(0, repeats, per_chunk):
+        random = np.random.default_rng(first)
+        places = np.tile(w, (min(per_chunk, repeats - first), clients, 1))
+        for _ in range(local):
+            z = random.normal(size=places.shape)
+            offsets = random.normal(scale=noise * length**-0.5, size=places.shape)
+            along = (z * (places * curve.spectrum + offsets + own)).sum(axis=2)
+            places -= eta * along[:, :, None] * z
+        ends = places.mean(axis=1)
+        losses.append((ends * ends) @ curve.spectrum / 2)
+    return np.concatenate(losses)
 
 
 def falls(changes: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -1404,19 +1444,17 @@ def mezo_round(
     local: int,
     noise: float,
     random: np.random.Generator,
-    own: Draws | float = 0.0,
 ) -> float:
     """Return the loss after a round of FedMeZO from w.
 
-    An example's gradient is off by N(0, noise^2 / d) in each entry, and client i's by own[i], shape
-    (clients, d), besides.
+    An example's gradient is off by N(0, noise^2 / d) in each entry.
     """
     length = len(w)
     places = np.tile(w, (clients, 1))
     for _ in range(local):
         z = random.normal(size=(clients, length))
         client_offsets = random.normal(scale=noise * length**-0.5, size=(clients, length))
-        along = np.einsum("cd,cd->c", z, places * curve.spectrum + client_offsets + own)
+        along = np.einsum("cd,cd->c", z, places * curve.spectrum + client_offsets)
         places -= eta * along[:, None] * z
     return curve.loss(places.mean(axis=0))
 
