@@ -64,6 +64,7 @@ __all__ = [
     "outline",
     "quiet",
     "reach",
+    "read_config",
     "read_processor",
 ]
 
@@ -367,10 +368,8 @@ def outline(
     kind = architecture or architecture_of(checkpoint.config, head is not None)
     options = _configured(checkpoint, kind, head)
     attention_options = {} if attention is None else {"attn_implementation": attention}
+    config = _read_config(checkpoint, trust_remote_code, options)
     try:
-        config = AutoConfig.from_pretrained(
-            checkpoint.place, trust_remote_code=trust_remote_code, **options
-        )
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             model = (
                 LOADERS[kind]
@@ -383,9 +382,7 @@ def outline(
                 )
             )
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise problem(
-            base, f"no model can be made from its configuration ({first_line(error)})"
-        ) from error
+        raise _no_model(base, error) from error
     if quantization is not None:
         # a library's layers are as large as the project's own of as many bits
         prepare_loaded(model, STAND_INS[quantization], base)
@@ -394,6 +391,34 @@ def outline(
         model = adapters.load(model, checkpoint.adapter, trains=True)
     model.eval()
     return model
+
+
+def read_config(
+    base: str, trust_remote_code: bool, architecture: Architecture, head: Head | None
+) -> Any:
+    """Return the configuration of the model that `load_model` would load, without its class.
+
+    The class of a model takes seconds to import; the arguments are `load_model`'s.
+
+    Raises:
+        RecipeError: it can't be had.
+    """
+    checkpoint = find_checkpoint(base)
+    options = _configured(checkpoint, architecture, head)
+    return _read_config(checkpoint, trust_remote_code, options)
+
+
+def _read_config(checkpoint: Checkpoint, trusted: bool, options: dict[str, Any]) -> Any:
+    """Return a base's configuration as transformers reads it. Raises RecipeError."""
+    try:
+        return AutoConfig.from_pretrained(checkpoint.place, trust_remote_code=trusted, **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise _no_model(checkpoint.name, error) from error
+
+
+def _no_model(base: str, error: Exception) -> RecipeError:
+    """Return the error about a configuration that no model can be made from."""
+    return problem(base, f"no model can be made from its configuration ({first_line(error)})")
 
 
 def embedding_rows(model: Any) -> int | None:
