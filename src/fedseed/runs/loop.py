@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.coordinator.rounds import Gathered
 from fedseed.federation.coordinator.step_log import Logged as LoggedSteps
@@ -72,6 +72,11 @@ class Run(ABC):
         self._warned = False
         self._warned_of_divergence = False
         self._began = ""
+
+    @property
+    def threads(self) -> int | None:
+        """Return the number of threads that each process trains with; None: nothing trains here."""
+        return None
 
     def logged(self) -> LoggedSteps | None:
         """Return the content of the run's log; None if there is no log."""
@@ -156,7 +161,16 @@ class Run(ABC):
                     # a reader of a private run's folder could test which data have these digests
                     data={} if spec.private else spec.data_record,
                     fingerprint=spec.fingerprint,
+                    threads=self.threads,
                 )
+                earlier_threads = self.folder.earlier_threads
+                if earlier_threads is not None:
+                    self.progress.warn(
+                        f"{spec.folder}: the run began with {plural(earlier_threads, 'thread')} a "
+                        f"process and goes on with {self.threads}: the last bits of the weights "
+                        "will not be those of a run without interruption; --threads "
+                        f"{earlier_threads} keeps them"
+                    )
             if self.folder.finished:
                 return self._finished(spec.folder)
         self._began = stamp()

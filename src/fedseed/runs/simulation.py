@@ -434,6 +434,12 @@ class Simulation(Run):
                 card(self.header, facts, "adapter", kind), encoding="utf-8"
             )
 
+    @property
+    def threads(self) -> int:
+        if self.team is not None:
+            return self.team.threads
+        return torch.get_num_threads()
+
     def tuned(self) -> Any:
         return self.worker.space.model
 
