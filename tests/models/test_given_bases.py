@@ -238,6 +238,20 @@ def test_lora_on_tied_matrices_is_merged_right(target, tmp_path):
     assert torch.allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_not_exported(value, tmp_path):
+    from fedseed.orbit.export import export_model
+
+    run(recipe_of(tmp_path, "small", rounds=1), tmp_path / "run")
+    tuned = open_tuned(find_source(str(tmp_path / "run")))
+    name, parameter = next(iter(tuned.model.named_parameters()))
+    with torch.no_grad():
+        parameter.view(-1)[5] = value
+    with pytest.raises(FedseedError, match=f"NaN or infinite in {name}.*--upto"):
+        export_model(tmp_path / "out", tuned.model, tuned.processor, tuned.header, tuned.facts)
+    assert not (tmp_path / "out").exists()
+
+
 def test_lora_on_fused_experts_replays_exports_and_evaluates(tmp_path):
     made(tmp_path / "base", "MixtralForCausalLM", "MixtralConfig", **MIXTRAL)
     adapter = 'adapter = {kind = "lora", rank = 2, targets = ["w1", "w2", "w3"]}'
