@@ -1,7 +1,7 @@
 """What a client's messages of one round take, from payloads that are encoded, not from formulas."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -67,10 +67,17 @@ def numbers(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return (words_drawn.astype(np.float64) / 2**32 - 0.5).astype(np.float32)
 
 
-def fedkseed(candidates: int, pro: bool = False, steps: int = 200, length: int = 1000) -> Exchange:
+def fedkseed(
+    candidates: int,
+    pro: bool = False,
+    steps: int = 200,
+    length: int = 1000,
+    scalars: Literal["float32", "float16"] = "float32",
+) -> Exchange:
     """FedKSeed's round: a pool of `candidates`, `steps` pairs."""
+    method = FedKSeed(candidates=candidates, importance=pro, steps=steps, scalars=scalars)
     pairs = {"indices": np.arange(steps, dtype=np.uint32) % candidates, "scalars": numbers(steps)}
-    return exchange(FedKSeed(candidates=candidates, importance=pro, steps=steps), pairs, length)
+    return exchange(method, pairs, length)
 
 
 def fedavg(length: int) -> Exchange:

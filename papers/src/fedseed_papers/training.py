@@ -17,7 +17,7 @@ from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.results import read_lines, read_metrics, read_summary
 from fedseed.reports.tables import Sheet, mean_and_deviation
 from fedseed_papers import statistics
-from fedseed_papers.catalogue import EVERY_SCENARIO, Form, Item, Scale
+from fedseed_papers.catalogue import EVERY_SCENARIO, Evaluation, Form, Item, Scale
 from fedseed_papers.findings import Claim, Finding
 from fedseed_papers.statistics import NOTHING, Evidence
 
@@ -142,10 +142,15 @@ def lower_is_better(metric: str) -> bool:
     return metric in MEASURES or metrics.lower_is_better(metric)
 
 
-def measured(folder: Path, metric: str) -> float:
-    """Return a number of a finished run: one of `MEASURES`, or a metric after its last round.
+def measured(folder: Path, metric: str, evaluation: Evaluation = "last") -> float:
+    """Return a number of a finished run: one of `MEASURES`, or a metric of an evaluation.
 
     NaN: it has none, or is the loss of a run that has diverged: thousands or millions, by chance.
+
+    Args:
+        folder: of the run.
+        metric: its name.
+        evaluation: "last", or "best": the one with the lowest validation loss.
     """
     if metric in MEASURES:
         return MEASURES[metric](folder)
@@ -154,11 +159,27 @@ def measured(folder: Path, metric: str) -> float:
     summary = read_summary(folder)
     if metric.endswith("loss") and summary.get("diverged") is not None:
         return nan
+    if evaluation == "best":
+        return _at_best_validation(folder, metric)
     return float(summary["final"].get(metric, nan))
 
 
+def _at_best_validation(folder: Path, metric: str) -> float:
+    """Return a metric of the round with the lowest validation loss; NaN of a run that has none."""
+    stopped = read_summary(folder).get("stopped")
+    if stopped is None:
+        return nan
+    for line in read_metrics(folder):
+        if line["round"] == stopped["best_round"]:
+            return float(line.get(metric, nan))
+    return nan
+
+
 def judge(
-    claims: Sequence[tuple[str, Form]], item_metric: str, lines: Sequence[SweepLine]
+    claims: Sequence[tuple[str, Form]],
+    item_metric: str,
+    lines: Sequence[SweepLine],
+    evaluation: Evaluation = "last",
 ) -> list[Claim]:
     """Return an item's claims with their verdicts, which share one error.
 
@@ -166,10 +187,13 @@ def judge(
         claims: what the paper says, and what decides it.
         item_metric: what a claim is about, if its form does not say.
         lines: of the sweep.
+        evaluation: whose metrics are compared, the last or the best one.
     """
-    return statistics.concluded(
-        [(says, *_evidence(form, form.metric or item_metric, lines)) for says, form in claims]
-    )
+    evidence = []
+    for says, form in claims:
+        metric = form.metric or item_metric
+        evidence.append((says, *_evidence(form, metric, lines, evaluation)))
+    return statistics.concluded(evidence)
 
 
 def runs_of(form: Form, label_named: str, lines: Sequence[SweepLine]) -> list[Mapping[int, Path]]:
@@ -192,10 +216,12 @@ def runs_of(form: Form, label_named: str, lines: Sequence[SweepLine]) -> list[Ma
     return runs
 
 
-def mean_by_seed(runs: Sequence[Mapping[int, Path]], metric: str) -> dict[int, float]:
+def mean_by_seed(
+    runs: Sequence[Mapping[int, Path]], metric: str, evaluation: Evaluation = "last"
+) -> dict[int, float]:
     """Return a line's number for each seed that all scenarios have: the mean over scenarios."""
     seeds = [seed for seed in runs[0] if all(seed in run for run in runs)] if runs else []
-    return {seed: fmean(measured(run[seed], metric) for run in runs) for seed in seeds}
+    return {seed: fmean(measured(run[seed], metric, evaluation) for run in runs) for seed in seeds}
 
 
 def _weights_share(folders: Sequence[Path]) -> float:
@@ -203,10 +229,14 @@ def _weights_share(folders: Sequence[Path]) -> float:
     return max(4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders)
 
 
-def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[str, Evidence]:
+def _evidence(
+    form: Form, metric: str, lines: Sequence[SweepLine], evaluation: Evaluation
+) -> tuple[str, Evidence]:
     """Return the lines' numbers in words, and what is known of a claim."""
     runs = {label: runs_of(form, label, lines) for label in form.labels}
-    values = {label: mean_by_seed(line_runs, metric) for label, line_runs in runs.items()}
+    values = {
+        label: mean_by_seed(line_runs, metric, evaluation) for label, line_runs in runs.items()
+    }
     missing = [label for label in form.labels if not values[label]]
     if missing:
         return f"Not measured: no run of {', '.join(missing)} was finished.", NOTHING
@@ -305,7 +335,8 @@ def finding(
     """
     lines = list(chain.from_iterable(sweep_lines for _, sweep_lines in sweeps))
     forms, metric = item.claims_at(scale), item.metric_at(scale)
-    claims = judge(forms, metric, lines)
+    evaluation = item.evaluation_at(scale)
+    claims = judge(forms, metric, lines, evaluation)
     metrics_asked = (metric, *(form.metric for _, form in forms), "loss")
     unplotted = (*MEASURES, SCORE)
     metrics = dict.fromkeys(name for name in metrics_asked if name and name not in unplotted)
@@ -326,12 +357,13 @@ def finding(
             if searched
             else "Nothing was searched: the recipes' settings were."
         )
+        + (" Metrics are those of the lowest validation loss." if evaluation == "best" else "")
     )
     tables = [
         *chain.from_iterable(sheets(sweep, sweep_lines) for sweep, sweep_lines in sweeps),
         *([] if item.gap is None else [gap_sheet(item.gap, lines)]),
         _spent_sheet(lines),
-        _seeds_sheet(lines, list(dict.fromkeys([*metrics_asked[:-1], "loss"]))),
+        _seeds_sheet(lines, list(dict.fromkeys([*metrics_asked[:-1], "loss"])), evaluation),
     ]
     return Finding(
         claims, reason, panels, tables, sweeps[0][0].seeds, item.differs if scale == "small" else ()
@@ -414,7 +446,9 @@ def _spent_sheet(lines: Sequence[SweepLine]) -> Sheet:
     return Sheet("Rounds to converge", head, rows, note)
 
 
-def _seeds_sheet(lines: Sequence[SweepLine], metrics_asked: Sequence[str | None]) -> Sheet:
+def _seeds_sheet(
+    lines: Sequence[SweepLine], metrics_asked: Sequence[str | None], evaluation: Evaluation
+) -> Sheet:
     """Return each run's numbers, from which all verdicts can be reckoned again."""
     metrics = [metric for metric in metrics_asked if metric is not None]
     rows = []
@@ -424,7 +458,7 @@ def _seeds_sheet(lines: Sequence[SweepLine], metrics_asked: Sequence[str | None]
                 [
                     " ".join(filter(None, (line.scenario, line.label))),
                     str(seed),
-                    *(f"{measured(folder, m):.6g}" for m in metrics),
+                    *(f"{measured(folder, m, evaluation):.6g}" for m in metrics),
                 ]
             )
     return Sheet("Each run", ("line", "seed", *metrics), rows, "")

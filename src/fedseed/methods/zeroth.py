@@ -2,7 +2,7 @@
 the loop of local steps.
 
 two-point   rho = [l(w + eps z; x) - l(w - eps z; x)] / (2 eps)      SPSA; MeZO, FedKSeed Eq. 3,
-FeedSign Eq. 2
+FeedSign Eq. 1
 one-point   rho = [l(w + eps z; x) - l(w; x)] / eps                  forward difference; FedZO
 clipped     min(max(rho, -C), C)                                     QZO: "Fine-tuning Quantized
 Neural Networks with Zeroth-order Optimization", ICLR 2026

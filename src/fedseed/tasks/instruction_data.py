@@ -10,7 +10,7 @@ its mean share; the paper does not say so, and it is not done here.
 Alpaca (Taori et al., 2023) has 52,002 rows without labels. CodeAlpaca (Chaudhary, 2023) has the
 form that federated papers use (rosetta_alpaca.json): a row's `input` is the programming language
 that the answer must be in. FedMeZO (Ling et al., 2024, Appendix E.1) and Ferret (Shu et al., 2025,
-Appendix C.1.2) leave X86-64 Assembly out, of which there is little, and hold 10% out; Ferret makes
+Appendix C.1.2) leave X86-64 Assembly out, of which there is little; Ferret holds 10% out and makes
 each of the other nine languages a client. No-break spaces are taken away, as FederatedScope does,
 which FedMeZO's data comes from.
 
