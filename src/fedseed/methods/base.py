@@ -268,6 +268,8 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     catch_up: ClassVar[CatchUp] = EVERY_STEP
     # whether its changes rebuild the weights from the base, which is then kept
     from_base: ClassVar[bool] = False
+    # whether they are rebuilt at each local step, not once or twice a round
+    rebuilds_each_step: ClassVar[bool] = False
     # whether a client keeps more than the weights from round to round (`Client.recall`,
     # `Client.keep`)
     remembers: ClassVar[bool] = False

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,11 @@ from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
 from fedseed.weights.perturbation import Perturbation, can_exchange, can_stand_in, in_place_of
 from fedseed.weights.perturbed_rows import PerturbedRows, Rows, moves_of
+from fedseed.weights.stored import StoredBase, open_base
 from fedseed.weights.vector import Vector, flat, move_entries
+
+# weights of fewer bytes are copied where a base is kept: reading files would spare next to nothing
+LARGE_BYTES = 64 << 20
 
 
 class ParameterSpace:
@@ -71,7 +76,7 @@ class ParameterSpace:
         entries = tuple(TensorEntry(name, tuple(p.shape), dtype_name(p)) for name, p in trainable)
         self.layout = Layout(entries, cut([e.size for e in entries], blocks))
         self.vector = Vector(self.parameters, self.layout)
-        self._base: Sequence[torch.Tensor] | None = None
+        self._base: Sequence[torch.Tensor] | StoredBase | None = None
         self._last_rebuild: Rebuild | None = None
         # whether the weights differ from the base and from the last rebuild
         self._has_moved = False
@@ -157,9 +162,14 @@ class ParameterSpace:
 
     def _rebuild(self, change: Rebuild) -> None:
         base = self._require_base("Rebuild")
-        moving.move(
-            self.vector, self.vector.make_preparer(change.terms, change.scale), change.scale, base
-        )
+        prepare = self.vector.make_preparer(change.terms, change.scale)
+        if isinstance(base, StoredBase):
+            # the files' bits go into the weights, where the sum is added to them
+            self._has_moved = True
+            base.restore()
+            moving.move(self.vector, prepare, change.scale)
+        else:
+            moving.move(self.vector, prepare, change.scale, base)
         self._last_rebuild, self._has_moved = change, False
 
     def _optimize(self, change: Optimize) -> None:
@@ -228,21 +238,62 @@ class ParameterSpace:
                 p.copy_(torch.from_numpy(part.copy()).view(p.dtype).view(p.shape))
             position, first = position + e.size * width, first + e.size
 
-    def keep_base(self) -> None:
-        """Keep a copy of the weights as they are: what `Rebuild` starts from."""
-        self._base = self.snapshot()
+    def keep_base(
+        self, files: Sequence[Path] = (), often: bool = False, least_bytes: int = LARGE_BYTES
+    ) -> None:
+        """Keep the weights as they are: what `Rebuild` starts from.
+
+        They are copied, or read from files each time they are needed, to the same bits.
+
+        Args:
+            files: safetensors files that the weights came from. Tensors that a file has bit for bit
+                are read from there; of the others copies are kept.
+            often: the weights are rebuilt at every step. On a GPU a step takes less time than a
+                reading, so that a copy is kept there.
+            least_bytes: weights of fewer bytes are copied in any case, as that takes next to
+                nothing.
+        """
+        stored = None
+        on_cpu = all(device.type == "cpu" for device in self.devices)
+        if files and self.layout.dense_bytes >= least_bytes and (on_cpu or not often):
+            aliases = self._aliases()
+            stored = open_base(self.vector, self.layout, aliases, files)
+        self._base = self.snapshot() if stored is None else stored
         self._last_rebuild, self._has_moved = None, False
 
+    def _aliases(self) -> dict[str, list[str]]:
+        """Return the further names of tied tensors, by the first one."""
+        names: dict[int, list[str]] = {}
+        for name, p in self.model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(p), []).append(name)
+        return {first: others for first, *others in names.values() if others}
+
+    @property
+    def base_bytes(self) -> int:
+        """Return the bytes of memory that the kept base takes; 0 if none is kept."""
+        if self._base is None:
+            return 0
+        if isinstance(self._base, StoredBase):
+            return self._base.copied_bytes
+        return sum(copy.nbytes for copy in self._base)
+
     def release_base(self) -> None:
-        """Free the copy that `keep_base` made."""
+        """Free what `keep_base` has kept."""
         self._base = self._last_rebuild = None
 
     def restore_base(self) -> None:
         """Set w = w0, and clear the steps' running averages.
 
-        Raises ValueError if `keep_base` was not called.
+        Raises:
+            ValueError: `keep_base` was not called.
+            FedseedError: a file of the base was overwritten or can't be read.
         """
-        self.restore(self._require_base("restore_base"))
+        base = self._require_base("restore_base")
+        if isinstance(base, StoredBase):
+            self._has_moved = True
+            base.restore()
+        else:
+            self.restore(base)
         self._last_rebuild, self._has_moved, self._moments = None, False, None
 
     def way_back(self) -> Callable[[], None] | None:
@@ -257,7 +308,7 @@ class ParameterSpace:
             return self.restore_base
         return partial(self._rebuild, self._last_rebuild)
 
-    def _require_base(self, caller: str) -> Sequence[torch.Tensor]:
+    def _require_base(self, caller: str) -> Sequence[torch.Tensor] | StoredBase:
         if self._base is None:
             raise ValueError(f"{caller} needs keep_base first")
         return self._base

@@ -13,6 +13,7 @@ from fedseed.federation.cost import Cost
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import Method, without_gradients
 from fedseed.methods.payload import DecodeContext
+from fedseed.models.stored import stored_weights
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
@@ -80,7 +81,7 @@ class Worker:
         # weights of a question
         self.history = hash_of()
         if method.from_base:
-            self.space.keep_base()
+            self.space.keep_base(stored_weights(model), often=method.rebuilds_each_step)
 
     def train(self, plan_message: bytes, client: int, items: Sequence[Any]) -> Answer:
         """Let a client train as the plan asks; afterwards the weights are as before."""
