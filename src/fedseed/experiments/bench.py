@@ -15,6 +15,7 @@ import torch
 from rich.table import Table
 
 from fedseed.errors import RecipeError, plural
+from fedseed.federation.coordinator.summed import SummedCoordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.methods import Method
 from fedseed.models import adapters
@@ -28,6 +29,7 @@ from fedseed.reports.tables import human_bytes, human_seconds, plain_table
 from fedseed.runs.assembly import build
 from fedseed.runs.model_setup import choose_kind
 from fedseed.runs.parties import load_data
+from fedseed.runs.simulation import sum_round
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.devices import peak_on
 from fedseed.weights.digest import dtype_name
@@ -230,15 +232,18 @@ def measure(recipe: Recipe) -> Measured:
     # a private run's clients hide their seconds, but the holder of their data may see them
     worker.private = False
     space = worker.space
-    together = worker.method.shares_losses
+    together = worker.method.shares_losses or worker.method.sums_gradients
     bytes_up, bytes_down, waiting = 0, 0, 0
     for number in (1, 2):
         opened = coordinator.open(number)
         measured_clients = opened if together else opened[:1]  # the others cost the same
         plans = [coordinator.plan(c) for c in measured_clients]
-        answers = worker.train_all(
-            plans, measured_clients, [federation.items[c] for c in measured_clients]
-        )
+        items = [federation.items[client] for client in measured_clients]
+        if isinstance(coordinator, SummedCoordinator):
+            by_client = dict(zip(measured_clients, plans, strict=True))
+            answers = sum_round(coordinator, worker, by_client, items)
+        else:
+            answers = worker.train_all(plans, measured_clients, items)
         phases: dict[str, float] = {}
         for answer in answers:
             for phase, seconds in answer.cost.seconds.items():
@@ -249,7 +254,7 @@ def measure(recipe: Recipe) -> Measured:
         for answer, client in zip(answers, measured_clients, strict=True):
             if answer.message is not None:
                 coordinator.receive(answer.message, client)
-                bytes_up = len(answer.message) - FRAME_BYTES
+                bytes_up = coordinator.current.received[client].bytes
                 waiting = len(answer.message) * (coordinator.per_round - len(measured_clients))
         phases["aggregation"], step = _timed(coordinator.close)
         phases["rebuild"], _ = _timed(partial(worker.apply, step))

@@ -273,6 +273,8 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     # whether a client keeps more than the weights from round to round (`Client.recall`,
     # `Client.keep`)
     remembers: ClassVar[bool] = False
+    # whether the gradients of a round are added up where they are computed, all in one process
+    sums_gradients: ClassVar[bool] = False
     # whether clients of one round are asked for different things
     personal_plans: ClassVar[bool] = False
     # whether clients of one process may share forward passes: all look along the same directions

@@ -1,6 +1,6 @@
 """Holds a model: applies steps, and trains for the clients that it hosts."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedseed.privacy.protection import check_dtypes
 from fedseed.privacy.settings import WITHHELD
 from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.memory import Memory
+from fedseed.training.summing import GradientSum
 from fedseed.training.together import Look, Seen, SharedLosses
 from fedseed.weights.change import expected_norm
 from fedseed.weights.devices import wait_for
@@ -77,6 +78,8 @@ class Worker:
         self.private = self.protection is not None
         self.state = method.start(self.space.layout, self.seed)
         self.memory = Memory()  # of clients, from round to round
+        # where clients' gradients are added up, once they were
+        self._total: GradientSum | None = None
         # a hash of the applied steps, where clients keep accounts: with the base it identifies the
         # weights of a question
         self.history = hash_of()
@@ -119,6 +122,53 @@ class Worker:
             self._answer(message, client)
             for message, client in zip(messages, trainers, strict=True)
         ]
+
+    def sum_gradients(
+        self,
+        plans: Sequence[bytes],
+        clients: Sequence[int],
+        items: Sequence[Sequence[Any]],
+        weigh: Callable[[Sequence[int], Sequence[int]], Sequence[float]],
+    ) -> tuple[list[Answer], memoryview]:
+        """Train for several clients whose gradients are added up in the memory of one.
+
+        A client whose loss is not finite is left out, and the sum is computed again.
+
+        Args:
+            plans: as for `train_all`.
+            clients: as for `train_all`.
+            items: as for `train_all`.
+            weigh: returns c_i of each client, from their numbers and their losses' terms.
+
+        Returns:
+            The clients' answers, which lack the gradients, and sum_i c_i g_i; it stays as it is
+            until the next call.
+        """
+        if self._total is None:
+            self._total = GradientSum(self.space)
+        batch: int | None = getattr(self.method, "batch", None)
+        silent: dict[int, Answer] = {}
+        while True:
+            messages, local_clients = self._locals(plans, clients, items)
+            terms = [
+                0 if client.number in silent else client.count_terms(batch)
+                for client in local_clients
+            ]
+            answers: list[Answer] = []
+            self._total.clear()
+            for message, client, share in zip(
+                messages, local_clients, weigh(clients, terms), strict=True
+            ):
+                client.total, client.share = self._total, share
+                answer = silent.get(client.number) or self._answer(message, client)
+                answers.append(answer)
+                if answer.message is None and client.number not in silent:
+                    silent[client.number] = answer
+                    if share:
+                        # its part is in the sum
+                        break
+            else:
+                return answers, self._total.data()
 
     def look(
         self,
