@@ -1,13 +1,13 @@
 """How many copies of the model a round holds: peaks of memory side by side, in bfloat16.
 
-    python benchmarks/copies.py                          # both shapes; half an hour on two cores
+    python benchmarks/copies.py --bench                  # both shapes; half an hour on two cores
     python benchmarks/copies.py --shape opt-125m FedSGD  # one shape, lines that begin so
 
 Each line is a process of its own: two rounds with examples of 128 tokens, one at a time, no
 evaluation. "peak" is what Linux says of the rounds alone (the peak of loading is not in it);
 "of inference" divides it by a plain forward pass of the same batch; "bench" is what `fedseed bench`
-says of the same recipe, with `--memory` (shapes) and without it (a round that it runs). The base
-has random weights (scripts/make_random_base.py).
+says of the same recipe, with `--memory` (shapes) and without it (a round that it runs; the peak
+before its evaluation). The base has random weights (scripts/make_random_base.py).
 """
 
 import argparse
@@ -72,7 +72,7 @@ def measure_bench(recipe_file: Path, settings: list[str]) -> dict[str, int]:
     reckoned = reckon(recipe, LENGTH)
     return {
         "reckoned": reckoned.total + reckoned.libraries,
-        "benched": measure(recipe).peak_memory,
+        "benched": measure(recipe).training_memory,
     }
 
 
@@ -86,7 +86,7 @@ def run_child(folder: Path, line: str, part: str) -> dict[str, int]:
     return figures
 
 
-def print_table(folder: Path, shape: str, names: list[str]) -> None:
+def print_table(folder: Path, shape: str, names: list[str], with_bench: bool) -> None:
     """Print the lines of one shape."""
     place = folder / shape
     if not (place / "recipe.toml").exists():
@@ -102,11 +102,10 @@ def print_table(folder: Path, shape: str, names: list[str]) -> None:
         inference = inference or found["peak"]
         cells = [f"{found[name] / 1e6:,.0f}" for name in ("weights", "base", "before", "peak")]
         cells.append(f"{found['peak'] / inference:.3f}")
-        if line == INFERENCE:
-            cells += ["", ""]
-        else:
+        cells += ["", ""]
+        if with_bench and line != INFERENCE:
             bench = run_child(place, line, "bench")
-            cells += [f"{bench[name] / 1e6:,.0f}" for name in ("reckoned", "benched")]
+            cells[-2:] = [f"{bench[name] / 1e6:,.0f}" for name in ("reckoned", "benched")]
         print(f"| {line} | {' | '.join(cells)} |", flush=True)
 
 
@@ -116,6 +115,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="beginnings of the lines' names")
     parser.add_argument("--shape", choices=SHAPES, action="append", help="by default both")
     parser.add_argument("--folder", type=Path, help="where bases and data are, or are to be")
+    parser.add_argument("--bench", action="store_true", help="also what `fedseed bench` says")
     parser.add_argument("--child", choices=("rounds", "bench"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -130,7 +130,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         for shape in args.shape or SHAPES:
-            print_table(args.folder or Path(temporary), shape, args.names)
+            print_table(args.folder or Path(temporary), shape, args.names, args.bench)
 
 
 if __name__ == "__main__":

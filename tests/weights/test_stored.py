@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedseed import Basis
+from fedseed import Basis, Federation
 from fedseed.errors import FedseedError
 from fedseed.models.stored import stored_weights
+from fedseed.weights import space as spaces
 from fedseed.weights import stored
 from fedseed.weights.change import Add, Rebuild, Term
 from fedseed.weights.space import ParameterSpace
@@ -170,3 +171,69 @@ def test_the_files_of_a_model_are_found_by_its_index_or_name(tmp_path):
     assert stored_weights(model) == []
     model.name_or_path = "nobody/has-this"
     assert stored_weights(model) == []
+
+
+def test_steps_from_the_base_are_taken_again_to_the_same_bits(tmp_path):
+    basis = Basis("rademacher", 5)
+    for dtype, rounding in (
+        (torch.float32, None),
+        (torch.bfloat16, None),
+        (torch.bfloat16, (7, 1)),
+    ):
+        space = ParameterSpace(Net(dtype))
+        files = base_in(tmp_path, space.model)
+        assert not space.follow_steps(files) and space.way_back() is None  # small
+        assert space.follow_steps(files, least_bytes=0) and space.base_bytes == 0
+        base = space.digest()
+        space.apply(Add((), 1.0))
+        space.way_back()()
+        assert space.digest() == base
+        space.apply(Add([Term(basis, [1.0, 0.5])], 0.1))
+        space.apply(Add([Term(basis, [1.0], 2)], 0.1, rounding))
+        space.apply_adds([Add([Term(basis, [1.0], 3)], 0.1)])
+        there, back = space.digest(), space.way_back()
+        with torch.no_grad():
+            for p in space.parameters:
+                p.mul_(1.5)
+        back()
+        assert space.digest() == there
+        # whatever is no step from the base can't be taken again
+        space.restore(space.snapshot())
+        assert space.way_back() is None
+    other = ParameterSpace(Net(torch.float32))
+    with torch.no_grad():
+        other.parameters[0].add_(1)
+    assert not other.follow_steps(files, least_bytes=0) and other.base_bytes == 0
+
+
+STREAMING = [
+    "method.streaming=true",
+    "method.training.accumulation=1",
+    "method.allocation=size",
+    "method.put_back=steps",
+]
+
+
+@pytest.mark.parametrize(
+    "recipe, settings",
+    [
+        ("small-fedkseed", ["method.steps=2"]),
+        ("small-fedkseed", ["method.steps=2", "method.small_steps=from-base"]),
+        ("small-feedsign", ["method.small_steps=from-base", "method.basis=hadamard"]),
+        ("small-ferret", [*STREAMING, "method.training.steps=2"]),
+    ],
+)
+def test_a_run_has_the_same_digest_with_and_without_a_copy(monkeypatch, recipe, settings):
+    small = ["rounds=2", "task.clients=2", "task.examples=8", "federation.per_round=2"]
+    small += ["evaluation.rouge=false", "evaluation.every=2", "method.batch=2"]
+    if "ferret" in recipe:
+        small[-1] = "method.training.batch=2"
+    found = []
+    for least in (spaces.LARGE_BYTES, 0):
+        monkeypatch.setattr(spaces, "LARGE_BYTES", least)
+        federation = Federation.from_file(recipe, [*small, "model.dtype=bfloat16", *settings])
+        summary = federation.run().summary
+        found.append((summary["weights_digest"], federation.worker.space.base_bytes))
+    (with_copy, copied), (without, kept) = found
+    assert with_copy == without and kept == 0
+    assert ("ferret" in recipe) == (copied == 0)

@@ -273,6 +273,8 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     # whether a client keeps more than the weights from round to round (`Client.recall`,
     # `Client.keep`)
     remembers: ClassVar[bool] = False
+    # whether clients come back to the round's weights by all steps from the base, not from a copy
+    retakes_steps: ClassVar[bool] = False
     # whether the gradients of a round are added up where they are computed, all in one process
     sums_gradients: ClassVar[bool] = False
     # whether clients of one round are asked for different things

@@ -1,8 +1,11 @@
 """Find the safetensors files of a loaded model."""
 
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from fedseed.models import PACKAGED
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -19,9 +22,17 @@ def stored_weights(model: Any) -> list[Path]:
         of another format. They may have changed since, or be those of a model that was trained on
         since: who uses them compares the weights (`fedseed.weights.stored.open_base`).
     """
-    place = str(getattr(model, "name_or_path", "") or "")
+    return stored_files(str(getattr(model, "name_or_path", "") or ""))
+
+
+def stored_files(place: str) -> list[Path]:
+    """Return the safetensors files of a folder, a hub name or a packaged base; none if there are
+    none here.
+    """
     if not place:
         return []
+    if place in PACKAGED:
+        place = str(files("fedseed") / "base" / place)
     folder = Path(place)
     if not folder.is_dir():
         cached = _cached_folder(place)

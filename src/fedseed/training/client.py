@@ -353,7 +353,7 @@ class LocalClient(Client):
 
         Memory is freed afterwards.
         """
-        if not steps.keeps and self.round == 1:
+        if self._start and not steps.keeps and self.round == 1:
             with self.phase("local"):
                 parts = self.space.vector.gather(count_changed(self.space.parameters, self._start))
             self.cost.moved_weights, self.cost.movable_weights = map(sum, zip(*parts, strict=True))
@@ -408,7 +408,7 @@ class LocalClient(Client):
         # the change is eta times the sum of the gradients, and projection is linear: each gradient
         # is projected, applied and freed as backward produces it; neither all gradients nor the
         # change are ever in memory
-        self._remember(copy=True)
+        self._remember(copy=False)
         projection = Projection(self.space.vector, basis, counts)
         # a gradient is gone before the next has come: a loss scale can't be changed for what
         # overflows

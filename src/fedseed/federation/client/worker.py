@@ -85,6 +85,8 @@ class Worker:
         self.history = hash_of()
         if method.from_base:
             self.space.keep_base(stored_weights(model), often=method.rebuilds_each_step)
+        elif method.retakes_steps:
+            self.space.follow_steps(stored_weights(model))
 
     def train(self, plan_message: bytes, client: int, items: Sequence[Any]) -> Answer:
         """Let a client train as the plan asks; afterwards the weights are as before."""
