@@ -147,6 +147,10 @@ class ZerothOrder(Method):
     def from_base(self) -> bool:  # type: ignore[override]
         return self.small_steps == "from-base"
 
+    @property
+    def rebuilds_each_step(self) -> bool:  # type: ignore[override]
+        return self.small_steps == "from-base"
+
     def directions(self, seed: int) -> Basis:
         """Return the basis of a seed."""
         return Basis(self.basis, seed, self.basis_size, self.basis_rank)

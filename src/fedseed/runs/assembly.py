@@ -36,7 +36,7 @@ from fedseed.runs.model_setup import (
 )
 from fedseed.runs.parties import join_parties, load_data, load_parties
 from fedseed.runs.rates import find_rate, restore_rate, with_rate
-from fedseed.runs.simulation import Simulation
+from fedseed.runs.simulation import Simulation, check_processes
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
 from fedseed.tasks.data import BETA, ClientData, TaskData
@@ -355,6 +355,7 @@ def build(
         tracker.check()
     if folder is not None:
         check_apart(recipe, Path(folder))
+    check_processes(recipe.method, workers)
     if workers is not None and ray is None:
         warm()
     parts = None

@@ -63,6 +63,8 @@ class Coordinator:
 
     # whether it learns only sums of answers (`fedseed.federation.secure`)
     sums: ClassVar[bool] = False
+    # whether it takes a sum of gradients from clients of its own process (`summed`)
+    adds_gradients: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -82,6 +84,11 @@ class Coordinator:
         problem = find_misfit(method, self.aggregation, per_round)
         if problem:
             raise ValueError(problem)
+        if method.sums_gradients and not self.adds_gradients:
+            raise ValueError(
+                "method.summed = true: gradients are added up in a simulation by one process, "
+                "without secure sums (fedseed run); leave it out"
+            )
         self.state = method.start(layout, seed)
         # the number of steps made; the privacy that they have spent depends on nothing else
         self.steps = 0
