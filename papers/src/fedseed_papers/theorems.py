@@ -431,8 +431,8 @@ def ferret_proposition_2(
         seeds,
         [
             f"Blocks of {', '.join(f'{size:,}' for size in sizes)} parameters, K = {total}.",
-            "The last claim leaves equal norms out, where both rules are one. When it was first run "
-            "it counted them, and failed by that alone.",
+            "The last claim leaves equal norms out, where both rules are one. When it was first "
+            "run it counted them, and failed by that alone.",
         ],
     )
 

@@ -285,9 +285,9 @@ def measure(recipe: Recipe) -> Measured:
                 bytes_up = coordinator.current.received[client].bytes
                 waiting = len(answer.message) * (coordinator.per_round - len(measured_clients))
         phases["aggregation"], step = _timed(coordinator.close)
-        phases["rebuild"], _ = _timed(partial(worker.apply, step))
+        phases["rebuild"], _ = _timed(partial(worker.apply_payload, step.payload))
         phases["digest"], _ = _timed(space.digest)
-        bytes_down = len(plans[0]) + len(step) - 2 * FRAME_BYTES
+        bytes_down = len(plans[0]) - FRAME_BYTES + len(step.payload)
     every, digest_every = recipe.evaluation.every, recipe.evaluation.digest_every
     # hashed where a line is logged
     phases["digest"] /= every if worker.method.stepwise else min(every, digest_every)

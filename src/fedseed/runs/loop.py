@@ -19,7 +19,7 @@ from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.coordinator.rounds import Gathered
 from fedseed.federation.coordinator.step_log import Logged as LoggedSteps
 from fedseed.federation.cost import rounding_warning
-from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.methods import Method
 from fedseed.orbit import NO_DIGEST, Header
 from fedseed.privacy import mechanism_of
@@ -90,10 +90,10 @@ class Run(ABC):
     def gather(self, number: int) -> Gathered:
         """Open a round, sends the plans, hands the answers to the coordinator."""
 
-    def apply(self, step: bytes, line: RoundLine, log: bool) -> None:  # noqa: B027
+    def apply(self, step: Message, line: RoundLine, log: bool) -> None:  # noqa: B027
         """Apply the step if the model is here, and add to `line` what is known then."""
 
-    def publish(self, step: bytes, line: RoundLine) -> None:  # noqa: B027
+    def publish(self, step: Message, line: RoundLine) -> None:  # noqa: B027
         """Tell others of the step: where there is a log, the round counts from here on."""
 
     def recorded(self, line: RoundLine, log: bool) -> None:  # noqa: B027

@@ -241,8 +241,8 @@ class NetworkRun(Run):
         assert self.talk.rounds is not None
         return self._wait(self.talk.rounds.gather(number))
 
-    def publish(self, step: bytes, line: RoundLine) -> None:
-        self._wait(self.talk.log.publish(line.round, step))
+    def publish(self, step: Message, line: RoundLine) -> None:
+        self._wait(self.talk.log.publish(line.round, step.encode()))
 
     def recorded(self, line: RoundLine, log: bool) -> None:
         self.talk.tell(line)

@@ -425,19 +425,19 @@ class Simulation(Run):
     def gather(self, number: int) -> Gathered:
         return self.clients.gather(number)
 
-    def apply(self, step: bytes, line: RoundLine, log: bool) -> None:
+    def apply(self, step: Message, line: RoundLine, log: bool) -> None:
         """Apply the step to the weights.
 
         Workers do, too, and go on with the next round meanwhile.
         """
         number = line.round
         if self.team is not None:
-            self.team.apply(Record(number, self.coordinator.closed_payload))
+            self.team.apply(Record(number, step.payload))
             if number < self.spec.rounds:
                 self.clients.begin(number + 1)
         start = time.perf_counter()
         # no frame is checked: within one process a message can't be damaged or mixed up
-        norm = self.worker.apply_payload(self.coordinator.closed_payload)
+        norm = self.worker.apply_payload(step.payload)
         line.seconds["rebuild"] = time.perf_counter() - start
         line.weights_digest = self.worker.space.digest() if self.spec.digests(line.round) else None
         if norm is not None and log:  # the weights' norm takes a pass over them

@@ -285,8 +285,8 @@ class Coordinator:
                 del current.updates[client], current.received[client], current.sizes[client]
         return current.outliers
 
-    def close(self) -> bytes:
-        """End the round: combine the answers into a step for everybody.
+    def close(self) -> Message:
+        """End the round: combine the answers into a step for everybody, and return its message.
 
         A step is not taken if it is not finite, is out of all proportion to those before, or has
         fewer answers than the rule needs. Then the step is empty, `untaken` has the reason, and
@@ -317,9 +317,7 @@ class Coordinator:
         self.closed_payload = payload
         self._advance(step)
         self._open = None
-        return Message(
-            MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload
-        ).encode()
+        return Message(MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload)
 
     def _step(self, answers: Answers) -> tuple[State, bytes, Payload, float]:
         """Return the state after the answers, the step's bytes and content, and its size.
