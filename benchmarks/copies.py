@@ -3,7 +3,7 @@
     python benchmarks/copies.py --bench                  # both shapes; half an hour on two cores
     python benchmarks/copies.py --shape opt-125m FedSGD  # one shape, lines that begin so
 
-Each line is a process of its own: two rounds with examples of 128 tokens, one at a time, no
+Each line is a process of its own: two rounds with examples of 32 tokens, one at a time, no
 evaluation. "peak" is what Linux says of the rounds alone (the peak of loading is not in it);
 "of inference" divides it by a plain forward pass of the same batch; "bench" is what `fedseed bench`
 says of the same recipe, with `--memory` (shapes) and without it (a round that it runs; the peak
@@ -17,10 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from memory import LENGTH, prepare, resident, settle
+from memory import prepare, resident, settle
 
 SHAPES = ("opt-125m", "tinyllama-1.1b")
 CLIENTS = 8
+LENGTH = 32  # tokens of an example: few, so that a copy of the weights shows beside activations
 ONE = "federation.per_round=1"
 FEDSGD = ["method.name=fedsgd", "method.batch=1", "method.micro_batch=1"]
 INFERENCE = "inference"
@@ -91,7 +92,7 @@ def print_table(folder: Path, shape: str, names: list[str], with_bench: bool) ->
     place = folder / shape
     if not (place / "recipe.toml").exists():
         place.mkdir(parents=True, exist_ok=True)
-        prepare(place, shape, "bfloat16", [f"client-{number}" for number in range(CLIENTS)])
+        prepare(place, shape, "bfloat16", [f"client-{number}" for number in range(CLIENTS)], LENGTH)
     print(f"\n| {shape}, MB | weights | kept base | before | peak | of inference |", end="")
     print(" bench --memory | bench |\n|---|---|---|---|---|---|---|---|", flush=True)
     inference = 0
