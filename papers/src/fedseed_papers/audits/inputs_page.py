@@ -193,8 +193,9 @@ def _table(found: Found) -> Sheet:
         rows,
         "Means over the seeds with 95% intervals; p of the better attack: that as many random "
         "candidates find as much, twice that for the choice between two. Of another client: the "
-        "share of inputs of a client that has no part, found by the same picks. Member told apart: the probability that "
-        "a client of the sum has a message more like it than another client; 0.5 is chance.",
+        "share of inputs of a client that has no part, found by the same picks. Member told "
+        "apart: the probability that a client of the sum has a message more like it than another "
+        "client; 0.5 is chance.",
     )
 
 
