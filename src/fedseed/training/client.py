@@ -124,10 +124,10 @@ class LocalClient(Client):
     number: int  # the client's
     # what clients keep from round to round; by default nothing is there
     memory: Memory = field(default_factory=Memory)
+    cost: ClientCost = field(default_factory=ClientCost)  # of its work so far
     # what `gradient` adds its gradient to, and by which factor; None: it returns the gradient
     total: GradientSum | None = None
     share: float = 1.0
-    cost: ClientCost = field(default_factory=ClientCost)  # of its work so far
     # the weights of the round's beginning, once training has begun
     _start: Sequence[torch.Tensor] = field(default=(), init=False)
     # the weights in float32, where the model has only their rounding
