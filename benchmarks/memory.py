@@ -93,6 +93,7 @@ def prepare(
     shape: str = "opt-125m",
     dtype: str = "float32",
     clients: Sequence[str] = ("north", "south"),
+    length: int = LENGTH,
 ) -> None:
     """Make base, configuration, data of some clients and recipe in a folder."""
     from transformers import AutoTokenizer
@@ -101,7 +102,7 @@ def prepare(
     if shape.startswith("opt"):
         made += ["--set", "dropout=0.0"]
     subprocess.run([*made, "--out", str(folder / "base")], check=True, stdout=subprocess.DEVNULL)
-    texts = text_of(AutoTokenizer.from_pretrained(folder / "base"), LENGTH)
+    texts = text_of(AutoTokenizer.from_pretrained(folder / "base"), length)
     (folder / "data").mkdir()
     for client in clients:
         lines = [

@@ -218,13 +218,22 @@ STREAMING = [
     "recipe, settings",
     [
         ("small-fedkseed", ["method.steps=2"]),
-        ("small-fedkseed", ["method.steps=2", "method.small_steps=from-base"]),
-        ("small-feedsign", ["method.small_steps=from-base", "method.basis=hadamard"]),
-        ("small-ferret", [*STREAMING, "method.training.steps=2"]),
+        pytest.param(
+            "small-fedkseed",
+            ["method.steps=2", "method.small_steps=from-base"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "small-feedsign",
+            ["method.small_steps=from-base", "method.basis=hadamard"],
+            marks=pytest.mark.long,
+        ),
+        ("small-ferret", [*STREAMING, "method.training.steps=2", "method.directions=64"]),
     ],
 )
 def test_a_run_has_the_same_digest_with_and_without_a_copy(monkeypatch, recipe, settings):
     small = ["rounds=2", "task.clients=2", "task.examples=8", "federation.per_round=2"]
+    small += ["task.families_per_client=1", "task.evaluation=1", "task.unseen=0"]
     small += ["evaluation.rouge=false", "evaluation.every=2", "method.batch=2"]
     if "ferret" in recipe:
         small[-1] = "method.training.batch=2"

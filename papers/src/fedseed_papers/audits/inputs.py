@@ -22,13 +22,14 @@ from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.messages import Message
 from fedseed.methods import Method
 from fedseed.methods.payload import DecodeContext
+from fedseed.methods.subspace import Subspace
 from fedseed.objectives.classification import Images
 from fedseed.recipe.settings import Recipe
 from fedseed.runs.model_setup import equip
 from fedseed.runs.parties import load_data
 from fedseed.tasks.data import Picture
 from fedseed.weights.space import ParameterSpace
-from fedseed.weights.subspace import matrices_of
+from fedseed.weights.subspace import RandomSubspace, matrices_of
 from fedseed_papers.audits.inverting import last_layer
 from fedseed_papers.audits.reconstruct import PixelLayer
 from fedseed_papers.audits.spans import (
@@ -180,7 +181,7 @@ def find_inputs(recipe: Recipe, attacked: Attacked, say: Say = lambda text: None
         raise RecipeError(f'audit inputs: task.name = "{recipe.task.name}" has no examples')
     equipment = equip(recipe, data)
     objective = equipment.objective
-    if isinstance(examples[0], Picture):
+    if isinstance(objective, Images):
         target = _of_pictures(recipe, objective, examples, len(data.classes))
     else:
         target = _of_texts(equipment.model, objective, examples, recipe.model.base)
@@ -209,7 +210,7 @@ def find_inputs(recipe: Recipe, attacked: Attacked, say: Say = lambda text: None
                     f"{attempt.span:.2f}, pursuit {attempt.pursuit:.2f}, chance "
                     f"{attempt.chance:.2f}, member {attempt.member:.2f}"
                 )
-    of_pictures = isinstance(examples[0], Picture)
+    of_pictures = isinstance(objective, Images)
     return Found(attempts, size, len(target.vocabulary), target.layers, of_pictures)
 
 
@@ -344,7 +345,10 @@ class _Messages:
 
     def _seen(self, clients: int) -> list[Seen]:
         change = self._change(clients)
-        subspace = getattr(self.worker.state, "subspace", None)
+        method, state = self.worker.method, self.worker.state
+        drawn: RandomSubspace | None = None
+        if isinstance(method, Subspace):
+            drawn = state.subspace(method.subspace_seed(state, 1))
         seen, start = [], 0
         for entry in self.layout.tensors:
             rows = change[start : start + entry.size]
@@ -352,8 +356,7 @@ class _Messages:
             if entry.name not in self.target.layers:
                 continue
             matrix, inputs = rows.reshape(entry.shape), self.target.vocabulary
-            if subspace is not None:
-                drawn = subspace(self.worker.method.subspace_seed(self.worker.state, 1))
+            if drawn is not None:
                 shape = matrices_of(entry.shape)
                 if not drawn.is_whole(entry.shape) and not shape.rows_are_longer:
                     # B = (B P) P^+, and a candidate looks like P x in it

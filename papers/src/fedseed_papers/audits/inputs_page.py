@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from statistics import fmean
 from typing import Any
 
-from scipy.stats import t
+from scipy.stats import binom, t
 
 from fedseed.errors import plural
 from fedseed.reports.tables import Sheet
@@ -37,6 +37,10 @@ LIMITS = (
 )
 
 
+# p below which messages are said to give inputs away
+SURE = 0.025
+
+
 def interval(values: Sequence[float]) -> float:
     """Return half the width of a mean's 95% interval over seeds; 0 of fewer than two."""
     if len(values) < 2:
@@ -44,6 +48,28 @@ def interval(values: Sequence[float]) -> float:
     mean = fmean(values)
     deviation = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
     return float(t.ppf(0.975, len(values) - 1)) * deviation / len(values) ** 0.5
+
+
+def p_by_chance(attempts: Sequence[Attempt], attack: str) -> float:
+    """Return the probability that random picks find as many inputs or more, over all seeds.
+
+    Picks are without replacement, which varies a little less than the binomial distribution that is
+    taken for it.
+
+    Args:
+        attempts: on one kind of message.
+        attack: "span" or "pursuit".
+    """
+    found = sum(round(getattr(attempt, attack) * attempt.wanted) for attempt in attempts)
+    wanted = sum(attempt.wanted for attempt in attempts)
+    chance = sum(attempt.chance * attempt.wanted for attempt in attempts) / max(1, wanted)
+    return float(binom.sf(found - 1, wanted, chance))
+
+
+def best_of(attempts: Sequence[Attempt]) -> tuple[str, float]:
+    """Return the attack that has found most, and its p against chance, doubled for the choice."""
+    best = max(("span", "pursuit"), key=lambda name: fmean(getattr(a, name) for a in attempts))
+    return best, min(1.0, 2 * p_by_chance(attempts, best))
 
 
 def numbers(found: Found) -> dict[str, Any]:
@@ -108,16 +134,20 @@ def _answer(found: Found, attempts: Sequence[Attempt]) -> Answer:
     span, pursuit = (
         [getattr(attempt, name) for attempt in attempts] for name in ("span", "pursuit")
     )
-    best = max((span, pursuit), key=fmean)
+    best, p = best_of(attempts)
+    share = fmean(getattr(attempt, best) for attempt in attempts)
     chance = fmean(attempt.chance for attempt in attempts)
     inputs = "pictures" if found.of_pictures else "tokens"
     text = (
         f"{100 * fmean(span):.0f}% of the {inputs} by the span, {100 * fmean(pursuit):.0f}% by "
-        f"pursuit; at chance {100 * chance:.1f}%."
+        f"pursuit; at chance {100 * chance:.1f}% (p = {p:.2g})."
     )
-    above = fmean(best) - interval(best) > max(chance, fmean(attempt.other for attempt in attempts))
-    short = f"{100 * fmean(best):.0f}% of the {inputs}" if above else "not by these attacks"
-    return Answer(_describe(attempts[0]), text, short, "warn" if above else "good")
+    others = fmean(attempt.other for attempt in attempts)
+    is_above = p < SURE and share > others
+    short = "not by these attacks"
+    if is_above:
+        short = f"{100 * share:.0f}% of the {inputs}"
+    return Answer(_describe(attempts[0]), text, short, "warn" if is_above else "good")
 
 
 def _table(found: Found) -> Sheet:
@@ -130,6 +160,7 @@ def _table(found: Found) -> Sheet:
         "found by the span",
         "found by pursuit",
         "at chance",
+        "p",
         "of another client",
         "member told apart",
     ]
@@ -149,6 +180,7 @@ def _table(found: Found) -> Sheet:
                 for name in ("span", "pursuit")
             ),
             f"{100 * fmean(attempt.chance for attempt in attempts):.1f}%",
+            f"{best_of(attempts)[1]:.2g}",
             _share([attempt.other for attempt in attempts]),
             _figure([attempt.member for attempt in attempts]),
         ]
@@ -159,9 +191,11 @@ def _table(found: Found) -> Sheet:
         "Inputs that were found",
         head,
         rows,
-        "Means over the seeds with 95% intervals. Of another client: the share of inputs of a "
-        "client that has no part, found by the same picks. Member told apart: the probability that "
-        "a client of the sum has a message more like it than another client; 0.5 is chance.",
+        "Means over the seeds with 95% intervals; p of the better attack: that as many random "
+        "candidates find as much, twice that for the choice between two. Of another client: the "
+        "share of inputs of a client that has no part, found by the same picks. Member told "
+        "apart: the probability that a client of the sum has a message more like it than another "
+        "client; 0.5 is chance.",
     )
 
 

@@ -10,6 +10,7 @@ from fedseed.aggregation.base import claims, shares
 from fedseed.errors import MessageError
 from fedseed.federation.coordinator.coordinator import Coordinator, Round
 from fedseed.methods.base import ALL, Answer, Answers
+from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.payload import DecodeContext
 
 TERMS_BYTES = 4
@@ -73,7 +74,7 @@ class SummedCoordinator(Coordinator):
     def _decode_update(self, current: Round, data: bytes) -> tuple[Any, float]:
         if len(data) != TERMS_BYTES:
             raise MessageError(f"{len(data)} bytes of a number of terms: it takes {TERMS_BYTES}")
-        update = self.method.update_type(int.from_bytes(data, "little"), b"")
+        update = Gradient(int.from_bytes(data, "little"), b"")
         update.check(DecodeContext(self.method, self.state, "update", current.number))
         return update, 0.0
 
@@ -84,7 +85,9 @@ class SummedCoordinator(Coordinator):
         if not current.updates:
             return answers
         terms = sum(update.terms for update in current.updates.values())
-        update = self.method.update_type(terms, self._sum)
+        # read in place: as bytes it would be a second gradient
+        data: Any = self._sum
+        update = Gradient(terms, data)
         # a sum that is not finite makes weights that are refused
         with np.errstate(all="ignore"):
             current.sizes[ALL] = update.size(
