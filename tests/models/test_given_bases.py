@@ -536,6 +536,34 @@ def test_a_base_that_looks_ahead_is_refused(tmp_path):
     Federation.from_file(path, progress=False)
 
 
+def test_a_base_that_casts_its_router_for_good_is_refused_in_16_bit(tmp_path):
+    sizes = {"d_model": 192, "d_kv": 16, "d_ff": 64, "num_heads": 2, "num_layers": 2}
+    made(
+        tmp_path / "base",
+        "SwitchTransformersForConditionalGeneration",
+        "SwitchTransformersConfig",
+        vocab_size=1488,
+        decoder_start_token_id=0,
+        num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1,
+        num_experts=2,
+        **sizes,  # large enough that copies are made where functions ask for them
+    )
+    more = 'architecture = "seq2seq"\ndtype = "{}"'
+    method = 'name = "feedsign"\nlearning_rate = 1e-3\nbatch = 4'
+    for dtype in ("bfloat16", "float16"):
+        path = recipe_of(tmp_path, tmp_path / "base", method=method, more=more.format(dtype))
+        refusal = r'router\.classifier\.weight.*set model\.dtype = "float32"'
+        with pytest.raises(RecipeError, match=refusal):
+            Federation.from_file(path, progress=False)
+    path = recipe_of(tmp_path, tmp_path / "base", method=method, more=more.format("float32"))
+    out = tmp_path / "run"
+    federation = Federation.from_file(path, out=str(out), progress=False)
+    digest = federation.run().summary["weights_digest"]
+    tuned = open_tuned(find_source(str(out)), check_all=True).model
+    assert ParameterSpace(tuned).digest() == digest
+
+
 def test_a_masked_model_that_transformers_lets_write_fills_blanks(tmp_path):
     """XLM's class for masks has a head that generates; a blank is filled from both sides."""
     made(

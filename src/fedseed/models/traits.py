@@ -311,7 +311,9 @@ def examine(model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool =
 
 def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
     """Complete a model's traits by what a probe finds."""
+    stored = {name: parameter.dtype for name, parameter in model.named_parameters()}
     _rest_unreached(model, traits, unreached(model, lambda: probe.logits([probe.longer])))
+    _refuse_casts(model, traits.base, stored)
     probe.refuse_chance(traits.base)
     if probe.is_causal:
         probe.refuse_looking_ahead(traits.base)
@@ -326,6 +328,27 @@ def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
         traits.notes.append(
             f"padding changes what a {type(model).__name__} writes: prompts of one length are "
             "answered together"
+        )
+
+
+def _refuse_casts(model: Any, base: str, stored: dict[str, torch.dtype]) -> None:
+    """Raise RecipeError if a forward pass has cast parameters for good.
+
+    A router of Switch Transformers in 16 bits becomes one of 32 when it first computes. Steps would
+    be of that one, which neither an orbit's replay nor an export's reader begins with.
+
+    Args:
+        model: after a forward pass.
+        base: its name.
+        stored: the parameters' dtypes before that pass, by name.
+    """
+    cast = [name for name, parameter in model.named_parameters() if parameter.dtype != stored[name]]
+    if cast:
+        now = str(model.get_parameter(cast[0]).dtype).removeprefix("torch.")
+        raise RecipeError(
+            f'model.base = "{base}": a {type(model).__name__} casts parameters of its own to {now} '
+            f"when it computes ({listed(cast, SHOWN)}), and goes on as another model than was "
+            f'loaded: set model.dtype = "{now}"'
         )
 
 
