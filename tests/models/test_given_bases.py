@@ -392,18 +392,28 @@ def test_experts_that_few_tokens_reach_are_tuned(tmp_path):
         def __init__(self):
             super().__init__()
             self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+            # as in Switch Transformers and NLLB-MoE
+            self.named = torch.nn.ModuleDict(
+                {f"expert_{number}": torch.nn.Linear(4, 4, bias=False) for number in range(11)}
+            )
+            # as in X-MOD: a text is in one language
+            self.languages = torch.nn.ModuleDict(
+                {name: torch.nn.Linear(4, 4, bias=False) for name in ("en_XX", "de_DE")}
+            )
             self.other = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Bilinear(4, 4, 4)])
             self.idle = torch.nn.Linear(4, 4)
             self.token = torch.nn.Parameter(torch.zeros(4))
 
         def forward(self, x):
-            return self.other[0](self.experts[1](x)) + self.token.shape[0]
+            x = self.languages["en_XX"](self.named["expert_10"](self.experts[1](x)))
+            return self.other[0](x) + self.token.shape[0]
 
     from fedseed.models.traits import unreached
 
     model = Experts()
     idle = unreached(model, lambda: model(torch.ones(1, 4)))
-    assert idle == ["token", "other.1.weight", "other.1.bias", "idle.weight", "idle.bias"]
+    alone = ["languages.de_DE.weight", "other.1.weight", "other.1.bias"]
+    assert idle == ["token", *alone, "idle.weight", "idle.bias"]
 
 
 MARIAN = {

@@ -244,22 +244,31 @@ def unreached(model: torch.nn.Module, run: Callable[[], Any]) -> list[str]:
 
 
 def _is_one_of_several(model: torch.nn.Module, name: str, met: set[str]) -> bool:
-    """Return whether a parameter lies in one of several members of a list that have the same class,
-    such as an expert, and another of them was reached.
+    """Return whether a parameter lies in one of several numbered members of the same class, such as
+    an expert, and another of them was reached.
+
+    The members are those of a list, or of a dictionary whose keys end with a number ("expert_3").
     """
     parts = name.split(".")
     for depth in range(1, len(parts)):
-        if not parts[depth].isdecimal():
-            continue
-        place, whole = ".".join(parts[:depth]), ".".join(parts[: depth + 1])
+        place, key = ".".join(parts[:depth]), parts[depth]
         members = model.get_submodule(place)
-        if not isinstance(members, torch.nn.ModuleList) or _any_under(met, whole):
+        if not _is_numbered(key) or not isinstance(
+            members, torch.nn.ModuleList | torch.nn.ModuleDict
+        ):
             continue
-        kind = type(members[int(parts[depth])])
-        for number, member in enumerate(members):
-            if type(member) is kind and _any_under(met, f"{place}.{number}"):
+        if _any_under(met, f"{place}.{key}"):
+            continue
+        kind = type(members.get_submodule(key))
+        for other, member in members.named_children():
+            is_alike = _is_numbered(other) and type(member) is kind
+            if is_alike and _any_under(met, f"{place}.{other}"):
                 return True
     return False
+
+
+def _is_numbered(key: str) -> bool:
+    return key[-1:].isdecimal()
 
 
 def _any_under(names: set[str], place: str) -> bool:
