@@ -957,7 +957,37 @@ def test_a_file_of_other_sizes_is_named(tmp_path):
     made(tmp_path / "base", "LlamaForCausalLM", "LlamaConfig", **LLAMA)
     edit(tmp_path / "base" / "config.json", vocab_size=1490)
     line = r"lm_head\.weight of shape \[1488, 32\], config.json asks for \[1490, 32\] \(and 1 more"
-    with pytest.raises(RecipeError, match=line):
+    with pytest.raises(RecipeError, match=line + r".*: one of the two is another model's"):
+        load_model(str(tmp_path / "base"), architecture="causal")
+
+
+def test_a_base_that_a_newer_version_saved_and_this_one_reads_otherwise_names_both(
+    tmp_path, monkeypatch
+):
+    made(tmp_path / "base", "LlamaForCausalLM", "LlamaConfig", **LLAMA)
+    here = transformers.__version__
+    both = rf"saved by transformers 99\.1\.0, and this one \({here}\).*install transformers 99\.1"
+    # a setting has another name there
+    settings = {"vocab_size": 1490, "transformers_version": "99.1.0"}
+    edit(tmp_path / "base" / "config.json", **settings)
+    with pytest.raises(RecipeError, match=rf"of shape \[1488, 32\], .* \[1490, 32\].*{both}"):
+        load_model(str(tmp_path / "base"), architecture="causal")
+
+    # before 5 transformers reports names without shapes
+    load = AutoModelForCausalLM.from_pretrained.__func__
+
+    def load_as_before_5(cls, *args, **kwargs):
+        model, report = load(cls, *args, **kwargs)
+        return model, {**report, "mismatched_keys": [key[0] for key in report["mismatched_keys"]]}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AutoModelForCausalLM, "from_pretrained", classmethod(load_as_before_5))
+        line = r"weight of another shape than config\.json asks for, \[1490, 32\] \(and 1"
+        with pytest.raises(RecipeError, match=rf"{line}.*{both}"):
+            load_model(str(tmp_path / "base"), architecture="causal")
+    # tensors are missing
+    edit(tmp_path / "base" / "config.json", vocab_size=1488, num_hidden_layers=2)
+    with pytest.raises(RecipeError, match=rf"missing\): it was {both}"):
         load_model(str(tmp_path / "base"), architecture="causal")
 
 
