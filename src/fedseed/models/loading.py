@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from re import findall
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
@@ -268,7 +269,7 @@ def _complete(
 
     transformers would go on with random numbers in its place.
     """
-    sizes = {key[0]: key[1:3] for key in report["mismatched_keys"]}
+    sizes = _misfits(report, model)
     lacking = {*report["missing_keys"], *sizes}
     new_names: Collection[str] = ()
     if head is not None:
@@ -281,11 +282,14 @@ def _complete(
     misfits = [name for name in missing if name in sizes]
     if misfits:
         name = misfits[0]
-        ours, config_shape = (list(size) for size in sizes[name])
-        shapes = f"{name} of shape {ours}, config.json asks for {config_shape}"
+        file_shape, config_shape = sizes[name]
+        shapes = f"{name} of shape {file_shape}, config.json asks for {config_shape}"
+        if file_shape is None:
+            shapes = f"{name} of another shape than config.json asks for, {config_shape}"
         if len(misfits) > 1:
             shapes += f" (and {len(misfits) - 1:,} more)"
-        raise problem(checkpoint.name, f"its file has {shapes}: one of the two is another model's")
+        reason = _newer_saver(checkpoint.place) or "one of the two is another model's"
+        raise problem(checkpoint.name, f"its file has {shapes}: {reason}")
     unexpected = [str(name) for name in report.get("unexpected_keys") or ()]
     if any("lora_" in name or "base_layer" in name for name in unexpected):
         raise problem(
@@ -298,7 +302,40 @@ def _complete(
     fault = f"its files do not have {of_all}"
     if wrong_class:
         fault += f"; the task needs {loader.description} (see model.architecture)"
+    elif _newer_saver(checkpoint.place):
+        fault += f": {_newer_saver(checkpoint.place)}"
     raise problem(checkpoint.name, fault)
+
+
+def _misfits(report: dict[str, Any], model: Any) -> dict[str, tuple[list[int] | None, list[int]]]:
+    """Return the tensors that a file has in another shape than the model, by name: the file's shape
+    (None: not known) and the model's.
+
+    Before 5 transformers reports names alone.
+    """
+    found: dict[str, tuple[list[int] | None, list[int]]] = {}
+    for key in report["mismatched_keys"]:
+        if isinstance(key, str):
+            found[key] = None, list(model.get_parameter(key).shape)
+        else:
+            found[key[0]] = list(key[1]), list(key[2])
+    return found
+
+
+def _newer_saver(place: str) -> str:
+    """Return what to do about a folder that a newer transformers saved; "" if none did."""
+    saver, here = _saver_version(place), transformers.__version__
+    if _numbers(saver) <= _numbers(here):
+        return ""
+    return (
+        f"it was saved by transformers {saver}, and this one ({here}) may read it otherwise: "
+        f"install transformers {saver} here, or save the base with the older one"
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    """Return the numbers of a version: of 5.0.0rc1 5, 0 and 0."""
+    return [int(number) for number in findall(r"\d+", version)[:3]]
 
 
 def read_processor(checkpoint: Checkpoint, loader: Loader, trusted: bool) -> Any:
