@@ -239,15 +239,15 @@ def index_page(
     order = []
     for verdict in VERDICTS:
         order.append((verdict, sum(row["verdict"] == verdict for row in rows)))
-    papers = dict.fromkeys(row["name"].partition("/")[0] for row in rows)
+    rows_by_paper: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        paper = row["name"].partition("/")[0]
+        rows_by_paper.setdefault(paper, []).append(row)
     return framed_page(
         title,
         "findings.html",
         "fedseed_papers",
-        papers=[
-            (paper, [row for row in rows if row["name"].startswith(f"{paper}/")])
-            for paper in papers
-        ],
+        papers=list(rows_by_paper.items()),
         order=[(verdict, count) for verdict, count in order if count],
         marks=MARKS,
         missing=missing,
