@@ -433,7 +433,8 @@ def _assigned(reconstructed: Pixels, truth: Pixels) -> list[int]:
         distances[s] = [_distance(guess, picture) for picture in truth]
     order = [0] * len(truth)
     for _ in truth:
-        s, t = np.unravel_index(distances.argmin(), distances.shape)
-        order[int(t)] = int(s)
-        distances[s, :] = distances[:, t] = np.inf
+        nearest = np.unravel_index(distances.argmin(), distances.shape)
+        found, true = int(nearest[0]), int(nearest[1])
+        order[true] = found
+        distances[found, :] = distances[:, true] = np.inf
     return order
