@@ -145,8 +145,10 @@ def canary(
         f"{planned.runs} without"
     )
     test = audited.computed(lambda: canary_test(checked, planned, audited.say))
-    page = canary_page.audit(test, audited.name, audited.facts(checked, reading.changes))
-    audited.write(page, canary_page.numbers(test))
+    page = canary_page.build_canary_page(
+        test, audited.name, audited.facts(checked, reading.changes)
+    )
+    audited.write(page, canary_page.canary_data(test))
     if test.contradicts:
         raise FedseedError(
             f"epsilon is at least {test.epsilon_at_least:.2f}, and the account says "
@@ -187,10 +189,10 @@ def reconstruct(
     reconstruct_page.draw_pictures(result, picture)
     write_whole(audited.folder / "attempts.csv", reconstruct_page.attempts_csv(result).encode())
     name = f"{audited.name}{', one layer on the pixels' * options.linear}"
-    page = reconstruct_page.audit(
+    page = reconstruct_page.build_reconstruction_page(
         result, name, audited.facts(checked, [*reading.changes, on_cpu]), picture
     )
-    audited.write(page, reconstruct_page.numbers(result))
+    audited.write(page, reconstruct_page.reconstruction_data(result))
 
 
 @app.command()

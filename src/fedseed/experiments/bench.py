@@ -209,7 +209,7 @@ def _outline(recipe: Recipe) -> Any:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRound:
     """The measurements of one round."""
 
     parameters: int  # d
@@ -245,7 +245,7 @@ def shortened(method: Method) -> tuple[Method, float]:
     return method, 1.0
 
 
-def measure(recipe: Recipe) -> Measured:
+def measure(recipe: Recipe) -> MeasuredRound:
     """Run one shortened round of a recipe twice (the first warms up), and return the run's cost.
 
     Args:
@@ -295,7 +295,7 @@ def measure(recipe: Recipe) -> Measured:
         bytes_up = round(bytes_up * factor)
     training_memory = _peak_memory(space) + waiting
     evaluation, _ = _timed(lambda: federation.hosted.evaluate(space.model))
-    return Measured(
+    return MeasuredRound(
         parameters=space.size,
         dtype=recipe.model.dtype,
         threads=torch.get_num_threads(),
@@ -359,7 +359,7 @@ def memory_table(reckoned: Reckoned) -> Shown:
     ]
 
 
-def cost_table(cost: Measured) -> Shown:
+def cost_table(cost: MeasuredRound) -> Shown:
     """Return a title, a table and a text that say what a run will cost."""
     model = f"{cost.parameters:,} parameters in {cost.dtype}"
     per_round = sum(cost.round.values())

@@ -331,7 +331,7 @@ class Population(ZerothOrder):
         return self
 
 
-def shares(projections: Sequence[Projection]) -> Floats:
+def mixing_shares(projections: Sequence[Projection]) -> Floats:
     """Return rho_j / n of each of n estimates, float32, shape (n,)."""
     return np.array(
         [projection.rho / len(projections) for projection in projections], dtype=np.float32

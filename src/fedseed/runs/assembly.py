@@ -40,7 +40,7 @@ from fedseed.runs.simulation import Simulation, check_processes
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
 from fedseed.tasks.data import BETA, ClientData, TaskData
-from fedseed.tasks.files import Record, dataset_rows, is_dataset
+from fedseed.tasks.files import FileRow, dataset_rows, is_dataset
 from fedseed.tasks.forms import examples_in
 from fedseed.tasks.record import clients_record, held_out_record, record_of
 
@@ -284,9 +284,9 @@ def _class_labels(class_names: Sequence[str], sets: Iterable[Iterable[Any]]) -> 
     used_labels, declared = set[str](), set[tuple[str, ...]]()
     for rows in sets:
         if is_dataset(rows):
-            records = [row for row in dataset_rows("", rows) if isinstance(row, Record)]
+            records = [row for row in dataset_rows("", rows) if isinstance(row, FileRow)]
         else:
-            records = [Record("", row) for row in rows if isinstance(row, Mapping)]
+            records = [FileRow("", row) for row in rows if isinstance(row, Mapping)]
         for record in records:
             declared.add(record.class_names.get("label", ()))
             label = record.values.get("label")

@@ -17,14 +17,14 @@ from typing import Any, ClassVar
 from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.coordinator.rounds import Gathered
-from fedseed.federation.coordinator.step_log import Logged as LoggedSteps
+from fedseed.federation.coordinator.step_log import StepLogContents
 from fedseed.federation.cost import rounding_warning
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.methods import Method
 from fedseed.orbit import NO_DIGEST, Header
 from fedseed.privacy import mechanism_of
 from fedseed.registry import one_line
-from fedseed.reports.log import Logged, first_stamp, stamp
+from fedseed.reports.log import LoggedProgress, first_stamp, stamp
 from fedseed.reports.machine import command, host, versions
 from fedseed.reports.pictures import draw_run
 from fedseed.reports.progress import Progress
@@ -66,7 +66,7 @@ class Run(ABC):
     names: Sequence[str]
 
     def __init__(self, progress: Progress) -> None:
-        self.progress = Logged(progress)
+        self.progress = LoggedProgress(progress)
         self.folder: RunFolder | None = None  # what the run writes; None: nothing
         self.store: StepStore | None = None  # where steps are kept, in the folder
         self._warned = False
@@ -78,7 +78,7 @@ class Run(ABC):
         """Return the number of threads that each process trains with; None: nothing trains here."""
         return None
 
-    def logged(self) -> LoggedSteps | None:
+    def logged(self) -> StepLogContents | None:
         """Return the content of the run's log; None if there is no log."""
         return None
 

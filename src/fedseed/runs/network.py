@@ -22,7 +22,7 @@ from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.coordinator.network import NetworkCoordinator
 from fedseed.federation.coordinator.rounds import Gathered
 from fedseed.federation.coordinator.session import CoordinatorSettings
-from fedseed.federation.coordinator.step_log import Logged
+from fedseed.federation.coordinator.step_log import StepLogContents
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.orbit import NO_DIGEST
@@ -214,7 +214,7 @@ class NetworkRun(Run):
         assert self._talk is not None
         return self._talk
 
-    def logged(self) -> Logged:
+    def logged(self) -> StepLogContents:
         """Return the content of the log.
 
         Orbit file and log may each be behind the other after a crash.

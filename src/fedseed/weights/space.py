@@ -529,7 +529,7 @@ class ParameterSpace:
 
     def norm(self) -> float:
         """Return the Euclidean norm of w."""
-        sum_squares = projection.Squares()
+        sum_squares = projection.SumOfSquares()
         total = 0.0
         for p in self.parameters:
             # in pieces, as their doubles take memory

@@ -17,8 +17,7 @@ from fedseed.errors import MessageError
 from fedseed.federation.coordinator.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods import Method
-from fedseed.methods.base import Answer, Answers
-from fedseed.methods.base import Round as PlannedRound
+from fedseed.methods.base import Answer, Answers, Round
 from fedseed.methods.payload import Content, DecodeContext, Payload, State
 from fedseed.privacy import find_misfit, protection_of
 from fedseed.randomness import Domain, permutation
@@ -29,7 +28,7 @@ OUTCOME = "aggregation.outcome."  # prefix of the parts of the rule's last outco
 
 
 @dataclass
-class Round:
+class CurrentRound:
     """A round while it is open."""
 
     number: int
@@ -99,7 +98,7 @@ class Coordinator:
         self._steps = LastSteps(self.bounds)
         # the rule's last outcome, if it remembers it
         self._outcome: Sequence[NDArray[Any]] | None = None
-        self._open: Round | None = None
+        self._open: CurrentRound | None = None
         self.closed = Content()  # of the last round's step
         self.closed_payload = b""  # that step's bytes, without the frame
 
@@ -117,7 +116,7 @@ class Coordinator:
             The clients that take part, in ascending order.
         """
         clients = self.sample_clients(number, alive)
-        self._open = Round(number, clients, attempt)
+        self._open = CurrentRound(number, clients, attempt)
         return clients
 
     def sample_clients(self, number: int, alive: Collection[int] | None = None) -> list[int]:
@@ -196,7 +195,7 @@ class Coordinator:
         return self.sums or self.protection is not None
 
     @property
-    def current(self) -> Round:
+    def current(self) -> CurrentRound:
         """The open round. Raises RuntimeError if there is none."""
         if self._open is None:
             raise RuntimeError("no round is open")
@@ -205,7 +204,7 @@ class Coordinator:
     def plan(self, client: int) -> bytes:
         """Return the plan message, addressed to everybody, for a client of the open round."""
         current = self.current
-        plan = self.method.plan(self.state, PlannedRound(current.number, client, current.clients))
+        plan = self.method.plan(self.state, Round(current.number, client, current.clients))
         payload = plan.encode()
         current.planned = plan.content(self.state.layout.size, payload)
         return Message(
@@ -252,7 +251,7 @@ class Coordinator:
         current.received[sender] = update.content(self.state.layout.size, message.payload)
         current.updates[sender], current.sizes[sender] = update, size
 
-    def _decode_update(self, current: Round, data: bytes) -> tuple[Any, float]:
+    def _decode_update(self, current: CurrentRound, data: bytes) -> tuple[Any, float]:
         """Decode an update; return it and its size. Raises MessageError."""
         update = self.method.decode_update(self.state, current.number, data)
         return update, update.size(DecodeContext(self.method, self.state, "update", current.number))

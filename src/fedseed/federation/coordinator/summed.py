@@ -8,7 +8,7 @@ import numpy as np
 
 from fedseed.aggregation.base import claims, shares
 from fedseed.errors import MessageError
-from fedseed.federation.coordinator.coordinator import Coordinator, Round
+from fedseed.federation.coordinator.coordinator import Coordinator, CurrentRound
 from fedseed.methods.base import ALL, Answer, Answers
 from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.payload import DecodeContext
@@ -71,7 +71,7 @@ class SummedCoordinator(Coordinator):
             bytes=TERMS_BYTES + layout.dense_bytes, scalars=layout.size
         )
 
-    def _decode_update(self, current: Round, data: bytes) -> tuple[Any, float]:
+    def _decode_update(self, current: CurrentRound, data: bytes) -> tuple[Any, float]:
         if len(data) != TERMS_BYTES:
             raise MessageError(f"{len(data)} bytes of a number of terms: it takes {TERMS_BYTES}")
         update = Gradient(int.from_bytes(data, "little"), b"")
