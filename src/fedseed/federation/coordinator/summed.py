@@ -11,7 +11,7 @@ from fedseed.errors import MessageError
 from fedseed.federation.coordinator.coordinator import Coordinator, CurrentRound
 from fedseed.methods.base import ALL, Answer, Answers
 from fedseed.methods.fedsgd import Gradient
-from fedseed.methods.payload import DecodeContext
+from fedseed.methods.payload import Content, DecodeContext
 
 TERMS_BYTES = 4
 
@@ -67,8 +67,11 @@ class SummedCoordinator(Coordinator):
         # what the gradient itself would be in a message
         current, layout = self.current, self.state.layout
         content = current.received[sender]
-        current.received[sender] = content._replace(
-            bytes=TERMS_BYTES + layout.dense_bytes, scalars=layout.size
+        current.received[sender] = Content(
+            bytes=TERMS_BYTES + layout.dense_bytes,
+            scalars=layout.size,
+            integers=content.integers,
+            bits=content.bits,
         )
 
     def _decode_update(self, current: CurrentRound, data: bytes) -> tuple[Any, float]:
