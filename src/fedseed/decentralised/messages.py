@@ -118,7 +118,8 @@ def decode_forks(data: bytes) -> list[tuple[Entry, Entry]]:
 
 def take_batch(entries: Sequence[Entry]) -> list[Entry]:
     """Return the first entries, as many as fit into one message; at least one."""
-    size, taken = 0, []
+    size = 0
+    taken: list[Entry] = []
     for entry in entries:
         size += entry.size
         if taken and size > BATCH:
