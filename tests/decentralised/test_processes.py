@@ -96,6 +96,7 @@ def test_nodes_killed_from_outside_again_and_again_end_with_one_digest(
     check(nodes, tmp_path)
 
 
+@pytest.mark.long
 def test_servers_that_are_cut_apart_and_joined_again(mesh, tmp_path):
     """Each node has a nats-server of its own, and hears the others on theirs: no server is above
     others. One is stopped for longer than silence lasts: a partition that heals."""

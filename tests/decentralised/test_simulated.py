@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from fedseed.decentralised.simulation import NetworkSettings, Partition, random_graph
 from support.mesh import METHODS, Nodes
+from support.tiers import SLOW
 
 FULL = 10.0  # a degree that links every pair
 
@@ -45,7 +46,7 @@ def test_without_faults_a_mesh_ends_as_the_federation_does(kind, quickly):
     kind=st.sampled_from(["own", "votes", "shared"]),
     late=st.floats(0, 12),
 )
-@settings(max_examples=12)
+@settings(max_examples=60 if SLOW else 12)
 def test_all_nodes_end_with_the_digest_of_the_sorted_steps(
     count, seed, degree, loss, down, slowest, partition, kind, late
 ):

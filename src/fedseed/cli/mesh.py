@@ -83,7 +83,9 @@ def mesh(
     recipe: RecipeArgument,
     run_folder: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for logs and orbit. Default: runs/RUN-NODE, runs/RUN."),
+        typer.Option(
+            "--out", help="Folder for logs and orbit. Default: runs/RUN-NODE or runs/RUN-mesh."
+        ),
     ] = None,
     *,
     place: Place,
@@ -101,7 +103,7 @@ def mesh(
     screen = telling.screen()
     if place.node is None:
         _check_alone(place, reaching)
-        result = _simulate(checked, run_folder or Path("runs") / name, simulated, screen)
+        result = _simulate(checked, run_folder or Path("runs") / f"{name}-mesh", simulated, screen)
     else:
         if simulated != Simulated():
             raise RecipeError(

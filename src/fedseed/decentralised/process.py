@@ -164,8 +164,10 @@ class MeshProcess:
         self._last_step = time.monotonic()
         every = self._evaluate_every
         if every is not None and number % every == 0 and number < self.node.history.rounds:
-            figures = await self._thread.run(self.node.model.evaluate)
-            self.progress.round(self._line(number, figures))
+            model = self.node.model
+            figures = await self._thread.run(model.evaluate)
+            # of the weights that the step was made at
+            self.progress.round(self._line(model.round, figures))
         else:
             self.progress.advance(number)
 
