@@ -17,6 +17,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedseed.decentralised import messages
 from fedseed.decentralised.simulation import MeshSimulation, NetworkSettings, Partition
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.models.loading import quiet
@@ -64,7 +65,8 @@ def show_bytes(rounds: int) -> None:
             check(result)
             neighbours = 2 * len(result.links) / nodes
             flooded = mean_of(result, "bytes_steps") / rounds
-            upkeep = mean_of(result, "bytes_upkeep") / result.seconds
+            summary = messages.HEAD.size + messages.SUMMARY.size + nodes * messages.LINE.size
+            upkeep = summary * neighbours
             up = FRAME_BYTES + PAYLOADS[method]
             # the plan, which is a frame alone, and the step
             down = 2 * FRAME_BYTES + step_payload(method, nodes)
@@ -109,7 +111,7 @@ class Healing:
         """Start all nodes, and look from the partition's end on."""
         for name in simulation.names:
             simulation.start(name)
-        simulation.at(BEGIN + SECONDS, lambda: self._note(simulation))
+        simulation.schedule(BEGIN + SECONDS, lambda: self._note(simulation))
 
     def _note(self, simulation: MeshSimulation) -> None:
         histories = [node.history for node in simulation.nodes.values()]
@@ -120,7 +122,7 @@ class Healing:
         for node in simulation.nodes.values():
             counts = zip(node.history.counts, self._made, strict=True)
             if any(count < made for count, made in counts):
-                simulation.at(simulation.now + 0.1, lambda: self._look(simulation))
+                simulation.schedule(simulation.now + 0.1, lambda: self._look(simulation))
                 return
         self.seconds = simulation.now - BEGIN - SECONDS
 
@@ -150,7 +152,7 @@ class Watch:
         for name in self.names:
             simulation.start(name)
         for number in range(1, 200):
-            simulation.at(number / 2, lambda: self._look(simulation))
+            simulation.schedule(number / 2, lambda: self._look(simulation))
 
     def _look(self, simulation: MeshSimulation) -> None:
         self.times.append(simulation.now)

@@ -81,7 +81,7 @@ def test_who_comes_late_goes_on_with_the_others_and_who_leaves_is_not_waited_for
     for name in names[1:]:
         simulation.start(name)
     simulation.start(names[0], 6.5)
-    simulation.at(7.5, lambda: simulation.nodes[names[1]].leave(7.5))
+    simulation.schedule(7.5, lambda: simulation.nodes[names[1]].leave(7.5))
     assert simulation.run(2000.0)
     histories = [node.history for node in simulation.nodes.values()]
     for history in histories:
@@ -132,7 +132,7 @@ def test_a_node_whose_disk_is_lost_takes_its_own_steps_from_its_neighbours(tmp_p
         for file in (tmp_path / lost / "logs").iterdir():
             file.unlink()
 
-    simulation.at(1.1, forget)
+    simulation.schedule(1.1, forget)
     simulation.start(lost, 1.2)
     assert simulation.run(1000.0)
     for node in simulation.nodes.values():
@@ -146,6 +146,8 @@ def test_a_node_whose_disk_is_lost_takes_its_own_steps_from_its_neighbours(tmp_p
 def test_25_nodes_with_a_fifth_of_the_links_down_and_a_partition_of_30_seconds(kind, quickly):
     nodes = Nodes(25, METHODS[kind], 60)
     side = frozenset(nodes.names[:12])
-    network = NetworkSettings(down=0.2, partitions=[Partition(8.0, 38.0, side)])
+    network = NetworkSettings(
+        down=0.2, step_seconds=(0.5, 1.0), partitions=[Partition(8.0, 38.0, side)]
+    )
     simulation = run(nodes, network, 5, degree=4.0)
     assert all(node.model.undone for node in simulation.nodes.values())

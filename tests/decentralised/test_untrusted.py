@@ -203,7 +203,7 @@ def test_nodes_that_heard_different_branches_agree_on_what_counts(quickly):
             node = simulation.nodes[name]
             node.receive(liar, encode_entries([step(node, 0, 1, payload)]), simulation.now)
 
-    simulation.at(0.2, lie)
+    simulation.schedule(0.2, lie)
     simulation._lives[liar] = 0  # it does not take part otherwise
     assert simulation.run(500.0)
     digests = set(simulation.digests().values())

@@ -87,10 +87,16 @@ class Nodes:
         )
         return part_of(federation, [name])
 
-    def make(self, name, neighbours, now=0.0):
+    def make(self, name, neighbours, current_time=0.0):
         folder = None if self.folder is None else self.folder / name
         return make_node(
-            self.spec, self.hosted(name), name, neighbours, now, folder, self.signatures.get(name)
+            self.spec,
+            self.hosted(name),
+            name,
+            neighbours,
+            current_time,
+            folder,
+            self.signatures.get(name),
         )
 
     def simulate(self, links, settings, seed):

@@ -40,7 +40,7 @@ def make_node(
     hosted: Hosted,
     name: str,
     neighbours: Sequence[str],
-    now: float,
+    current_time: float,
     folder: Path | None = None,
     signatures: Signatures | None = None,
 ) -> Node:
@@ -51,7 +51,7 @@ def make_node(
         hosted: the model, not tuned yet, and the node's examples, under its name.
         name: the node's name.
         neighbours: the names of the nodes that it sends to and hears.
-        now: seconds of the node's clock.
+        current_time: seconds of the node's clock.
         folder: keeps the logs; None: they are in memory alone, and lost with the process.
         signatures: its key, and the public keys of all nodes; None: nothing is signed.
 
@@ -90,4 +90,4 @@ def make_node(
         model.check_update,
         None if folder is None else folder / LOGS,
     )
-    return Node(name, neighbours, history, model, spec.pace, now)
+    return Node(name, neighbours, history, model, spec.pace, current_time)

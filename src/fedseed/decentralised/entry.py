@@ -43,8 +43,8 @@ def fingerprint_of(header: Header, run: str, names: Sequence[str], rounds: int) 
         rounds: the number of rounds.
     """
     common = replace(header, base="", base_folder="", libraries="")
-    about = {"run": run, "nodes": list(names), "rounds": rounds}
-    return link(b"fedseed mesh", common.encode() + json.dumps(about).encode())
+    settings = {"run": run, "nodes": list(names), "rounds": rounds}
+    return link(b"fedseed mesh", common.encode() + json.dumps(settings).encode())
 
 
 class EntryKind(IntEnum):

@@ -188,10 +188,10 @@ class History:
         self.identity.check(entry)
         log = self.logs[entry.node]
         if entry.number <= len(log.entries):
-            own = log.entries[entry.number - 1]
-            if own == entry:
+            known_entry = log.entries[entry.number - 1]
+            if known_entry == entry:
                 return False
-            self.take_fork(own, entry)
+            self.take_fork(known_entry, entry)
             raise MessageError(self.describe_fork(entry.node))
         # entries before the two that differ still count
         if entry.node in self.forks and entry.number >= self.forks[entry.node][0].number:
@@ -254,8 +254,8 @@ class History:
             raise MessageError(f"an entry of node {first.node}: there are {len(self.names)} nodes")
         for entry in (first, second):
             self.identity.check(entry)
-        known = self.forks.get(first.node)
-        if known is not None and known[0].number <= first.number:
+        known_fork = self.forks.get(first.node)
+        if known_fork is not None and known_fork[0].number <= first.number:
             return False
         self.forks[first.node] = (first, second)
         self._cut(first.node, first.number - 1)

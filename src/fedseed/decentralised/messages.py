@@ -119,10 +119,10 @@ def decode_forks(data: bytes) -> list[tuple[Entry, Entry]]:
 def take_batch(entries: Sequence[Entry]) -> list[Entry]:
     """Return the first entries, as many as fit into one message; at least one."""
     size = 0
-    taken: list[Entry] = []
+    batch: list[Entry] = []
     for entry in entries:
         size += entry.size
-        if taken and size > BATCH:
+        if batch and size > BATCH:
             break
-        taken.append(entry)
-    return taken
+        batch.append(entry)
+    return batch

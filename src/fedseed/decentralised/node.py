@@ -3,9 +3,9 @@
 Whoever runs it, a process on a transport or a simulation, hands it what neighbours have sent
 (`receive`), calls `tick` every beat, sends what is in `outbox`, and computes steps:
 
-    work = node.plan_work(now)         # None: wait
+    work = node.plan_work(seconds)         # None: wait
     payload = work.compute(model)      # may take long, in a thread
-    node.finish_work(work, payload, now)
+    node.finish_work(work, payload, seconds)
 
 An entry of its own is on disk before it is in the outbox.
 """
@@ -79,7 +79,7 @@ class Node:
         history: the logs, with what an earlier process has kept.
         model: the weights, at the base.
         settings: how long others are waited for.
-        now: seconds of its clock.
+        current_time: seconds of its clock.
 
     Raises:
         FedseedError: a name is not one of the run's nodes.
@@ -92,7 +92,7 @@ class Node:
         history: History,
         model: MeshModel,
         settings: PaceSettings,
-        now: float,
+        current_time: float,
     ) -> None:
         for one in (name, *neighbours):
             if one not in history.names:
@@ -102,7 +102,7 @@ class Node:
         self.neighbours = [one for one in dict.fromkeys(neighbours) if one != name]
         self.history = history
         self.model = model
-        self.pace = Pace(self.number, history, settings, now)
+        self.pace = Pace(self.number, history, settings, current_time)
         self.outbox: list[Outgoing] = []
         self.sent: Counter[str] = Counter()  # bytes by purpose, once for each receiver
         self.heard_bytes = 0
@@ -114,11 +114,11 @@ class Node:
         self._gone: set[str] = set()
         # when each neighbour was last heard
         self._heard: dict[str, float] = {}
-        self._began = now
+        self._began = current_time
 
     # -- what comes in ---------------------------------------------------------------------------
 
-    def receive(self, sender: str, data: bytes, now: float) -> None:
+    def receive(self, sender: str, data: bytes, current_time: float) -> None:
         """Take a neighbour's message; one that is not valid is refused and counted.
 
         Raises FedseedError: this node itself has made two different steps of one number, which
@@ -130,11 +130,11 @@ class Node:
             return
         try:
             kind = kind_of(data)
-            self._heard[sender] = now
+            self._heard[sender] = current_time
             if kind is Kind.SUMMARY:
-                self._take_summary(sender, Summary.decode(data), now)
+                self._take_summary(sender, Summary.decode(data), current_time)
             elif kind is Kind.ENTRIES:
-                self._take_entries(sender, decode_entries(data), now)
+                self._take_entries(sender, decode_entries(data), current_time)
             else:
                 self._take_forks(sender, decode_forks(data))
         except MessageError as error:
@@ -153,7 +153,7 @@ class Node:
         else:
             reasons["other reasons"] += 1
 
-    def _take_entries(self, sender: str, entries: Sequence[Entry], now: float) -> None:
+    def _take_entries(self, sender: str, entries: Sequence[Entry], current_time: float) -> None:
         new: list[Entry] = []
         has_gap = False
         try:
@@ -162,7 +162,7 @@ class Node:
                 try:
                     if self.history.take(entry, sync=entry.node == self.number):
                         new.append(entry)
-                        self.pace.hear_entry(entry.node, now)
+                        self.pace.hear_entry(entry.node, current_time)
                 except MissingEntries:
                     has_gap = True
                 except MessageError as error:
@@ -192,14 +192,14 @@ class Node:
         receivers = [one for one in self.neighbours if one != sender]
         self._send(encode_forks([self.history.forks[node]]), receivers, REPAIRS)
 
-    def _take_summary(self, sender: str, summary: Summary, now: float) -> None:
+    def _take_summary(self, sender: str, summary: Summary, current_time: float) -> None:
         self._check_summary(summary)
         self._lines[sender] = summary.lines
         if summary.ends:
             self._gone.add(sender)
         else:
             self._gone.discard(sender)
-        self.pace.hear_beats([line.beat for line in summary.lines], now)
+        self.pace.hear_beats([line.beat for line in summary.lines], current_time)
         for node, line in enumerate(summary.lines):
             self._bring_up_to_date(sender, node, line)
 
@@ -241,9 +241,9 @@ class Node:
 
     # -- what goes out ---------------------------------------------------------------------------
 
-    def tick(self, now: float) -> None:
+    def tick(self, current_time: float) -> None:
         """Tell the neighbours what there is here; called every beat."""
-        self.pace.beat(now)
+        self.pace.beat(current_time)
         self._send(self._summary(), self.neighbours, UPKEEP)
 
     def say_farewell(self) -> None:
@@ -275,11 +275,11 @@ class Node:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def plan_work(self, now: float) -> Work | None:
+    def plan_work(self, current_time: float) -> Work | None:
         """Return the step to make now; None: there is somebody to wait for, or none is left."""
-        if not self._knows_own_log(now):
+        if not self._knows_own_log(current_time):
             return None
-        number = self.pace.next_round(now)
+        number = self.pace.next_round(current_time)
         if number is None:
             return None
         return self._work(number)
@@ -293,13 +293,13 @@ class Node:
         first = self.model.first_needed(number - 1, changed)
         return Work(number, changed, self.history.updates_of(first, number - 1))
 
-    def finish_work(self, work: Work, payload: bytes | None, now: float) -> None:
+    def finish_work(self, work: Work, payload: bytes | None, current_time: float) -> None:
         """Write a step into this node's own log, on disk, and only then send it.
 
         Args:
             work: as planned.
             payload: the update; None: the node abstains from this round.
-            now: seconds of the node's clock.
+            current_time: seconds of the node's clock.
 
         Raises:
             StorageError: it can't be written; it is not sent then.
@@ -309,15 +309,15 @@ class Node:
             # meanwhile it has left, or neighbours have sent steps that it had made and lost
             return
         kind = EntryKind.STEP if payload is not None else EntryKind.ABSTENTION
-        self._append(work.round, payload or b"", kind, now)
+        self._append(work.round, payload or b"", kind, current_time)
 
-    def leave(self, now: float) -> None:
+    def leave(self, current_time: float) -> None:
         """Write the end of this node's log: the others do not wait for it any more."""
         log = self.history.logs[self.number]
         if not log.has_left:
-            self._append(max(1, log.last_round), b"", EntryKind.END, now)
+            self._append(max(1, log.last_round), b"", EntryKind.END, current_time)
 
-    def _append(self, number: int, payload: bytes, kind: EntryKind, now: float) -> None:
+    def _append(self, number: int, payload: bytes, kind: EntryKind, current_time: float) -> None:
         if len(payload) > MOST_PAYLOAD:
             raise FedseedError(
                 f"an update of {len(payload):,} bytes: a mesh carries at most {MOST_PAYLOAD:,}; "
@@ -325,16 +325,16 @@ class Node:
             )
         entry = self.history.next_entry(self.number, number, payload, kind)
         self.history.take(entry, sync=True)
-        self.pace.step_made(now)
+        self.pace.step_made(current_time)
         self._pass_on([entry])
 
-    def _knows_own_log(self, now: float) -> bool:
+    def _knows_own_log(self, current_time: float) -> bool:
         """Return whether it is known how far this node's own log has come.
 
         A node that has lost its files has made steps that its neighbours know. So the neighbours
         are asked before the first step, as far as they are there.
         """
-        own_count, age = self.history.counts[self.number], now - self._began
+        own_count, age = self.history.counts[self.number], current_time - self._began
         settings = self.pace.settings
         others_know_more = any(line[self.number].count > own_count for line in self._lines.values())
         # what a liar says of it holds nobody up for longer
@@ -343,20 +343,20 @@ class Node:
         has_heard_all = all(one in self._lines for one in self.neighbours)
         return has_heard_all or age >= settings.silence_seconds
 
-    def is_over(self, now: float) -> bool:
+    def is_over(self, current_time: float) -> bool:
         """Return whether nothing is left to do: no step, and nobody here to give or take one."""
-        return self.pace.is_over(now) and self.is_settled(now)
+        return self.pace.is_over(current_time) and self.is_settled(current_time)
 
-    def is_settled(self, now: float) -> bool:
+    def is_settled(self, current_time: float) -> bool:
         """Return whether all neighbours that are there have what this node has."""
         return all(
-            one in self._gone or self._is_silent(one, now) or self._is_equal(one)
+            one in self._gone or self._is_silent(one, current_time) or self._is_equal(one)
             for one in self.neighbours
         )
 
-    def _is_silent(self, neighbour: str, now: float) -> bool:
-        heard = self._heard.get(neighbour, self._began)
-        return now - heard >= self.pace.settings.silence_seconds
+    def _is_silent(self, neighbour: str, current_time: float) -> bool:
+        heard_at = self._heard.get(neighbour, self._began)
+        return current_time - heard_at >= self.pace.settings.silence_seconds
 
     def _is_equal(self, neighbour: str) -> bool:
         """Return whether a neighbour has said that it has what this node has."""

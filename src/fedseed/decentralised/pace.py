@@ -34,24 +34,26 @@ class Pace:
         node: this node's number.
         history: the logs.
         settings: how long others are waited for.
-        now: seconds of the node's clock.
+        current_time: seconds of the node's clock.
     """
 
-    def __init__(self, node: int, history: History, settings: PaceSettings, now: float) -> None:
+    def __init__(
+        self, node: int, history: History, settings: PaceSettings, current_time: float
+    ) -> None:
         self.node = node
         self.history = history
         self.settings = settings
         self.beats = [0] * len(history.names)
         # when there was news of each node; everybody is given the time to come
-        self._news = [now] * len(history.names)
-        self._waits_since = now
+        self._news = [current_time] * len(history.names)
+        self._waits_since = current_time
 
-    def beat(self, now: float) -> None:
+    def beat(self, current_time: float) -> None:
         """Count this node's beat up."""
         self.beats[self.node] += 1
-        self._news[self.node] = now
+        self._news[self.node] = current_time
 
-    def hear_beats(self, beats: Sequence[int], now: float) -> None:
+    def hear_beats(self, beats: Sequence[int], current_time: float) -> None:
         """Take the beats of a summary.
 
         The highest beat of this node itself that others know is counted on from: it may have been
@@ -60,58 +62,60 @@ class Pace:
         for node, beat in enumerate(beats):
             if beat > self.beats[node]:
                 self.beats[node] = beat
-                self._news[node] = now
+                self._news[node] = current_time
 
-    def hear_entry(self, node: int, now: float) -> None:
+    def hear_entry(self, node: int, current_time: float) -> None:
         """Take note of a new entry of a node."""
-        self._news[node] = now
+        self._news[node] = current_time
 
-    def step_made(self, now: float) -> None:
+    def step_made(self, current_time: float) -> None:
         """Take note that this node has made a step."""
-        self._waits_since = now
+        self._waits_since = current_time
 
-    def is_present(self, node: int, now: float) -> bool:
+    def is_present(self, node: int, current_time: float) -> bool:
         """Return whether there was news of a node lately, and more may come."""
         if self.history.is_closed(node):
             return False
-        return node == self.node or now - self._news[node] < self.settings.silence_seconds
+        return node == self.node or current_time - self._news[node] < self.settings.silence_seconds
 
-    def present(self, now: float) -> list[int]:
+    def present(self, current_time: float) -> list[int]:
         """Return the numbers of the nodes that are present, this one among them."""
-        return [node for node in range(len(self.beats)) if self.is_present(node, now)]
+        return [node for node in range(len(self.beats)) if self.is_present(node, current_time)]
 
-    def missing(self, number: int, now: float) -> list[int]:
+    def missing(self, number: int, current_time: float) -> list[int]:
         """Return the present nodes that have not made step `number` yet, without this one."""
         return [
             node
-            for node in self.present(now)
+            for node in self.present(current_time)
             if node != self.node and self.history.logs[node].last_round < number
         ]
 
-    def next_round(self, now: float) -> int | None:
+    def next_round(self, current_time: float) -> int | None:
         """Return the number of the step to make now; None: there is somebody to wait for, or no
         step is left.
         """
         history = self.history
-        own = history.logs[self.node].last_round
-        if own >= history.rounds or history.is_closed(self.node):
+        own_round = history.logs[self.node].last_round
+        if own_round >= history.rounds or history.is_closed(self.node):
             return None
-        before = max(own, self._round_of_most(now))
-        waits_long = now - self._waits_since >= self.settings.deadline_seconds
-        if not waits_long and self.missing(before, now):
+        last_round = max(own_round, self._round_of_most(current_time))
+        waits_long = current_time - self._waits_since >= self.settings.deadline_seconds
+        if not waits_long and self.missing(last_round, current_time):
             return None
-        return min(before + 1, history.rounds)
+        return min(last_round + 1, history.rounds)
 
-    def _round_of_most(self, now: float) -> int:
+    def _round_of_most(self, current_time: float) -> int:
         """Return the highest round that more than half of the present nodes have finished, if this
         one is more than a step behind it; else 0.
         """
         logs = self.history.logs
-        rounds = sorted((logs[node].last_round for node in self.present(now)), reverse=True)
+        rounds = sorted(
+            (logs[node].last_round for node in self.present(current_time)), reverse=True
+        )
         reached = rounds[len(rounds) // 2]
         return reached if reached > logs[self.node].last_round + 1 else 0
 
-    def is_over(self, now: float) -> bool:
+    def is_over(self, current_time: float) -> bool:
         """Return whether this node has nothing to wait for any more.
 
         Its log is at the last round or closed, and so are those of all nodes; nodes that are away
@@ -121,9 +125,9 @@ class Pace:
             is_done = log.last_round >= self.history.rounds or self.history.is_closed(node)
             if is_done:
                 continue
-            if node == self.node or self.is_present(node, now):
+            if node == self.node or self.is_present(node, current_time):
                 return False
-            silence = now - max(self._news[node], self._waits_since)
+            silence = current_time - max(self._news[node], self._waits_since)
             if silence < self.settings.farewell_seconds:
                 return False
         return True

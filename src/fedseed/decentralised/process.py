@@ -119,9 +119,9 @@ class MeshProcess:
 
     async def _tick(self, send: Callable[[], Any]) -> None:
         while True:
-            now = time.monotonic()
-            self.node.tick(now)
-            self._tell_news(now)
+            current_time = time.monotonic()
+            self.node.tick(current_time)
+            self._tell_news(current_time)
             try:
                 await send()
             except NetworkError as error:
@@ -138,8 +138,8 @@ class MeshProcess:
             self._wake.clear()
             if self._failure is not None:
                 raise self._failure
-            now = time.monotonic()
-            work = None if self._leaves else node.plan_work(now)
+            current_time = time.monotonic()
+            work = None if self._leaves else node.plan_work(current_time)
             if work is not None:
                 payload = await self._thread.run(work.compute, node.model)
                 if self._failure is not None:
@@ -151,7 +151,7 @@ class MeshProcess:
             await send()
             if self._leaves and self._all_know_the_end():
                 return
-            if node.is_over(now):
+            if node.is_over(current_time):
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), node.pace.settings.beat_seconds)
@@ -176,7 +176,7 @@ class MeshProcess:
         plain = {name: value for name, value in figures.items() if isinstance(value, float)}
         return RoundLine(number, metrics=plain)
 
-    def _tell_news(self, now: float) -> None:
+    def _tell_news(self, current_time: float) -> None:
         """Show refusals, forks and whom the node waits for, each once."""
         node = self.node
         for text in node.fork_notes:
@@ -184,13 +184,15 @@ class MeshProcess:
         for neighbour, reasons in node.refusals.items():
             for reason in reasons:
                 self._warn_once(f"refused from {neighbour}: {reason}")
-        quiet = now - self._last_step
+        quiet = current_time - self._last_step
         if quiet < QUIET_SECONDS:
             return
-        own = node.history.logs[node.number].last_round
-        names = [node.history.names[number] for number in node.pace.missing(own, now)]
-        if names and own < node.history.rounds:
-            self._warn_once(f"step {own + 1} waits for {listed(names, SHOWN)}")
+        own_round = node.history.logs[node.number].last_round
+        names = [
+            node.history.names[number] for number in node.pace.missing(own_round, current_time)
+        ]
+        if names and own_round < node.history.rounds:
+            self._warn_once(f"step {own_round + 1} waits for {listed(names, SHOWN)}")
 
     def _warn_once(self, text: str) -> None:
         if text not in self._said:

@@ -24,10 +24,10 @@ class Partition:
     end: float
     side: frozenset[str]  # the names of one side; all others are the other
 
-    def cuts(self, sender: str, receiver: str, now: float) -> bool:
+    def cuts(self, sender: str, receiver: str, current_time: float) -> bool:
         """Return whether a message between two nodes is lost at a time."""
         crosses = (sender in self.side) != (receiver in self.side)
-        return crosses and self.begin <= now < self.end
+        return crosses and self.begin <= current_time < self.end
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def random_graph(names: Sequence[str], degree: float, seed: int) -> list[Link]:
     }
     pairs = [tuple(sorted(pair)) for pair in itertools.combinations(names, 2)]
     source.shuffle(pairs)
-    wanted = min(len(pairs), max(len(links), round(degree * len(names) / 2)))
+    link_count = min(len(pairs), max(len(links), round(degree * len(names) / 2)))
     for pair in pairs:
-        if len(links) >= wanted:
+        if len(links) >= link_count:
             break
         links.add(pair)
     return sorted((first, second) for first, second in links)
@@ -125,7 +125,7 @@ class MeshSimulation:
         """Return the names of all nodes of the graph."""
         return sorted({name for link in self.links for name in link})
 
-    def at(self, time: float, act: Callable[[], None]) -> None:
+    def schedule(self, time: float, act: Callable[[], None]) -> None:
         """Do something at a time."""
         heapq.heappush(self._events, Event(time, next(self._order), act))
 
@@ -138,7 +138,7 @@ class MeshSimulation:
             life = self._lives[name] = self._lives.get(name, 0) + 1
             self._tick(name, life)
 
-        self.at(time, act)
+        self.schedule(time, act)
 
     def stop(self, name: str, time: float) -> None:
         """Stop a node at a time, in the middle of whatever it does, as kill -9 does."""
@@ -150,7 +150,7 @@ class MeshSimulation:
             if node is not None:
                 node.history.close()
 
-        self.at(time, act)
+        self.schedule(time, act)
 
     def run(self, seconds: float) -> bool:
         """Run until all nodes have nothing left to do, or the time is over.
@@ -161,7 +161,7 @@ class MeshSimulation:
         while self._events:
             event = heapq.heappop(self._events)
             if event.time > seconds:
-                self.at(event.time, event.act)
+                self.schedule(event.time, event.act)
                 return False
             self.now = event.time
             event.act()
@@ -189,7 +189,7 @@ class MeshSimulation:
         node.tick(self.now)
         self._go_on(name)
         beat = node.pace.settings.beat_seconds
-        self.at(self.now + beat, lambda: self._tick(name, life))
+        self.schedule(self.now + beat, lambda: self._tick(name, life))
 
     def _go_on(self, name: str) -> None:
         """Send what a node has to say, and let it begin its next step."""
@@ -216,7 +216,7 @@ class MeshSimulation:
                 node.finish_work(work, payload, self.now)
                 self._go_on(name)
 
-        self.at(self.now + self._random.uniform(*self.settings.step_seconds), finish)
+        self.schedule(self.now + self._random.uniform(*self.settings.step_seconds), finish)
 
     def _carry(self, sender: str, receiver: str, data: bytes) -> None:
         if self._is_lost(sender, receiver):
@@ -229,7 +229,7 @@ class MeshSimulation:
                 node.receive(sender, data, self.now)
                 self._go_on(receiver)
 
-        self.at(self.now + self._random.uniform(*self.settings.delay_seconds), arrive)
+        self.schedule(self.now + self._random.uniform(*self.settings.delay_seconds), arrive)
 
     def _is_lost(self, sender: str, receiver: str) -> bool:
         settings = self.settings

@@ -182,8 +182,8 @@ def run_node(
         hosted = load()
         for note in hosted.notes:
             progress.note(note)
-        now = time.monotonic()
-        node = make_node(spec, hosted, site.name, neighbours, now, site.folder, signatures)
+        current_time = time.monotonic()
+        node = make_node(spec, hosted, site.name, neighbours, current_time, site.folder, signatures)
         for note in node.history.notes:
             progress.warn(note)
         own_log = node.history.logs[node.number]
@@ -299,10 +299,10 @@ def simulate(
         part = replace(data, clients=[one for one in data.clients if one.name == name])
         return host(recipe, part, names, evaluate_with)[1]
 
-    def make(name: str, neighbours: Sequence[str], now: float) -> Node:
+    def make(name: str, neighbours: Sequence[str], current_time: float) -> Node:
         place = None if folder is None else folder / name
         hosted = load(name, name == names[0])
-        return make_node(spec, hosted, name, neighbours, now, place)
+        return make_node(spec, hosted, name, neighbours, current_time, place)
 
     simulation = MeshSimulation(make, links, settings.network, seed)
     if events is None:
