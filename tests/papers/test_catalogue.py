@@ -3,7 +3,6 @@
 What it names is there, and its claims can hold or not.
 """
 
-import json
 import re
 from functools import cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from fedseed_papers import training
 from fedseed_papers.catalogue import EVERY_SCENARIO, NOTHING, SCALES, catalogue
 from fedseed_papers.findings import UNKNOWN
 from fedseed_papers.measuring import SMALL_MAKERS
+from fedseed_papers.records import read_results
 from fedseed_papers.reproducing import EXACT
 from fedseed_papers.training import MEASURES, judge, lower_is_better
 
@@ -82,17 +82,14 @@ def test_what_an_item_names_is_there(item):
 
 
 def test_every_small_page_has_seeds_interval_and_p_and_few_are_undecided():
-    pages = [
-        REPRODUCED / item.name / "small" / "result.json"
-        for item in catalogue()
-        if "small" in item.scales
-    ]
-    found = [json.loads(page.read_text()) for page in pages]
-    for claim in (claim for result in found for claim in result["claims"]):
+    names = {item.name for item in catalogue() if "small" in item.scales}
+    small = [result for result in read_results(REPRODUCED) if result["scale"] == "small"]
+    assert {result["name"] for result in small} == names
+    for claim in (claim for result in small for claim in result["claims"]):
         assert claim["seeds"] >= 5 and len(claim["interval"]) == 2 and 0 <= claim["p"] <= 1, claim[
             "says"
         ]
-    assert sum(result["verdict"] == UNKNOWN for result in found) <= 5
+    assert sum(result["verdict"] == UNKNOWN for result in small) <= 5
 
 
 # -- claims

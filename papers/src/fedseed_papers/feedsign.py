@@ -68,7 +68,7 @@ def table_1() -> Finding:
 
 def figure_5(steps: int = 10_000) -> Finding:
     """Bytes of an orbit of FeedSign's steps."""
-    method, votes = FeedSign(), np.where(payloads.numbers(steps) > 0, 1, -1).astype(np.int8)
+    method, votes = FeedSign(), np.where(payloads.sample_numbers(steps) > 0, 1, -1).astype(np.int8)
     records = [Record(t + 1, Votes(votes[t : t + 1]).encode()) for t in range(steps)]
     parts = list(pack_records(method, records))
     payload = sum(len(part.payload) for part in parts)

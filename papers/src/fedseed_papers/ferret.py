@@ -387,12 +387,11 @@ def figure_8(**small: dict[str, object]) -> Finding:
     """
     makers: dict[str, Callable[..., Finding]] = {"a": figure_8a, "b": figure_8b, "c": figure_8c}
     parts = [make(**small.get(letter, {})) for letter, make in makers.items()]
+    claims = []
+    for letter, part in zip(makers, parts, strict=True):
+        claims += [Claim(f"({letter}) {c.says}", c.here, c.verdict) for c in part.claims]
     return Finding(
-        [
-            Claim(f"({letter}) {c.says}", c.here, c.verdict)
-            for letter, part in zip(makers, parts, strict=True)
-            for c in part.claims
-        ],
+        claims,
         " ".join(f"({letter}) {part.reason}" for letter, part in zip(makers, parts, strict=True)),
         list(chain.from_iterable(part.panels for part in parts)),
         [],

@@ -129,12 +129,12 @@ def ferret_theorem_2(
     for number, seed in enumerate(seeds):
         basis, x = Basis("truncated_normal", seed), np.random.default_rng(seed).normal(size=length)
         for count in counts:
-            errors[number][float(count)] = relative_error(basis, x, count)
+            errors[number][float(count)] = reconstruction_error(basis, x, count)
         w = x.copy()
         for t in range(1, steps[-1] + 1):
             w -= rate * sines_gradient(w)
             if t in steps:
-                over_steps[number][float(t)] = relative_error(basis, x - w, counts[2])
+                over_steps[number][float(t)] = reconstruction_error(basis, x - w, counts[2])
     measured = over_seeds("measured", errors, 0)
     bound = [(float(k), reconstruction_bound(length, k)) for k in counts]
     accumulated = over_seeds("measured", over_steps, 0)
@@ -187,7 +187,7 @@ def ferret_theorem_2(
     )
 
 
-def relative_error(basis: Basis, vector: Vector, count: int) -> float:
+def reconstruction_error(basis: Basis, vector: Vector, count: int) -> float:
     """Return |reconstruction - Delta| / |Delta|."""
     error = np.linalg.norm(reconstructed(basis, vector, count) - vector)
     return float(error / np.linalg.norm(vector))
@@ -478,7 +478,7 @@ def ferret_remark_1(
         for index, seed in enumerate(seeds):
             delta = np.random.default_rng(seed).normal(size=length)
             for count in counts:
-                errors[index][float(count)] = relative_error(Basis(kind, seed), delta, count)
+                errors[index][float(count)] = reconstruction_error(Basis(kind, seed), delta, count)
         line = over_seeds(name, errors, number)
         lines.append(line)
         means[kind] = dict(line.points)
@@ -654,11 +654,9 @@ def fedkseed_theorem_2(
             over_seeds(f"{name}: measured", measured, 2 * number),
             over_seeds(f"{name}: bound", bounds, 2 * number + 1),
         ]
-        ratios[name] = max(
-            table[k] / bound[k]
-            for table, bound in zip(measured, bounds, strict=True)
-            for k in table
-        )
+        ratios[name] = 0.0
+        for table, bound in zip(measured, bounds, strict=True):
+            ratios[name] = max(ratios[name], *(table[k] / bound[k] for k in table))
         pool_size = float(pools[-3])
         relative[name] = fmean(table[pool_size] for table in measured) / fmean(sizes)
     first, second = ratios
@@ -897,22 +895,24 @@ def feedsign_theorem_3_11(
     eta = 1 / gradient  # the largest that the proof allows
     looked = sorted({0, *np.unique(np.geomspace(1, steps, 60).astype(int)).tolist()})
     paths = [feedsign_path(curve, w, eta, steps, seed) for seed in seeds]
-    measured = over_seeds(
-        "measured", [{float(t + 1): path[t] for t in looked} for path in paths], 0
-    )
+    measured_losses = []
+    for path in paths:
+        measured_losses.append({float(t + 1): path[t] for t in looked})
+    measured = over_seeds("measured", measured_losses, 0)
     shrinks, adds = feedsign_rate(eta, curve)
     floor, start = adds / shrinks, paths[0][0]
     bound = [(t + 1.0, floor + (start - floor) * (1 - shrinks) ** t) for t in looked]
     worst = max(y / b for (_, y), (_, b) in zip(measured.points, bound, strict=True))
 
-    settled_losses = {
-        e: fmean(
-            fmean(feedsign_path(curve, random.normal(size=length), e, steps // 2, seed)[-500:])
-            for seed in seeds
-        )
-        for e in floor_rates
-    }
-    printed = {e: feedsign_rate(e, curve)[1] / feedsign_rate(e, curve)[0] for e in floor_rates}
+    settled_losses, printed = {}, {}
+    for rate in floor_rates:
+        last_losses = []
+        for seed in seeds:
+            path = feedsign_path(curve, random.normal(size=length), rate, steps // 2, seed)
+            last_losses.append(fmean(path[-500:]))
+        settled_losses[rate] = fmean(last_losses)
+        shrinks_at_rate, adds_at_rate = feedsign_rate(rate, curve)
+        printed[rate] = adds_at_rate / shrinks_at_rate
     falls = settled_losses[floor_rates[0]] / settled_losses[floor_rates[-1]]
     printed_falls = printed[floor_rates[0]] / printed[floor_rates[-1]]
 
@@ -1141,12 +1141,15 @@ def fedmezo_lemma_2_3(
     as_printed = [eta for eta in rates if change(eta, aligned - 4 * error) > bound(eta)]
     shortened = [eta for eta in rates if change(eta / gamma, typical) > bound(eta)]
     excess = max(change(eta / gamma, aligned) / bound(eta) for eta in rates)
-    series = {
+    changes = {
         "step eta, gradient along the largest": lambda eta: change(eta, aligned),
         "step eta / gamma, the same": lambda eta: change(eta / gamma, aligned),
         "step eta / gamma, a random gradient": lambda eta: change(eta / gamma, typical),
         "bound": bound,
     }
+    curves = []
+    for number, (name, change_at) in enumerate(changes.items()):
+        curves.append(Series(name, [(eta, change_at(eta)) for eta in rates], number=number))
     return Finding(
         [
             Claim(
@@ -1174,10 +1177,7 @@ def fedmezo_lemma_2_3(
         [
             Panel(
                 "Lemma 2.3: change of the loss over |grad|^2 / L",
-                [
-                    Series(name, [(eta, variance_of(eta)) for eta in rates], number=i)
-                    for i, (name, variance_of) in enumerate(series.items())
-                ],
+                curves,
                 Axis("eta L", log=True),
                 Axis("change"),
             )

@@ -65,11 +65,11 @@ def rounds_to_converge(lines: Sequence[Mapping[str, Any]], metric: str = "loss")
 
 
 def _phase(*names: str) -> Callable[[Path], float]:
-    def of(folder: Path) -> float:
+    def measure_phases(folder: Path) -> float:
         seconds = read_summary(folder).get("seconds_per_client") or {}
         return sum(float(seconds.get(name, nan)) for name in names)
 
-    return of
+    return measure_phases
 
 
 def _exchanged(folder: Path) -> float:
@@ -233,8 +233,17 @@ def mean_by_seed(
     runs: Sequence[Mapping[int, Path]], metric: str, evaluation: Evaluation = "last"
 ) -> dict[int, float]:
     """Return a line's number for each seed that all scenarios have: the mean over scenarios."""
-    seeds = [seed for seed in runs[0] if all(seed in run for run in runs)] if runs else []
-    return {seed: fmean(measured(run[seed], metric, evaluation) for run in runs) for seed in seeds}
+    if not runs:
+        return {}
+    means = {}
+    for seed in runs[0]:
+        if all(seed in run for run in runs):
+            means[seed] = fmean(measured(run[seed], metric, evaluation) for run in runs)
+    return means
+
+
+def _negated(line: Mapping[int, float]) -> dict[int, float]:
+    return {seed: -value for seed, value in line.items()}
 
 
 def _weights_share(folders: Sequence[Path]) -> float:
@@ -265,7 +274,7 @@ def _evidence(
         return f"{place}. The weights are {share:.1%} of that: the rest is libraries.", NOTHING
     better = list(values.values())
     if lower_is_better(metric):
-        better = [{seed: -value for seed, value in line.items()} for line in better]
+        better = [_negated(line) for line in better]
     if form.of is not None or form.ratio:
         first, *others = values.values()
         evidence, statement = (
@@ -409,11 +418,11 @@ def gap_sheet(reference: str, lines: Sequence[SweepLine]) -> Sheet:
     The last column is the mean over the scenarios that both lines have: the column "Gap" of
     FeedSign's tables.
     """
-    scores = {
-        (line.label, line.scenario): fmean(score(folder) for folder in line.folders.values())
-        for line in lines
-        if line.folders
-    }
+    scores = {}
+    for line in lines:
+        if line.folders:
+            line_scores = [score(folder) for folder in line.folders.values()]
+            scores[line.label, line.scenario] = fmean(line_scores)
     scenarios = list(dict.fromkeys(line.scenario for line in lines))
     rows = []
     for label in dict.fromkeys(line.label for line in lines):
@@ -437,14 +446,14 @@ def _spent_sheet(lines: Sequence[SweepLine]) -> Sheet:
         summaries = [read_summary(folder) for folder in line.folders.values()]
         if not summaries:
             continue
-        names = ", ".join(
-            f"{m} {mean_and_deviation([s['final'][m] for s in summaries], 3)}"
-            for m in shown_metrics(summaries[0]["final"])
-        )
+        final_metrics = []
+        for name in shown_metrics(summaries[0]["final"]):
+            values = [summary["final"][name] for summary in summaries]
+            final_metrics.append(f"{name} {mean_and_deviation(values, 3)}")
         rows.append(
             [
                 " ".join(filter(None, (line.scenario, line.label))),
-                names,
+                ", ".join(final_metrics),
                 mean_and_deviation(rounds, 1),
                 f"{fmean(s['forward_passes'] for s in summaries):,.0f}",
                 mean_and_deviation([s["seconds"]["total"] for s in summaries], 1),

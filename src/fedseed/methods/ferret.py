@@ -240,6 +240,11 @@ class Ferret(BlockRates):
             allocations that do not look at the change. In 16 bit, steps that the weights round away
             count all the same; training.small_steps decides about the weights that later gradients
             are taken at ("master" keeps a float32 copy of them, "stochastic" none).
+        put_back: how a client that streams comes back to the weights of the round's beginning: from
+            a "copy" of them, or "steps": the base is read from its safetensors files again, and all
+            steps so far are taken again. Then no copy is in memory, and each client costs the
+            directions of all earlier rounds (with "hadamard" a pass over the weights each). Where
+            files do not have the weights, or are below 64 MiB, it is a copy all the same.
         server: what the step is given to: "average" (as published), "momentum", "nesterov" or
             "adam" (4 or 8 bytes of memory per parameter, of everybody who holds the model; a replay
             restores its averages).
@@ -265,6 +270,7 @@ class Ferret(BlockRates):
     seeds: Literal["per-client", "shared", "fixed"] = "per-client"
     exact: bool = False
     streaming: bool = False
+    put_back: Literal["copy", "steps"] = "copy"
     training: LocalTraining = LocalTraining()
 
     @model_validator(mode="before")
@@ -290,7 +296,16 @@ class Ferret(BlockRates):
             wrong.append('allocation = "size", "uniform" or "previous"')
         if wrong:
             raise ValueError(f"streaming needs {'; '.join(wrong)}")
+        if self.put_back == "steps" and not (self.streaming and self.server == "average"):
+            raise ValueError(
+                'put_back = "steps" needs streaming = true, which never looks at a copy of the '
+                'start, and server = "average", whose steps can be taken again one by one'
+            )
         return self
+
+    @property
+    def retakes_steps(self) -> bool:  # type: ignore[override]
+        return self.put_back == "steps"
 
     def start(self, layout: Layout, seed: int) -> FerretState:
         """Return the state before the first round.

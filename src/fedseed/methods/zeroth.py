@@ -147,6 +147,10 @@ class ZerothOrder(Method):
     def from_base(self) -> bool:  # type: ignore[override]
         return self.small_steps == "from-base"
 
+    @property
+    def rebuilds_each_step(self) -> bool:  # type: ignore[override]
+        return self.small_steps == "from-base"
+
     def directions(self, seed: int) -> Basis:
         """Return the basis of a seed."""
         return Basis(self.basis, seed, self.basis_size, self.basis_rank)
@@ -327,7 +331,7 @@ class Population(ZerothOrder):
         return self
 
 
-def shares(projections: Sequence[Projection]) -> Floats:
+def mixing_shares(projections: Sequence[Projection]) -> Floats:
     """Return rho_j / n of each of n estimates, float32, shape (n,)."""
     return np.array(
         [projection.rho / len(projections) for projection in projections], dtype=np.float32

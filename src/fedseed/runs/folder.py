@@ -82,6 +82,7 @@ class RunFolder:
         chat_template: the Jinja template of the run's chats, if it has one of its own.
         data: digests of the run's data; none: they are not known here.
         fingerprint: what the base's tokenizer makes of texts, if it has one.
+        threads: the number of threads that each process trains with; None: it does not matter.
         claim: only lock the folder and compare recipes; `begin` writes the run's first files. Until
             then `release` leaves nothing behind.
 
@@ -100,10 +101,13 @@ class RunFolder:
         claim: bool = False,
         data: DataRecord | None = None,
         fingerprint: Fingerprint | None = None,
+        threads: int | None = None,
     ) -> None:
         self.path = path
         self._recipe, self._chat_template = recipe, chat_template
-        self._data, self._fingerprint = data, fingerprint
+        self._data, self._fingerprint, self._threads = data, fingerprint, threads
+        # the number of threads that the run began with, where it is another one
+        self.earlier_threads: int | None = None
         self._begun = False
         # whether progress reaches the disk only by `sync`: in a network run the stream holds the
         # steps
@@ -134,6 +138,10 @@ class RunFolder:
             compare_data(path, data or {}, fingerprint)
         if self.finished:
             return
+        if resume and threads is not None:
+            earlier_threads = read_threads(path)
+            if earlier_threads != threads:
+                self.earlier_threads = earlier_threads
         self._made_folder = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -169,8 +177,8 @@ class RunFolder:
                 write_whole(recipe, tomli_w.dumps(table).encode())
             if self._chat_template and not template.exists():
                 write_whole(template, self._chat_template.encode())
-            if self._data and not (self.path / DATA).exists():
-                _write_data(self.path, self._data, self._fingerprint)
+            if (self._data or self._threads) and not (self.path / DATA).exists():
+                _write_data(self.path, self._data or {}, self._fingerprint, self._threads)
             self._metrics = Appender(self.path / "metrics.jsonl")
         except BaseException:
             self._progress.close()
@@ -441,7 +449,7 @@ def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) 
         "nevertheless, and the figures before and after can't be compared then"
     )
     changes = []
-    if data:
+    if data and earlier_record:
         changes = describe_changes(earlier_record, data)
     if changes:
         raise RecipeError(f"{path} was started with other data: {', '.join(changes)}: {way_out}")
@@ -451,11 +459,28 @@ def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) 
             raise RecipeError(f"{path} was started with other tokens: {difference}")
 
 
-def _write_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) -> None:
+def read_threads(path: Path) -> int | None:
+    """Return the number of threads that a folder's run began with; None if that is not known.
+
+    The last bits of torch's sums depend on it.
+    """
+    try:
+        threads = json.loads((path / DATA).read_text(encoding="utf-8"))["threads"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    if isinstance(threads, int):
+        return threads
+    return None
+
+
+def _write_data(
+    path: Path, data: DataRecord, fingerprint: Fingerprint | None, threads: int | None
+) -> None:
     tokens = None
-    if fingerprint is not None:
+    # without the data's digests (a private run's) nothing of the tokens is written either
+    if fingerprint is not None and data:
         tokens = fingerprint.to_json()
-    table = {"data": record_to_json(data), "tokens": tokens}
+    table = {"data": record_to_json(data), "tokens": tokens, "threads": threads}
     write_whole(path / DATA, (json.dumps(table, indent=1) + "\n").encode())
 
 

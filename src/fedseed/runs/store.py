@@ -4,9 +4,9 @@ Free of torch.
 
 Two questions decide what a store does. Does a step replace those before it (`Method.catch_up`)?
 Then the folder has the newest weights (`WeightsStore`), otherwise all steps in an orbit
-(`OrbitStore`). And who decides which rounds count? The files do, unless there is a lasting log on a
-server (`Logged`): then the files follow the log, and are brought in line with it when a coordinator
-starts.
+(`OrbitStore`). The files decide which rounds count, unless there is a lasting log on a server
+(`StepLogContents`): then the files follow the log, and are brought in line with it when a
+coordinator starts.
 """
 
 import base64
@@ -24,7 +24,7 @@ import numpy as np
 from fedseed.durable import finished_files, replacing
 from fedseed.errors import FedseedError, OrbitError
 from fedseed.federation.coordinator.coordinator import SIZES, Coordinator
-from fedseed.federation.coordinator.step_log import Logged
+from fedseed.federation.coordinator.step_log import StepLogContents
 from fedseed.methods.payload import Content
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.orbit.file import begin, scan
@@ -35,7 +35,7 @@ SAFETENSORS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16":
 
 
 @dataclass(frozen=True)
-class Weights:
+class StoredWeights:
     """The content of `model.safetensors` in a run's folder."""
 
     header: Header  # what the run is
@@ -46,7 +46,7 @@ class Weights:
     digest: str  # the weights', in hex
 
 
-def _write_weights(path: Path, weights: Weights) -> None:
+def _write_weights(path: Path, weights: StoredWeights) -> None:
     """Write the file in place of an older one; it is on disk when this returns."""
     header = base64.b64encode(begin(weights.header)).decode()
     description = {
@@ -73,7 +73,7 @@ def _write_weights(path: Path, weights: Weights) -> None:
         file.write(weights.data)
 
 
-def read_weights(path: Path) -> Weights:
+def read_weights(path: Path) -> StoredWeights:
     """Read a file of weights.
 
     Raises OrbitError: it can't be read, is damaged, or is no such file.
@@ -94,7 +94,7 @@ def read_weights(path: Path) -> Weights:
             or header.digest_of(weights) != description["digest"]
         ):
             raise ValueError("the weights' digest differs from the one written with them")
-        return Weights(
+        return StoredWeights(
             header,
             int(description["round"]),
             int(description["changed"]),
@@ -141,7 +141,11 @@ class StepStore(ABC):
     name: ClassVar[str]  # of the file
 
     def __init__(
-        self, folder: Path, header: Header, coordinator: Coordinator, logged: Logged | None = None
+        self,
+        folder: Path,
+        header: Header,
+        coordinator: Coordinator,
+        logged: StepLogContents | None = None,
     ) -> None:
         self.folder = folder
         self.path = folder / self.name
@@ -215,7 +219,7 @@ class StepStore(ABC):
     def release(self) -> None:  # noqa: B027
         """Close the file as it is."""
 
-    def _elsewhere(self, logged: Logged) -> FedseedError:
+    def _elsewhere(self, logged: StepLogContents) -> FedseedError:
         """Return the error for a folder that has nothing of the run in the log."""
         return FedseedError(
             f"the server holds a run {logged.run} of {logged.last} steps, {self.folder} does not: "
@@ -250,7 +254,7 @@ class OrbitStore(StepStore):
 
     def restore(self, has_rounds: bool, warn: Callable[[str], None]) -> Restored:
         """Read the orbit; it and the log are repaired from each other."""
-        exists, logged = self.path.exists(), self.logged or Logged("")
+        exists, logged = self.path.exists(), self.logged or StepLogContents("")
         if logged.last and not exists:
             raise self._elsewhere(logged)
         if has_rounds and not exists:
@@ -368,7 +372,7 @@ class WeightsStore(StepStore):
         ]
         return Restored(stored.round, contents, [step], () if logged is None else unlogged)
 
-    def _match_kept(self, logged: Logged, warn: Callable[[str], None]) -> None:
+    def _match_kept(self, logged: StepLogContents, warn: Callable[[str], None]) -> None:
         """Take up what the coordinator has kept of the log's last round, or forget it.
 
         Raises FedseedError: the kept state belongs to a later round and can't be made again.
@@ -429,7 +433,8 @@ class WeightsStore(StepStore):
             if digest == NO_DIGEST:
                 weights_digest = self.header.digest_of(weights)
             _write_weights(
-                self.path, Weights(self.header, self._round, self._changed, weights, weights_digest)
+                self.path,
+                StoredWeights(self.header, self._round, self._changed, weights, weights_digest),
             )
 
     def complete(self, digest: str) -> int | None:

@@ -44,7 +44,7 @@ KIND_NAMES: dict[type, str] = {
 
 
 @dataclass(frozen=True)
-class Record:
+class FileRow:
     """One row of a file."""
 
     place: str  # its file and line, for messages
@@ -73,14 +73,14 @@ class Record:
             raise RecipeError(f'{self.place}: "{name}" = {_short(value)}: {expected} is expected')
         return value
 
-    def record(self, name: str) -> "Record":
+    def record(self, name: str) -> "FileRow":
         """Return a field that is an object itself.
 
         Raises RecipeError if it is missing or no object.
         """
-        return Record(f"{self.place}: {name}", self.field(name, dict))
+        return FileRow(f"{self.place}: {name}", self.field(name, dict))
 
-    def records(self, name: str) -> "list[Record]":
+    def records(self, name: str) -> "list[FileRow]":
         """Return a field that is a list of objects.
 
         Raises RecipeError if it is missing or no such list.
@@ -90,7 +90,7 @@ class Record:
             place = f"{self.place}: {name}[{index}]"
             if not isinstance(values, dict):
                 raise RecipeError(f"{place}: a JSON object is expected, not {_short(values)}")
-            records.append(Record(place, values))
+            records.append(FileRow(place, values))
         return records
 
 
@@ -152,7 +152,7 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_json(path: Path, hint: str = "") -> Record:
+def read_json(path: Path, hint: str = "") -> FileRow:
     """Return a UTF-8 file's JSON object.
 
     Raises RecipeError if it has none; `hint`: what to do if it is missing.
@@ -160,7 +160,7 @@ def read_json(path: Path, hint: str = "") -> Record:
     content = parse_json(read_text(path, hint), f"{path}: not valid JSON")
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: a JSON object is expected")
-    return Record(str(path), content)
+    return FileRow(str(path), content)
 
 
 def parse_json(text: str, problem: str, hint: str = "") -> Any:
@@ -187,7 +187,7 @@ def parse_json(text: str, problem: str, hint: str = "") -> Any:
     return value
 
 
-def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Record]:
+def read_records(path: Path, columns: Sequence[str] | None = None) -> list[FileRow]:
     """Return the rows of a table, without empty lines.
 
     A `.jsonl` file has an object a line, a `.json` file a list of objects (or an object a line);
@@ -205,7 +205,7 @@ def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Recor
     return sound_rows(_json(path) if is_json else _table(path, quoting, columns))
 
 
-def sound_rows(rows: Iterable[Record | RecipeError]) -> list[Record]:
+def sound_rows(rows: Iterable[FileRow | RecipeError]) -> list[FileRow]:
     """Return the rows, if none is malformed.
 
     Raises:
@@ -219,7 +219,7 @@ def sound_rows(rows: Iterable[Record | RecipeError]) -> list[Record]:
     return records
 
 
-def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError]:
+def each_row(place: Path, split: str = "train") -> Iterable[FileRow | RecipeError]:
     """Return the rows of one file or saved data set.
 
     A malformed row is replaced by an error that describes it.
@@ -246,7 +246,7 @@ def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError
     return _table(place, csv.QUOTE_MINIMAL)
 
 
-def _json(path: Path) -> Iterator[Record | RecipeError]:
+def _json(path: Path) -> Iterator[FileRow | RecipeError]:
     text, hint = read_text(path), "; each line must be one JSON object"
     is_list = path.suffix == ".json" and text.lstrip().startswith("[")
     # not splitlines: texts hold other characters that would end a line there
@@ -263,14 +263,14 @@ def _json(path: Path) -> Iterator[Record | RecipeError]:
                 values = parse_json(row, f"{place}: not valid JSON", hint)
             if not isinstance(values, dict):
                 raise RecipeError(f"{place}: a JSON object is expected, not {_short(values)}")
-            yield Record(place, values)
+            yield FileRow(place, values)
         except RecipeError as error:
             yield error
 
 
 def _table(
     path: Path, quoting: Literal[0, 3], columns: Sequence[str] | None = None
-) -> Iterator[Record | RecipeError]:
+) -> Iterator[FileRow | RecipeError]:
     """Yield a file's rows.
 
     Tabs separate fields, or in a .csv what its header has most of (commas if it has none).
@@ -297,7 +297,7 @@ def _table(
                 if times > 1:
                     raise RecipeError(f'{place}: two columns are called "{name}"')
             elif len(fields) == len(columns):
-                yield Record(place, dict(zip(columns, fields, strict=True)))
+                yield FileRow(place, dict(zip(columns, fields, strict=True)))
             else:
                 names = show_text(", ".join(columns[:30])) + (", ..." if len(columns) > 30 else "")
                 yield RecipeError(
@@ -309,7 +309,7 @@ def _table(
         raise RecipeError(f"{path}: it is empty")
 
 
-def _parquet(path: Path) -> list[Record | RecipeError]:
+def _parquet(path: Path) -> list[FileRow | RecipeError]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
@@ -364,7 +364,7 @@ def is_hub_name(path: str) -> bool:
     )
 
 
-def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Record | RecipeError]:
+def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[FileRow | RecipeError]:
     """Return the rows of a data set on the hub, or of a folder in the hub's form (parquet).
 
     Args:
@@ -403,7 +403,7 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Recor
     return dataset_rows(f"{path} ({split})", dataset)
 
 
-def _saved(folder: Path, split: str) -> list[Record | RecipeError]:
+def _saved(folder: Path, split: str) -> list[FileRow | RecipeError]:
     datasets = _library(f"{folder}: a saved data set is read by", "")
     try:
         dataset = datasets.load_from_disk(str(folder))
@@ -423,7 +423,7 @@ def is_dataset(rows: Any) -> bool:
     return type(rows).__module__.partition(".")[0] == "datasets"
 
 
-def dataset_rows(place: str, dataset: Any) -> list[Record | RecipeError]:
+def dataset_rows(place: str, dataset: Any) -> list[FileRow | RecipeError]:
     """Return the rows of a `datasets.Dataset` or `IterableDataset`, numbered from 1.
 
     Args:
@@ -452,13 +452,13 @@ def _library(purpose: str, hint: str) -> Any:
 
 def _arrow_records(
     location: str, rows: Iterable[Mapping[str, Any]], columns: ArrowColumns
-) -> list[Record | RecipeError]:
+) -> list[FileRow | RecipeError]:
     """Return the rows of an Arrow table, with an error in place of each malformed one."""
-    records: list[Record | RecipeError] = []
+    records: list[FileRow | RecipeError] = []
     for number, row in enumerate(rows, 1):
         place = f"{location} row {number}"
         try:
-            records.append(Record(place, columns.values_of(row), columns.class_names))
+            records.append(FileRow(place, columns.values_of(row), columns.class_names))
         except RecipeError as error:
             records.append(RecipeError(f"{place}: {error}"))
     return records

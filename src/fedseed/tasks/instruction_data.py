@@ -30,7 +30,7 @@ from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import Example, TaskData
 from fedseed.tasks.dealt import DealtTask, Labelled, Share, pick, share_of
-from fedseed.tasks.files import Record, hub_rows, read_records, sound_rows
+from fedseed.tasks.files import FileRow, hub_rows, read_records, sound_rows
 from fedseed.tasks.metrics import last_number
 from fedseed.tasks.partition import IID, AnyPartition, ByField, Dirichlet, Quantity
 from fedseed.tasks.prompts import alpaca_prompt
@@ -104,7 +104,7 @@ class InstructionData(DealtTask):
 
     def _rows(
         self, names: Sequence[str], split: str = "train", config: str | None = None
-    ) -> list[Record]:
+    ) -> list[FileRow]:
         """Return the rows of the data set, or of a part.
 
         Its file has one of these names, the others are the hub's.
@@ -171,7 +171,7 @@ class DollyTask(InstructionData):
             [f"no client holds category {held_out}"],
         )
 
-    def _example(self, row: Record) -> Labelled:
+    def _example(self, row: FileRow) -> Labelled:
         text = alpaca_prompt(
             row.field("instruction", str), row.field("context", str), self.prompt == "paper"
         )
@@ -227,7 +227,7 @@ class CodeAlpacaTask(InstructionData):
             ],
         )
 
-    def _language(self, row: Record) -> str:
+    def _language(self, row: FileRow) -> str:
         language = row.values.get("input")
         if language in LANGUAGES:
             return str(language)
@@ -258,7 +258,7 @@ class GSM8KTask(InstructionData):
         train, test = (self._rows([f"{part}.jsonl"], part, "main") for part in ("train", "test"))
         return [*map(self._example, train)], [*map(self._example, test)], []
 
-    def _example(self, row: Record) -> Labelled:
+    def _example(self, row: FileRow) -> Labelled:
         answer = row.field("answer", str)
         if "####" not in answer or last_number(answer) is None:
             raise RecipeError(
@@ -267,7 +267,7 @@ class GSM8KTask(InstructionData):
         return Labelled(Example(alpaca_prompt(row.field("question", str)), answer))
 
 
-def _alpaca_example(row: Record, unwanted: str = "") -> Example:
+def _alpaca_example(row: FileRow, unwanted: str = "") -> Example:
     """Return a row in Alpaca's template, with something taken out of instruction and output."""
     instruction, output = (
         row.field(name, str).replace(unwanted, "") for name in ("instruction", "output")

@@ -5,6 +5,7 @@ It holds no model and does not import torch.
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -17,8 +18,7 @@ from fedseed.errors import MessageError
 from fedseed.federation.coordinator.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods import Method
-from fedseed.methods.base import Answer, Answers
-from fedseed.methods.base import Round as PlannedRound
+from fedseed.methods.base import Answer, Answers, Round
 from fedseed.methods.payload import Content, DecodeContext, Payload, State
 from fedseed.privacy import find_misfit, protection_of
 from fedseed.randomness import Domain, permutation
@@ -29,7 +29,7 @@ OUTCOME = "aggregation.outcome."  # prefix of the parts of the rule's last outco
 
 
 @dataclass
-class Round:
+class CurrentRound:
     """A round while it is open."""
 
     number: int
@@ -63,6 +63,8 @@ class Coordinator:
 
     # whether it learns only sums of answers (`fedseed.federation.secure`)
     sums: ClassVar[bool] = False
+    # whether it takes a sum of gradients from clients of its own process (`summed`)
+    adds_gradients: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -82,6 +84,11 @@ class Coordinator:
         problem = find_misfit(method, self.aggregation, per_round)
         if problem:
             raise ValueError(problem)
+        if method.sums_gradients and not self.adds_gradients:
+            raise ValueError(
+                "method.summed = true: gradients are added up in a simulation by one process, "
+                "without secure sums (fedseed run); leave it out"
+            )
         self.state = method.start(layout, seed)
         # the number of steps made; the privacy that they have spent depends on nothing else
         self.steps = 0
@@ -92,7 +99,7 @@ class Coordinator:
         self._steps = LastSteps(self.bounds)
         # the rule's last outcome, if it remembers it
         self._outcome: Sequence[NDArray[Any]] | None = None
-        self._open: Round | None = None
+        self._open: CurrentRound | None = None
         self.closed = Content()  # of the last round's step
         self.closed_payload = b""  # that step's bytes, without the frame
 
@@ -110,7 +117,7 @@ class Coordinator:
             The clients that take part, in ascending order.
         """
         clients = self.sample_clients(number, alive)
-        self._open = Round(number, clients, attempt)
+        self._open = CurrentRound(number, clients, attempt)
         return clients
 
     def sample_clients(self, number: int, alive: Collection[int] | None = None) -> list[int]:
@@ -189,7 +196,7 @@ class Coordinator:
         return self.sums or self.protection is not None
 
     @property
-    def current(self) -> Round:
+    def current(self) -> CurrentRound:
         """The open round. Raises RuntimeError if there is none."""
         if self._open is None:
             raise RuntimeError("no round is open")
@@ -198,7 +205,7 @@ class Coordinator:
     def plan(self, client: int) -> bytes:
         """Return the plan message, addressed to everybody, for a client of the open round."""
         current = self.current
-        plan = self.method.plan(self.state, PlannedRound(current.number, client, current.clients))
+        plan = self.method.plan(self.state, Round(current.number, client, current.clients))
         payload = plan.encode()
         current.planned = plan.content(self.state.layout.size, payload)
         return Message(
@@ -245,7 +252,7 @@ class Coordinator:
         current.received[sender] = update.content(self.state.layout.size, message.payload)
         current.updates[sender], current.sizes[sender] = update, size
 
-    def _decode_update(self, current: Round, data: bytes) -> tuple[Any, float]:
+    def _decode_update(self, current: CurrentRound, data: bytes) -> tuple[Any, float]:
         """Decode an update; return it and its size. Raises MessageError."""
         update = self.method.decode_update(self.state, current.number, data)
         return update, update.size(DecodeContext(self.method, self.state, "update", current.number))
@@ -278,8 +285,8 @@ class Coordinator:
                 del current.updates[client], current.received[client], current.sizes[client]
         return current.outliers
 
-    def close(self) -> bytes:
-        """End the round: combine the answers into a step for everybody.
+    def close(self) -> Message:
+        """End the round: combine the answers into a step for everybody, and return its message.
 
         A step is not taken if it is not finite, is out of all proportion to those before, or has
         fewer answers than the rule needs. Then the step is empty, `untaken` has the reason, and
@@ -310,9 +317,7 @@ class Coordinator:
         self.closed_payload = payload
         self._advance(step)
         self._open = None
-        return Message(
-            MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload
-        ).encode()
+        return Message(MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload)
 
     def _step(self, answers: Answers) -> tuple[State, bytes, Payload, float]:
         """Return the state after the answers, the step's bytes and content, and its size.
@@ -372,6 +377,14 @@ class Coordinator:
                 self._steps.take(step.size(DecodeContext(self.method, self.state, "step")))
             self._advance(step)
         return contents
+
+    def snapshot(self) -> "Coordinator":
+        """Return a copy that goes on by itself; no round is open in it."""
+        duplicate = copy(self)
+        duplicate._steps = deepcopy(self._steps)
+        duplicate._turns = self._turns.copy()
+        duplicate._open = None
+        return duplicate
 
     @property
     def weights(self) -> bytes | None:

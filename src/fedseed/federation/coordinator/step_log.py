@@ -21,7 +21,7 @@ from fedseed.transport.base import CoordinatorEnd, LogWriter
 
 
 @dataclass(frozen=True)
-class Logged:
+class StepLogContents:
     """The contents of the log of a run on a server."""
 
     run: str  # its name there
@@ -111,7 +111,7 @@ class StepLog:
         self._looked = last
         return sum(data[:1] == b"S" for data in await self.end.entries(last)) > self._sessions
 
-    async def take_up(self, run: str, waits: bool) -> Logged:
+    async def take_up(self, run: str, waits: bool) -> StepLogContents:
         """Return the contents of earlier sessions; new steps follow these.
 
         Args:
@@ -136,7 +136,9 @@ class StepLog:
         payloads = [
             (await fetch(self.end, carried, None))[FRAME_BYTES:] for carried in carried_steps
         ]
-        return Logged(run, len(steps), payloads, changed, self.marks, waits, self.end.lasting)
+        return StepLogContents(
+            run, len(steps), payloads, changed, self.marks, waits, self.end.lasting
+        )
 
     async def publish(self, number: int, step: bytes) -> None:
         """Append a step, which counts from here on."""
