@@ -141,6 +141,15 @@ PARTICULAR: dict[str, dict[str, Any]] = {
     **{name: {"decoder_start_token_id": 0} for name in START_IS_PAD},
     **{name: {"decoder_start_token_id": 2} for name in START_IS_END},
     "led": {"decoder_start_token_id": 2, "attention_window": [16, 16]},
+    "canine": {"num_hash_buckets": 256},  # as many as positions
+    "layoutlmv3": {
+        "coordinate_size": 11,
+        "shape_size": 10,
+        "input_size": 32,
+        "patch_size": 8,
+        "rel_2d_pos_bins": 8,
+        "max_2d_position_embeddings": 64,
+    },
     # by default every fourth layer has experts
     "nllb-moe": {"decoder_start_token_id": 0, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
     "longcat_flash": {"head_dim": 8, "num_key_value_heads": HEADS},

@@ -17,6 +17,7 @@ ALWAYS = [
     ("seq2seq", "encoder-decoder"),
     ("seq2seq", "switch_transformers"),  # its forward pass casts a router
     ("seq2seq", "nllb-moe"),  # experts in a dictionary
+    ("classification", "canine"),  # computes with four tokens at a time
     ("classification", "mobilebert"),
     ("classification", "t5gemma2"),  # a classifier that encodes and decodes
 ]

@@ -457,9 +457,19 @@ class _Probe:
             )
 
     def padding_counts(self) -> bool:
-        """Return whether a text's logits depend on the longer text beside it."""
-        alone = self.logits([self.shorter])[0]
-        return self.differ(alone, self.logits([self.shorter, self.longer])[0])
+        """Return whether a text's logits depend on the longer text beside it.
+
+        CANINE computes with four tokens at a time, and padding changes only texts whose length
+        is no multiple of four: the text without its second token is tried, too.
+        """
+        texts = [self.shorter]
+        if len(self.shorter) > 4:
+            texts.append([self.shorter[0], *self.shorter[2:]])
+        for text in texts:
+            alone = self.logits([text])[0]
+            if self.differ(alone, self.logits([text, self.longer])[0]):
+                return True
+        return False
 
     def padding_counts_in_answers(self) -> bool:
         """Return whether an answer's logits depend on the longer prompt beside it."""
