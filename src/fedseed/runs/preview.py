@@ -1,6 +1,7 @@
-"""A recipe's examples as its model will see them: tokens, and which of them count for the loss.
+"""Shows a recipe's examples as its model will see them: tokens, and which of them count for the
+loss.
 
-No weights are read.
+Reads no weights.
 """
 
 from collections.abc import Sequence
@@ -26,32 +27,32 @@ from fedseed.tasks.data import Picture, TaskData
 class ExamplePreview(NamedTuple):
     """An example as tokens."""
 
-    title: str  # which one it is, and what became of it
+    title: str  # the example's number and how it was prepared
     # the tokens' texts, and whether each counts for the loss
     pieces: tuple[tuple[str, bool], ...]
-    # what else there is to know, such as the other options
+    # further information, such as the other options
     note: str = ""
 
 
 def preview(
     recipe: Recipe, client: str | None = None, examples: int = 2
 ) -> tuple[list[ExamplePreview], tuple[str, ...]]:
-    """Make a recipe's examples ready; return some of them as tokens, and note about all.
+    """Prepare a recipe's examples, and return some of them as tokens, with notes about all.
 
     Args:
         recipe: the recipe.
-        client: whose examples are shown; None: the first client's.
-        examples: how many are shown.
+        client: the client whose examples are shown; None: the first.
+        examples: how many examples are shown.
 
     Raises:
-        RecipeError: the data or the tokenizer can't be had, there is no such client, or the
+        RecipeError: the data or the tokenizer can't be loaded, there is no such client, or the
             examples are pictures.
     """
     data = recipe.task.load()
     clients_by_name = {one.name: one for one in data.clients}
     if client is not None and client not in clients_by_name:
         raise RecipeError(
-            f"--client {client}: there is no such client, but "
+            f"--client {client}: no such client; the clients are "
             f"{', '.join(list(clients_by_name)[:12])}"
         )
     equipment = _equip(recipe, data)
@@ -85,7 +86,9 @@ def preview(
 
 
 def _step_size(recipe: Recipe) -> tuple[str, ...]:
-    """Return a line about how many examples an optimiser step is of, where clients take such."""
+    """Return a note on how many examples an optimiser step uses; empty for methods without local
+    steps.
+    """
     training = getattr(recipe.method, "training", None)
     if training is None:
         return ()
@@ -95,20 +98,21 @@ def _step_size(recipe: Recipe) -> tuple[str, ...]:
         training.accumulation,
     )
     return (
-        f"a local step is of {plural(count, 'example')}: method.training.batch = {batch} times "
+        f"each local step uses {plural(count, 'example')}: method.training.batch = {batch} times "
         f"method.training.accumulation = {accumulation}",
     )
 
 
 def _equip(recipe: Recipe, data: TaskData) -> Equipment:
-    """Return the parts that make tokens of the examples, within the positions of the model, which
-    has no weights here.
+    """Return the objective and settings for the examples, with the model's limit on tokens, but
+    without weights.
     """
     settings = recipe.model
     kind, head = choose_kind(recipe, data)
     if kind.example is Picture:
         raise RecipeError(
-            f'task.name = "{recipe.task.name}": its examples are pictures; a preview shows tokens'
+            f'task.name = "{recipe.task.name}": its examples are pictures, but a preview '
+            "shows tokens"
         )
     code = settings.trust_remote_code
     model = outline(
@@ -120,9 +124,9 @@ def _equip(recipe: Recipe, data: TaskData) -> Equipment:
 
 
 def _preview_pair(title: str, pair: Pair, objective: Any) -> list[ExamplePreview]:
-    """Return both answers of a preference, each after its prompt."""
+    """Return previews of both answers of a preference, each after the prompt."""
     note = (
-        "the loss is by how much more than its base the model prefers it (DPO, beta = "
+        "the loss compares how much the model and the base prefer this answer (DPO, beta = "
         f"{objective.beta:g})"
     )
     previews = []
@@ -135,12 +139,12 @@ def _preview_pair(title: str, pair: Pair, objective: Any) -> list[ExamplePreview
 
 
 def _preview_item(title: str, item: Any, objective: Any, example: Any) -> ExamplePreview:
-    """Return an item as tokens: its own, its right option's, or those of its text with the
+    """Return an item as tokens: its text, its text with the right option, or its text with the
     blank.
     """
     tokens, counts, note = item, "", ""
     if isinstance(item, Options | Prompted):
-        counts = "the loss is which option follows"
+        counts = "the loss is about which option follows"
         note = f"options: {' / '.join(option.strip() for option in example.options)}"
     if isinstance(item, Options):
         tokens = item.sequences[item.gold]
@@ -151,25 +155,25 @@ def _preview_item(title: str, item: Any, objective: Any, example: Any) -> Exampl
     elif isinstance(item, Blank):
         tokens = Tokens(item.ids, item.mask, ((item.mask, item.mask + 1),))
         counts, note = (
-            "the loss is which word stands there",
+            "the loss is about which word fills the blank",
             f"words: {' / '.join(w.strip() for w in example.words)}",
         )
     elif isinstance(item, ClassifiedText):
         tokens = Tokens(item.ids, len(item.ids), ((0, 0),))
-        counts, note = "the loss is which class it is", f"class: {item.gold}"
+        counts, note = "the loss is about the class", f"class: {item.gold}"
     elif isinstance(item, ScoredText):
         tokens = Tokens(item.ids, len(item.ids), ((0, 0),))
-        counts, note = "the loss is how far off the predicted number is", f"score: {item.value:g}"
+        counts, note = "the loss is the error of the predicted number", f"score: {item.value:g}"
     elif isinstance(item, RewardedTokens):
-        counts = "the reward is of what the model says after the prompt"
+        counts = "the reward scores what the model generates after the prompt"
     elif not isinstance(item, Tokens):
         raise RecipeError(
-            f"a preview shows tokens; these examples have none ({type(item).__name__})"
+            f"a preview shows tokens, but these examples have none ({type(item).__name__})"
         )
     learnt = set(chain.from_iterable(range(begin, end) for begin, end in tokens.learnt))
     texts = _texts(objective.tokenizer, tokens.ids)
     pieces = tuple((text, position in learnt) for position, text in enumerate(texts))
-    counts = counts or f"{tokens.terms:,} of them count"
+    counts = counts or f"{tokens.terms:,} of them count for the loss"
     cut = ""
     if tokens.cut:
         cut = f", {tokens.cut:,} more were cut"
@@ -179,7 +183,8 @@ def _preview_item(title: str, item: Any, objective: Any, example: Any) -> Exampl
 def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return the text of each token.
 
-    A decoder leaves out the blank before a text, a part of its first token.
+    Decoding tokens one by one would lose the blank at the beginning of a text, which is part of its
+    first token.
     """
     texts = []
     for token, raw in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
