@@ -127,7 +127,8 @@ def test_what_is_wrong_names_client_and_row(base):
     model, tokenizer = load_model(base)
     good = FORMS["completions"]("a", 1)
     with pytest.raises(
-        RecipeError, match="client-1, row 0: it has question, which is none of the known forms"
+        RecipeError,
+        match=r"client-1, row 0: its fields \(question\) are not one of the known forms",
     ):
         federation(model, tokenizer, [[], [{"question": "?"}]])
     with pytest.raises(RecipeError, match='north, row 1: no "prompt"'):
