@@ -6,6 +6,7 @@
 # make trackers   installs all trackers (W&B) and runs their tests
 # make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)
 # make docs       the documentation as a site, in build/site; its notebook is run (make notebook stores its outputs)
+# make reproduced makes the pages of the papers' items in build/reproduced, from the results in docs/reproduced
 # make dist       builds both packages into dist/, checks them and tries their wheels, as a release does
 # make packages   installs the wheels and all that they need into an empty environment, and does what the README says
 # each of them sets up what is missing first
@@ -34,7 +35,7 @@ endef
 # what Python has compiled is kept, whatever the environment says: tests start a hundred processes, which all import it
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup quickstart check test slow trackers gpu docs notebook dist packages mutate lint kernels clean nats
+.PHONY: setup quickstart check test slow trackers gpu docs docs-serve reproduced notebook dist packages mutate lint kernels clean nats
 
 setup: $(VENV)/ready
 
@@ -92,6 +93,10 @@ gpu:
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
+
+# curves, tables and claims of the papers' items; no run is made again
+reproduced: setup
+	@$(BIN)/python scripts/reproduced.py --pages build/reproduced
 
 docs-serve: docs  # a browser searches no site that is opened from the disk
 	@$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory build/site

@@ -11,13 +11,15 @@ transformers; nothing else changed. A process and a time limit for each. The who
 one core; what is in the results already, of the same versions, is not run again, unless --again
 names its verdict. Parts with results of their own can run side by side (--kinds): put their lines
 into one file, and start again for the table. The table goes into the documentation: works, refused
-because, fails.
+because, fails. What the page has from earlier calls, and the results have not, stays there and is
+named as that until it is tried again.
 """
 
 import argparse
 import json
 import multiprocessing
 import random
+import re
 import sys
 import tempfile
 import warnings
@@ -56,8 +58,17 @@ METHODS = {
     "fedkseed": 'name = "fedkseed"\nlearning_rate = 1e-3\nbatch = 4\nsteps = 2',
     "fedavg": f'name = "fedavg"\n{TRAINING}',
 }
+SECTIONS = {
+    "fails": "## Fails",
+    "refused": "## Refused, and why",
+    "works": "## Works",
+    "not built": "## Not built",
+}
+LISTED = re.compile(r"\| (\S+) \((\w+)\) \| (.*) \|")  # a line of `listing`
+EARLIER = "## Of an earlier call"
 WITH_ORBITS = ("feedsign", "ferret", "fedkseed")
 VERDICTS = ("works", "refused", "fails", "not built")
+NOTHING = "None of those tried."
 Row = dict[str, Any]
 
 
@@ -388,32 +399,69 @@ def table(rows: list[Row], known: dict[str, int]) -> str:
         each = [str(sum(row["verdict"] == one for row in mine)) for one in VERDICTS]
         built = sum(row["verdict"] != "not built" for row in mine)
         lines.append(f"| {kind} | {count} | {len(mine)} | {built} | {' | '.join(each)} |")
+    missing = sum(known.values()) - len(rows)
+    if missing > 0:
+        lines += ["", f"The sweep is not whole yet: {missing} types were not reached."]
     lines += [
         "",
         "*Not built*: the script can't make a small one, or it does not train in plain",
         "transformers.",
         "",
     ]
-    for verdict, title in (
-        ("fails", "Fails"),
-        ("refused", "Refused, and why"),
-        ("works", "Works"),
-        ("not built", "Not built"),
-    ):
-        lines += [f"## {title}", ""]
+    for verdict, title in SECTIONS.items():
+        lines += [title, ""]
         chosen = [row for row in rows if row["verdict"] == verdict]
         if not chosen:
-            lines += ["None of those tried.", ""]
+            lines += [NOTHING, ""]
         elif verdict == "works":
-            for kind in known:
-                names = [row["type"] for row in chosen if row["kind"] == kind]
-                lines += [f"**{kind}**: {', '.join(sorted(names)) or 'none'}.", ""]
+            lines += names_by_kind(chosen, known)
             said_of = [row for row in chosen if row["why"]]
             if said_of:
                 lines += ["Of these, with a line before the run:", "", *listing(said_of), ""]
         else:
             lines += [*listing(chosen), ""]
+    kept = [row for row in rows if row.get("earlier")]
+    if kept:
+        lines += [EARLIER, "", "Not tried again with the present code:", ""]
+        lines += names_by_kind(kept, known)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def names_by_kind(rows: list[Row], kinds: Iterable[str]) -> list[str]:
+    """Return a paragraph with the types of each kind."""
+    lines = []
+    for kind in kinds:
+        names = [row["type"] for row in rows if row["kind"] == kind]
+        lines += [f"**{kind}**: {', '.join(sorted(names)) or 'none'}.", ""]
+    return lines
+
+
+def read_page(page: str, of_versions: str) -> list[Row]:
+    """Return the results that a page of the documentation has.
+
+    Args:
+        page: what `table` wrote.
+        of_versions: what the page must be of; of another one nothing is returned.
+    """
+    if f"Versions: {of_versions}.\n" not in page:
+        return []
+    rows: dict[tuple[str, str], Row] = {}
+    verdict = ""
+    for line in page.splitlines():
+        if line.startswith("## "):
+            verdict = next((v for v, title in SECTIONS.items() if title == line), "")
+        elif verdict and line.startswith("**"):
+            kind, _, names = line.strip("*.").partition("**: ")
+            for name in names.split(", "):
+                if name != "none":
+                    rows[kind, name] = {"verdict": verdict, "why": ""}
+        elif verdict and LISTED.fullmatch(line):
+            name, kind, why = LISTED.findall(line)[0]
+            rows[kind, name] = {"verdict": verdict, "why": why.replace("\\|", "|")}
+    return [
+        {"kind": kind, "type": name, "versions": of_versions, "earlier": True, **row}
+        for (kind, name), row in rows.items()
+    ]
 
 
 def listing(rows: list[Row]) -> list[str]:
@@ -439,6 +487,21 @@ def write_table(path: Path, rows: dict[tuple[str, str], Row]) -> None:
     path.write_text(table(list(rows.values()), known), encoding="utf-8")
 
 
+def read_results(results: Path, page: Path) -> dict[tuple[str, str], Row]:
+    """Return what is known of these versions: what the page has, then the results."""
+    rows: list[Row] = []
+    if page.is_file():
+        rows += read_page(page.read_text(encoding="utf-8"), versions())
+    if results.is_file():
+        rows += map(json.loads, results.read_text(encoding="utf-8").splitlines())
+    return {(row["kind"], row["type"]): row for row in rows if row["versions"] == versions()}
+
+
+def is_settled(row: Row | None, again: list[str]) -> bool:
+    """Return whether a type needs no other try: it was tried, and not with a verdict in `again`."""
+    return row is not None and not row.get("earlier") and row["verdict"] not in again
+
+
 def main() -> None:
     """Try types, and write the table of all that were tried."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -459,15 +522,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("runs/architectures.jsonl"))
     options = parser.parse_args()
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    rows: dict[tuple[str, str], Row] = {}
-    if options.results.is_file():
-        for line in options.results.read_text().splitlines():
-            row = json.loads(line)
-            if row["versions"] == versions():
-                rows[row["kind"], row["type"]] = row
+    rows = read_results(options.results, options.out)
     for kind, model_type in sample(options.share, options.kinds, options.only):
-        known_row = rows.get((kind, model_type))
-        if known_row and known_row["verdict"] not in options.again and not options.only:
+        if not options.only and is_settled(rows.get((kind, model_type)), options.again):
             continue
         found = examine_apart(kind, model_type, options.seconds)
         row = {"kind": kind, "type": model_type, "versions": versions(), **found}

@@ -397,7 +397,7 @@ def a_round(method: Method, model: Any, clients: int = 1) -> tuple[Callable[[int
         answer = worker.train(coordinator.plan(0), 0, items)
         assert answer.message is not None, answer.reason
         coordinator.receive(answer.message, 0)
-        worker.apply(coordinator.close())
+        worker.apply(coordinator.close().encode())
         return answer
 
     return act, worker

@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 LENGTH = 128  # tokens of an example
@@ -88,17 +88,23 @@ def text_of(tokenizer: object, length: int) -> Iterator[tuple[str, str]]:
             yield prompt, response
 
 
-def prepare(folder: Path, shape: str = "opt-125m", dtype: str = "float32") -> None:
-    """Make base, configuration, data and recipe in a folder."""
+def prepare(
+    folder: Path,
+    shape: str = "opt-125m",
+    dtype: str = "float32",
+    clients: Sequence[str] = ("north", "south"),
+    length: int = LENGTH,
+) -> None:
+    """Make base, configuration, data of some clients and recipe in a folder."""
     from transformers import AutoTokenizer
 
     made = [sys.executable, str(ROOT / "scripts" / "make_random_base.py"), shape, "--dtype", dtype]
     if shape.startswith("opt"):
         made += ["--set", "dropout=0.0"]
     subprocess.run([*made, "--out", str(folder / "base")], check=True, stdout=subprocess.DEVNULL)
-    texts = text_of(AutoTokenizer.from_pretrained(folder / "base"), LENGTH)
+    texts = text_of(AutoTokenizer.from_pretrained(folder / "base"), length)
     (folder / "data").mkdir()
-    for client in ("north", "south"):
+    for client in clients:
         lines = [
             json.dumps(dict(zip(("prompt", "completion"), next(texts), strict=True)))
             for _ in range(EXAMPLES)
@@ -112,7 +118,7 @@ def prepare(folder: Path, shape: str = "opt-125m", dtype: str = "float32") -> No
     )
 
 
-def _resident(name: str) -> int:
+def resident(name: str) -> int:
     """A size in bytes of this process as Linux knows it."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(name):
@@ -131,7 +137,7 @@ def measured(recipe: str, settings: list[str], passes_only: bool) -> dict[str, i
     torch.set_num_threads(2)
     settle()  # compiled kernels are there: a plain forward pass is compared with the others
     federation = build(read_recipe(recipe, settings))
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     for number in (1, 2):
         if passes_only:
@@ -142,7 +148,7 @@ def measured(recipe: str, settings: list[str], passes_only: bool) -> dict[str, i
             continue
         federation.gather(number)
         federation.apply(federation.coordinator.close(), RoundLine(number), False)
-    return {"before": before, "peak": _resident("VmHWM")}
+    return {"before": before, "peak": resident("VmHWM")}
 
 
 def settle() -> None:

@@ -335,7 +335,7 @@ def one_client(method: Method, model: torch.nn.Module) -> tuple[Callable[[int], 
         answer = worker.train(coordinator.plan(0), 0, items)
         assert answer.message is not None, answer.reason
         coordinator.receive(answer.message, clients[0])
-        worker.apply(coordinator.close())
+        worker.apply(coordinator.close().encode())
         round_.seconds = answer.cost.seconds  # type: ignore[attr-defined]
 
     return round_, worker
@@ -445,7 +445,7 @@ def ferret() -> None:
             answer = worker.train(coordinator.plan(0), 0, examples(16))
             assert answer.message is not None, answer.reason
             coordinator.receive(answer.message, 0)
-            message = coordinator.close()
+            message = coordinator.close().encode()
             begin = time.perf_counter()
             worker.apply(message)
             seconds = answer.cost.seconds

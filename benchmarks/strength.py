@@ -53,12 +53,12 @@ def main() -> None:
             (row[0], row[1], row[2]): float(row[3]) for row in list(csv.reader(args.out.open()))[1:]
         }
     lies = ["none", *(f"random x {s:g}" for s in args.strengths), "sign"]
-    plain: Callable[..., Any] = updates.scalars
+    plain: Callable[..., Any] = updates.false_scalars
     for seed in () if args.table else args.seeds:
         for method in METHODS:
             for lie, strength in zip(lies, (0.0, *args.strengths, 0.0), strict=True):
                 if (method, lie, str(seed)) not in found:
-                    updates.scalars = of_strength(strength, plain) if strength else plain
+                    updates.false_scalars = of_strength(strength, plain) if strength else plain
                     kind: Any = None if lie == "none" else lie.partition(" ")[0]
                     found[method, lie, str(seed)] = accuracy_after(
                         method, RULES["mean"], kind, seed

@@ -141,6 +141,8 @@ PARTICULAR: dict[str, dict[str, Any]] = {
     **{name: {"decoder_start_token_id": 0} for name in START_IS_PAD},
     **{name: {"decoder_start_token_id": 2} for name in START_IS_END},
     "led": {"decoder_start_token_id": 2, "attention_window": [16, 16]},
+    # by default every fourth layer has experts
+    "nllb-moe": {"decoder_start_token_id": 0, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
     "longcat_flash": {"head_dim": 8, "num_key_value_heads": HEADS},
     "recurrent_gemma": {"num_hidden_layers": 3, "block_types": ["recurrent", "attention"]},
     # these have no default, or one that does not go with a small model

@@ -21,15 +21,17 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,13 @@ ENVIRONMENTS = (
     "5.0=transformers==5.0.0",
 )
 LIBRARIES = ("transformers", "tokenizers", "torch", "numpy")
+# what the commands of a federation import
+IMPORTED = ("fedseed.cli.network", "fedseed.runs.network", "fedseed.runs.joining")
+IMPORTED += (
+    "transformers.modeling_utils",
+    "fedseed.randomness.kernels.cpu",
+    "fedseed.runs.assembly",
+)
 METHODS = {
     "feedsign": "learning_rate = 1e-3\nbatch = 4",
     "ferret": 'bytes = "3kB"\n[method.training]\nlearning_rate = 0.01\nsteps = 1\nbatch = 4',
@@ -139,7 +148,114 @@ def replay_here(orbit: str, base: str) -> str:
     return ParameterSpace(open_tuned(find_source(orbit), base, check_all=True).model).digest()
 
 
+def host_commands() -> None:
+    """Carry out what a `Host` asks of this process, until it closes the pipe."""
+    for name in IMPORTED:
+        import_module(name)
+    from fedseed.cli.app import main as run_command
+
+    codes: dict[int, int] = {}
+    for line in sys.stdin:
+        order = json.loads(line)
+        answer: int | None = order.get("process")
+        if order["act"] == "start":
+            answer = fork_command(run_command, **order["command"])
+        elif order["act"] == "kill":
+            os.kill(order["process"], signal.SIGKILL)
+        else:
+            answer = poll_fork(order["process"], codes)
+        print(json.dumps(answer), flush=True)
+
+
+def fork_command(
+    run_command: Callable[[], Any], arguments: list[str], log: str, variables: dict[str, str]
+) -> int:
+    """Run a command of fedseed in a fork of this process, and return the fork's number."""
+    number = os.fork()
+    if number:
+        return number
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(variables)
+    sys.argv = ["fedseed", *arguments]
+    code = 1
+    try:
+        run_command()
+        code = 0
+    except SystemExit as error:
+        if isinstance(error.code, int | None):
+            code = error.code or 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def poll_fork(number: int, codes: dict[int, int]) -> int | None:
+    """Return the exit code of a fork; None: it runs. `codes` keeps those of forks that ended."""
+    if number not in codes:
+        ended, status = os.waitpid(number, os.WNOHANG)
+        if ended:
+            codes[number] = os.waitstatus_to_exitcode(status)
+    return codes.get(number)
+
+
 # what leads them
+
+
+class Host:
+    """A process of an environment that forks for each command of fedseed.
+
+    It has imported what commands need, which takes longer than a small federation.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        command = [environment.python, Path(__file__).resolve(), "--host"]
+        self.process = subprocess.Popen(
+            command, env=surroundings(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, **order: Any) -> int | None:
+        """Return the process' answer to an order."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        answer: int | None = json.loads(self.process.stdout.readline())
+        return answer
+
+    def start(self, arguments: list[Any], log: Path) -> "Party":
+        """Start a command; what it says goes into a log."""
+        # notes on clients' data, which would outlive the folder
+        variables = {"XDG_STATE_HOME": str(log.parent / "state")}
+        command = {"arguments": list(map(str, arguments)), "log": str(log), "variables": variables}
+        return Party(self, self.ask(act="start", command=command))
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+@dataclass(frozen=True)
+class Party:
+    """A command that runs in a fork of a host."""
+
+    host: Host
+    process: int | None
+
+    def poll(self) -> int | None:
+        """Return the command's exit code; None: it runs."""
+        return self.host.ask(act="poll", process=self.process)
+
+    def kill(self) -> None:
+        """End the command, and wait for that."""
+        self.host.ask(act="kill", process=self.process)
+        while self.poll() is None:
+            time.sleep(0.05)
 
 
 class Crossing:
@@ -162,6 +278,7 @@ class Crossing:
         self.folder, self.environments = folder, environments
         self.savers = [one for name in savers for one in environments if one.name == name]
         self.bases = bases
+        self.hosts: dict[str, Host] = {}
         self.data = folder / "data"
         self.data.mkdir(parents=True, exist_ok=True)
         for client in CLIENTS:
@@ -171,6 +288,18 @@ class Crossing:
             ]
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (self.data / f"{client}.jsonl").write_text(text)
+
+    def host(self, environment: Environment) -> Host:
+        """Return the process of an environment that commands are forked from."""
+        if environment.name not in self.hosts:
+            self.hosts[environment.name] = Host(environment)
+        return self.hosts[environment.name]
+
+    def close(self) -> None:
+        """End the processes that commands were forked from."""
+        for host in self.hosts.values():
+            host.close()
+        self.hosts.clear()
 
     def base_folder(self, saver: Environment, base: str) -> Path:
         """Return the folder of a base."""
@@ -298,11 +427,12 @@ class Crossing:
         recipe = self.recipe(saver, base, "feedsign")
         options = ["--nats", server, "--run", name]
         serving = ["serve", recipe, "--out", folder / "run", *options]
-        parties = {"coordinator": start(self.environments[0], serving, folder / "coordinator.log")}
+        first = self.host(self.environments[0])
+        parties = {"coordinator": first.start(serving, folder / "coordinator.log")}
         for client, environment in zip(CLIENTS, (one, other), strict=True):
             joining = ["join", recipe, "--client", client, "--data", self.data / f"{client}.jsonl"]
             joining += ["--out", folder / client, *options]
-            parties[client] = start(environment, joining, folder / f"{client}.log")
+            parties[client] = self.host(environment).start(joining, folder / f"{client}.log")
         codes = finish(parties)
         if not any(codes.values()):
             return compare_models(*(folder / client for client in CLIENTS))
@@ -323,20 +453,7 @@ def surroundings() -> dict[str, str]:
     return {**os.environ, **threads, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}
 
 
-def start(environment: Environment, arguments: list[Any], log: Path) -> subprocess.Popen[bytes]:
-    """Start a command of fedseed in an environment; what it says goes into a log."""
-    # notes on clients' data, which would outlive the folder
-    variables = {**surroundings(), "XDG_STATE_HOME": str(log.parent / "state")}
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            [environment.python, "-m", "fedseed", *map(str, arguments)],
-            env=variables,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-
-
-def finish(parties: dict[str, "subprocess.Popen[bytes]"]) -> dict[str, int | None]:
+def finish(parties: dict[str, Party]) -> dict[str, int | None]:
     """Wait for the parties of a federation, and return their exit codes.
 
     After one has ended with an error, the others have some seconds to end, too; None: one did not.
@@ -344,17 +461,16 @@ def finish(parties: dict[str, "subprocess.Popen[bytes]"]) -> dict[str, int | Non
     ends_at = time.monotonic() + MOST_SECONDS
     has_failed = False
     while time.monotonic() < ends_at:
-        codes = {name: process.poll() for name, process in parties.items()}
+        codes = {name: party.poll() for name, party in parties.items()}
         if None not in codes.values():
             break
         if any(codes.values()) and not has_failed:
             has_failed, ends_at = True, min(ends_at, time.monotonic() + GRACE_SECONDS)
         time.sleep(0.2)
-    codes = {name: process.poll() for name, process in parties.items()}
-    for process in parties.values():
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+    codes = {name: party.poll() for name, party in parties.items()}
+    for name, party in parties.items():
+        if codes[name] is None:
+            party.kill()
     return codes
 
 
@@ -489,6 +605,7 @@ def main() -> int:
     """Cross versions, and write the page; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--work", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--host", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--environment", action="append", metavar="NAME=REQUIREMENT,...")
     parser.add_argument("--savers", nargs="+", default=["old", NEWEST])
     parser.add_argument("--bases", nargs="+", default=list(BASES))
@@ -498,6 +615,9 @@ def main() -> int:
     if options.work:
         work(*options.work)
         return 0
+    if options.host:
+        host_commands()
+        return 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()
         environments = [environment_of(NEWEST, Path(sys.executable))]
@@ -506,7 +626,7 @@ def main() -> int:
             environments.append(make_environment(name, requirements.split(","), folder))
         crossing = Crossing(folder, environments, options.savers, options.bases)
         crossing.build()
-        with nats_server(folder / "server") as server:
+        with nats_server(folder / "server") as server, closing(crossing):
             parties = list(shown(crossing.cross_parties(server)))
         orbits = list(shown(crossing.cross_orbits()))
     options.out.write_text(page(environments, orbits, parties), encoding="utf-8")

@@ -54,7 +54,7 @@ def main() -> None:
         for client, answer in zip(clients, together, strict=True):
             assert answer.message is not None
             coordinator.receive(answer.message, client)
-        worker.apply(coordinator.close())
+        worker.apply(coordinator.close().encode())
     for name, each in seconds.items():
         print(f"{name:>10}: {median(each):.3f} s a step")
     ratio = median(seconds["one by one"]) / median(seconds["together"])

@@ -28,7 +28,8 @@ from fedseed.methods.payload import Payload, State
 GIVEN = ("client", "state", "plan", "answers")
 USUAL = {
     **dict.fromkeys(("mezo:MeZO", "feedsign:FeedSign", "fedavg:FedAvg"), 25),
-    **dict.fromkeys(("ferret:Ferret", "fedkseed:FedKSeed", "fedmezo:FedMeZO"), 35),
+    **dict.fromkeys(("fedkseed:FedKSeed", "fedmezo:FedMeZO"), 35),
+    "ferret:Ferret": 36,
 }
 
 

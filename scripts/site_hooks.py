@@ -2,6 +2,7 @@
 
 - Pages outside of docs/ that a page links to (CONTRIBUTING.md, benchmarks/README.md, ...) become
   pages of the site, under project/; links to other files there become their path in the sources.
+- The results in docs/reproduced become pages, which their summary links.
 - The notebook is run anew, and shown as a page. FEDSEED_SITE_NOTEBOOK=stored takes the outputs that
 it was stored with.
 """
@@ -20,6 +21,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PROJECT = "project"
+LINES = sorted((ROOT / "docs" / "reproduced").glob("*.jsonl"))  # not for a site's readers
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]+)?\)")
 
 
@@ -38,6 +40,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.remove(file)
             for made in _notebook(file, config):
                 files.append(made)
+    for made in _reproduced(files, config):
+        files.append(made)
     sources = sorted((ROOT / "docs").rglob("*.md"))
     taken: set[str] = set()
     while sources:
@@ -114,6 +118,24 @@ def _outside(path: Path) -> list[str]:
             if not target.startswith("docs/") and (ROOT / target).is_file():
                 found.append(target)
     return found
+
+
+def _reproduced(files: Files, config: MkDocsConfig) -> list[File]:
+    """The pages of the papers' items, and their summary with links to them."""
+    from fedseed_papers.findings import finding_page, read_finding
+    from fedseed_papers.records import page_path, read_results, summary
+
+    results = read_results(ROOT / "docs" / "reproduced")
+    for name in ("reproduced/index.md", *(f"reproduced/{path.name}" for path in LINES)):
+        file = files.get_file_from_path(name)
+        if file is not None:
+            files.remove(file)
+    text = summary(results, link_pages=True)
+    made = [File.generated(config, "reproduced/index.md", content=text)]
+    for result in results:
+        page = finding_page(*read_finding(result))
+        made.append(File.generated(config, f"reproduced/{page_path(result)}", content=page))
+    return made
 
 
 def _notebook(file: File, config: MkDocsConfig) -> list[File]:

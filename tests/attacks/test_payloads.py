@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedseed import FeedSign, ZOFedSGD
-from fedseed.attacks.updates import flip_labels, scalars, signs
+from fedseed.attacks.updates import false_scalars, false_signs, flip_labels
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
 from fedseed.tasks.chats import chat_of
@@ -45,12 +45,12 @@ def test_attacks_bite_and_feedsign_withstands_one_of_five():
 def test_a_multiplier_is_one_plus_a_normal_number_and_reverses_votes_where_it_is_negative():
     drawn = words(3, Domain.ATTACK, 0, 0, 10_000).reshape(-1)
     honest = np.full(len(drawn) // 2, 2.0, dtype=np.float32)
-    sent = scalars("multiplier", honest, drawn)
+    sent = false_scalars("multiplier", honest, drawn)
     assert sent.dtype == np.float32 and len(sent) == 20_000
     assert (sent / 2).mean() == pytest.approx(1, abs=0.03) and (sent / 2).std() == pytest.approx(
         1, abs=0.03
     )
-    votes = signs("multiplier", np.where(np.arange(20_000) % 2, 1, -1).astype(np.int8), drawn)
+    votes = false_signs("multiplier", np.where(np.arange(20_000) % 2, 1, -1).astype(np.int8), drawn)
     reversed_ = votes != np.where(np.arange(20_000) % 2, 1, -1)
     np.testing.assert_array_equal(reversed_, sent < 0)  # the vote of the multiplied projection
     assert reversed_.mean() == pytest.approx(0.1587, abs=0.01)  # Phi(-1)

@@ -1,10 +1,16 @@
 """`fedseed preview`: what a person sees of the data."""
 
+import subprocess
+import sys
+
 import pytest
 
+from fedseed.recipe.settings import Recipe
+from fedseed.runs import preview
 from support.chat_bases import chat_base
 from support.command import refused, well
 from support.instruction_files import write_lines
+from support.published_bases import roberta
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +96,63 @@ def test_other_kinds_of_examples(original):
         "the loss is about which option follows" in done.stdout
         and "options: terrible / great" in done.stdout
     )
-    refused(
-        2, "its examples are pictures, but a preview shows tokens", "preview", "digits-zo-fedsgd"
+    refused(2, "its examples are pictures; a preview shows tokens", "preview", "digits-zo-fedsgd")
+
+
+IMPORTED = """
+import sys
+from fedseed.cli import main
+try:
+    main()
+finally:
+    print("imported:", *(name for name in ("torch", "transformers.modeling_utils") if name in
+          sys.modules), file=sys.stderr)
+"""
+
+
+def imports(*words, cwd):
+    """Return the modules of interest that `fedseed` has imported, and what it wrote."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *map(str, words)], cwd=cwd, capture_output=True, text=True
     )
+    assert done.returncode == 0, done.stderr
+    return done.stderr.rpartition("imported: ")[2].split(), done.stdout
+
+
+def test_a_models_class_is_imported_only_where_it_decides(folder):
+    rows = [{"prompt": "Hello", "completion": "I am well."} for _ in range(4)]
+    write_lines(folder / "short" / "anna.jsonl", rows)
+    words = ("preview", "my.toml", "--set", "task.path=short")
+    modules, text = imports(*words, cwd=folder)
+    assert modules == ["torch"]
+    modules, same_text = imports(*words, "--set", "model.trust_remote_code=true", cwd=folder)
+    assert modules == ["torch"] and same_text == text
+    modules, text = imports("preview", "my.toml", cwd=folder)  # one is too long
+    assert "transformers.modeling_utils" in modules and "over the model's 256 positions" in text
+
+
+@pytest.mark.parametrize("base", ["small", "roberta"])
+@pytest.mark.parametrize("longest", [20, 70])
+def test_a_configuration_tells_what_the_model_would(base, longest, tmp_path, monkeypatch):
+    positions = 66  # RoBERTa: the first two are never used
+    if base == "roberta":
+        base = str(tmp_path / "base")
+        roberta(tmp_path / "base", max_position_embeddings=positions)
+    rows = [
+        {"text": "a " * length, "label": ("even", "odd")[length % 2]}
+        for length in range(longest // 2, longest)
+    ]
+    write_lines(tmp_path / "rows" / "anna.jsonl", rows)
+    recipe = Recipe.model_validate(
+        {
+            "rounds": 1,
+            "model": {"base": base, "architecture": "classification"},
+            "task": {"name": "files", "path": str(tmp_path / "rows")},
+            "method": {"name": "feedsign"},
+            "evaluation": {"max_length": 68},
+        }
+    )
+    shown_by_config = preview.preview(recipe, examples=100)
+    monkeypatch.setattr(preview, "_prepare_by_config", lambda *arguments: None)
+    assert preview.preview(recipe, examples=100) == shown_by_config
+    assert ("left out" in str(shown_by_config)) == (longest == 70)

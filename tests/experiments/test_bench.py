@@ -75,6 +75,19 @@ def test_memory_is_reckoned_by_the_shapes_alone(configuration):
         of("quickstart-ferret", "model.base=/no/such/folder")
 
 
+def test_a_base_in_safetensors_is_rebuilt_without_a_copy(configuration):
+    """A folder without weights counts as one that has them so."""
+    config = Path(configuration) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 400_000}))
+    settings = ["small-fedkseed", f"model.base={configuration}"]
+    assert "copy of the base" not in dict(of(*settings).parts)
+    (Path(configuration) / "pytorch_model.bin").touch()
+    found = dict(of(*settings).parts)
+    assert found["copy of the base"] > 64 << 20
+    (Path(configuration) / "model.safetensors").touch()
+    assert "copy of the base" not in dict(of(*settings).parts)
+
+
 @pytest.mark.long
 def test_parts_are_those_of_the_method():
     def logits(tokens, batch=8):

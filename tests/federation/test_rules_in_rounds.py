@@ -81,7 +81,7 @@ def test_weights_are_compared_by_how_far_they_moved_and_as_one_vector(rule, monk
         np.frombuffer(sent.payload, dtype="<f4").astype(np.float64) - before
         for sent in received(run)
     ]
-    run.worker.apply(run.coordinator.close())
+    run.worker.apply(run.coordinator.close().encode())
     after = np.frombuffer(space.dense(), dtype="<f4")
     np.testing.assert_allclose(after, before + rule.combine(moves, [0.2] * 5), rtol=0, atol=1e-6)
     assert np.abs(after - before).max() > 1e-3
@@ -102,4 +102,4 @@ def test_a_rule_sees_a_methods_parts_as_one_vector(method):
     for sent in received(run):
         update = method.decode_update(state, 1, sent.payload)
         alone.append(method.aggregate(state, answers(1, [(sent.client, 1.0, update)])).encode())
-    assert Message.decode(run.coordinator.close()).payload in alone
+    assert run.coordinator.close().payload in alone

@@ -84,7 +84,7 @@ def test_votes_from_one_batch_are_the_votes_client_by_client(name, monkeypatch):
             ]
         for client, joint in zip(clients, together, strict=True):
             run.coordinator.receive(joint.message, client)
-        run.worker.apply(run.coordinator.close())
+        run.worker.apply(run.coordinator.close().encode())
 
 
 @pytest.mark.parametrize("name", ["zo-own", "feedsign", "fedkseed"])
@@ -112,7 +112,7 @@ def test_refused_updates_leave_the_run_as_if_the_client_were_silent(name):
                 run.coordinator.receive(
                     Message(MessageKind.UPDATE, method.code, 1, 2, bad).encode(), 2
                 )
-        steps.append(run.coordinator.close())
+        steps.append(run.coordinator.close().encode())
     assert steps[0] == steps[1]
 
 

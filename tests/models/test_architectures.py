@@ -11,7 +11,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import architectures
 import tiny_bases
 
-ALWAYS = [("causal", "gpt2"), ("seq2seq", "m2m_100"), ("classification", "mobilebert")]
+ALWAYS = [
+    ("causal", "gpt2"),
+    ("seq2seq", "m2m_100"),
+    ("seq2seq", "encoder-decoder"),
+    ("seq2seq", "switch_transformers"),  # its forward pass casts a router
+    ("seq2seq", "nllb-moe"),  # experts in a dictionary
+    ("classification", "mobilebert"),
+    ("classification", "t5gemma2"),  # a classifier that encodes and decodes
+]
 SAMPLE = 25
 
 
@@ -70,6 +78,20 @@ def test_the_table_counts_what_was_tried():
     page = architectures.table(rows, {"causal": 5, "masked": 2})
     assert "| causal | 5 | 2 | 2 | 1 | 1 | 0 | 0 |" in page
     assert "| masked | 2 | 2 | 1 | 0 | 0 | 1 | 1 |" in page
+    # what stands in the page is known, and told from what is tried now
+    kept = architectures.read_page(page, "v")
+    named = {(row["kind"], row["type"]): row for row in kept}
+    assert len(kept) == len(rows) and all(row["earlier"] for row in kept)
+    for row in rows:
+        assert named[row["kind"], row["type"]] == {**row, "earlier": True}
+    assert architectures.read_page(page, "other versions") == []
+    kept_masked = [row for row in kept if row["kind"] == "masked"]
+    again = architectures.table([*rows[:2], *kept_masked], {"causal": 5, "masked": 2})
+    assert "Not tried again with the present code:\n\n**causal**: none.\n" in again
+    assert again.endswith("**masked**: c, d.\n") and "earlier call" not in page
+    assert {row["type"] for row in architectures.read_page(again, "v")} == {"a", "b", "c", "d"}
+    assert "The sweep is not whole yet: 3 types were not reached." in page
+    assert "not whole" not in architectures.table(rows, {"causal": 2, "masked": 2})
     assert "| b (causal) | for \\| reasons |" in page and "| c (masked) | loads: x |" in page
 
 

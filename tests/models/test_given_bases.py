@@ -238,6 +238,20 @@ def test_lora_on_tied_matrices_is_merged_right(target, tmp_path):
     assert torch.allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_not_exported(value, tmp_path):
+    from fedseed.orbit.export import export_model
+
+    run(recipe_of(tmp_path, "small", rounds=1), tmp_path / "run")
+    tuned = open_tuned(find_source(str(tmp_path / "run")))
+    name, parameter = next(iter(tuned.model.named_parameters()))
+    with torch.no_grad():
+        parameter.view(-1)[5] = value
+    with pytest.raises(FedseedError, match=f"NaN or infinite in {name}.*--upto"):
+        export_model(tmp_path / "out", tuned.model, tuned.processor, tuned.header, tuned.facts)
+    assert not (tmp_path / "out").exists()
+
+
 def test_lora_on_fused_experts_replays_exports_and_evaluates(tmp_path):
     made(tmp_path / "base", "MixtralForCausalLM", "MixtralConfig", **MIXTRAL)
     adapter = 'adapter = {kind = "lora", rank = 2, targets = ["w1", "w2", "w3"]}'
@@ -392,18 +406,28 @@ def test_experts_that_few_tokens_reach_are_tuned(tmp_path):
         def __init__(self):
             super().__init__()
             self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+            # as in Switch Transformers and NLLB-MoE
+            self.named = torch.nn.ModuleDict(
+                {f"expert_{number}": torch.nn.Linear(4, 4, bias=False) for number in range(11)}
+            )
+            # as in X-MOD: a text is in one language
+            self.languages = torch.nn.ModuleDict(
+                {name: torch.nn.Linear(4, 4, bias=False) for name in ("en_XX", "de_DE")}
+            )
             self.other = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Bilinear(4, 4, 4)])
             self.idle = torch.nn.Linear(4, 4)
             self.token = torch.nn.Parameter(torch.zeros(4))
 
         def forward(self, x):
-            return self.other[0](self.experts[1](x)) + self.token.shape[0]
+            x = self.languages["en_XX"](self.named["expert_10"](self.experts[1](x)))
+            return self.other[0](x) + self.token.shape[0]
 
     from fedseed.models.traits import unreached
 
     model = Experts()
     idle = unreached(model, lambda: model(torch.ones(1, 4)))
-    assert idle == ["token", "other.1.weight", "other.1.bias", "idle.weight", "idle.bias"]
+    alone = ["languages.de_DE.weight", "other.1.weight", "other.1.bias"]
+    assert idle == ["token", *alone, "idle.weight", "idle.bias"]
 
 
 MARIAN = {
@@ -534,6 +558,34 @@ def test_a_base_that_looks_ahead_is_refused(tmp_path):
         Federation.from_file(path, progress=False)
     edit(tmp_path / "base" / "config.json", causal=True)
     Federation.from_file(path, progress=False)
+
+
+def test_a_base_that_casts_its_router_for_good_is_refused_in_16_bit(tmp_path):
+    sizes = {"d_model": 192, "d_kv": 16, "d_ff": 64, "num_heads": 2, "num_layers": 2}
+    made(
+        tmp_path / "base",
+        "SwitchTransformersForConditionalGeneration",
+        "SwitchTransformersConfig",
+        vocab_size=1488,
+        decoder_start_token_id=0,
+        num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1,
+        num_experts=2,
+        **sizes,  # large enough that copies are made where functions ask for them
+    )
+    more = 'architecture = "seq2seq"\ndtype = "{}"'
+    method = 'name = "feedsign"\nlearning_rate = 1e-3\nbatch = 4'
+    for dtype in ("bfloat16", "float16"):
+        path = recipe_of(tmp_path, tmp_path / "base", method=method, more=more.format(dtype))
+        refusal = r'router\.classifier\.weight.*set model\.dtype = "float32"'
+        with pytest.raises(RecipeError, match=refusal):
+            Federation.from_file(path, progress=False)
+    path = recipe_of(tmp_path, tmp_path / "base", method=method, more=more.format("float32"))
+    out = tmp_path / "run"
+    federation = Federation.from_file(path, out=str(out), progress=False)
+    digest = federation.run().summary["weights_digest"]
+    tuned = open_tuned(find_source(str(out)), check_all=True).model
+    assert ParameterSpace(tuned).digest() == digest
 
 
 def test_a_masked_model_that_transformers_lets_write_fills_blanks(tmp_path):
@@ -918,11 +970,38 @@ def test_a_model_that_hears_learns_texts(tmp_path):
 def test_a_file_of_other_sizes_is_named(tmp_path):
     made(tmp_path / "base", "LlamaForCausalLM", "LlamaConfig", **LLAMA)
     edit(tmp_path / "base" / "config.json", vocab_size=1490)
-    line = (
-        r"lm_head\.weight of shape \[1488, 32\], but config.json requires \[1490, 32\] \(and 1 "
-        r"more"
-    )
-    with pytest.raises(RecipeError, match=line):
+    line = r"lm_head\.weight of shape \[1488, 32\], config.json asks for \[1490, 32\] \(and 1 more"
+    with pytest.raises(RecipeError, match=line + r".*: one of the two is another model's"):
+        load_model(str(tmp_path / "base"), architecture="causal")
+
+
+def test_a_base_that_a_newer_version_saved_and_this_one_reads_otherwise_names_both(
+    tmp_path, monkeypatch
+):
+    made(tmp_path / "base", "LlamaForCausalLM", "LlamaConfig", **LLAMA)
+    here = transformers.__version__
+    both = rf"saved by transformers 99\.1\.0, and this one \({here}\).*install transformers 99\.1"
+    # a setting has another name there
+    settings = {"vocab_size": 1490, "transformers_version": "99.1.0"}
+    edit(tmp_path / "base" / "config.json", **settings)
+    with pytest.raises(RecipeError, match=rf"of shape \[1488, 32\], .* \[1490, 32\].*{both}"):
+        load_model(str(tmp_path / "base"), architecture="causal")
+
+    # before 5 transformers reports names without shapes
+    load = AutoModelForCausalLM.from_pretrained.__func__
+
+    def load_as_before_5(cls, *args, **kwargs):
+        model, report = load(cls, *args, **kwargs)
+        return model, {**report, "mismatched_keys": [key[0] for key in report["mismatched_keys"]]}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AutoModelForCausalLM, "from_pretrained", classmethod(load_as_before_5))
+        line = r"weight of another shape than config\.json asks for, \[1490, 32\] \(and 1"
+        with pytest.raises(RecipeError, match=rf"{line}.*{both}"):
+            load_model(str(tmp_path / "base"), architecture="causal")
+    # tensors are missing
+    edit(tmp_path / "base" / "config.json", vocab_size=1488, num_hidden_layers=2)
+    with pytest.raises(RecipeError, match=rf"missing\): it was {both}"):
         load_model(str(tmp_path / "base"), architecture="causal")
 
 

@@ -162,3 +162,31 @@ def test_early_stopping_looks_at_30_rounds_and_can_act():
     assert len(stopping) > 50
     for name, recipe in stopping:
         assert recipe.stopping.patience * recipe.evaluation.every == 30 < recipe.rounds, name
+
+
+def test_metrics_of_runs_that_stop_early_are_those_of_the_best_validation():
+    """FedMeZO, Appendix E.3: runs that stop in different rounds are not compared by their last."""
+    stopping = {
+        item.name
+        for item in ITEMS
+        if all(recipe.stopping for *_, recipe in lines_of(item.sources("published")))
+    }
+    by_best = {item.name for item in ITEMS if item.evaluation_at("published") == "best"}
+    assert by_best <= stopping
+    # a surge of the loss, which the best validation loss would hide, and memory
+    assert stopping - by_best == {"fedmezo/figure-10", "fedmezo/table-1"}
+
+
+# -- FeedSign keeps MeZO's number of perturbations in Tables 2, 7 and 13 (Section 4, Appendix H) ---
+
+
+@pytest.mark.parametrize(
+    ("table", "perturbations"), [("2", 20_000), ("7", 100_000), ("13", 100_000)]
+)
+def test_all_zeroth_order_lines_look_along_as_many_directions(table, perturbations):
+    looked = {
+        (label, recipe.rounds * clients_of(recipe))
+        for _, label, recipe in lines_of((f"published-feedsign-table-{table}",))
+        if label != "FO"
+    }
+    assert looked == {(label, perturbations) for label in ("MeZO", "ZO-FedSGD", "FeedSign")}

@@ -116,6 +116,27 @@ def test_the_margin_is_a_tenth_of_what_was_gained_over_the_base(tmp_path):
     assert verdict(lines, alike=["line 1.0", "line 1.41"]) == FAILS
 
 
+def test_a_run_that_stopped_early_is_judged_by_its_best_validation_loss(tmp_path):
+    """Last losses say that the first is behind; where validation was best it is ahead."""
+    lines = []
+    for label, losses, best in (("one", [5.0, 2.0, 3.0], 1), ("other", [5.0, 4.0, 2.5], 2)):
+        stopped = {"early": True, "best_round": best, "best_validation_loss": 1.0}
+        folders = {
+            seed: run(
+                tmp_path / label / str(seed), [x + seed / 1e3 for x in losses], stopped=stopped
+            )
+            for seed in range(5)
+        }
+        lines.append(SweepLine("", label, (), {}, None, folders, {}))
+    form = Form(order=["one", "other"])
+    (last,) = judge([("it is so", form)], "loss", lines)
+    (best,) = judge([("it is so", form)], "loss", lines, "best")
+    assert (last.verdict, best.verdict) == (FAILS, HOLDS)
+    assert measured(lines[0].folders[3], "loss", "best") == pytest.approx(2.003)
+    without = run(tmp_path / "without", [5.0, 2.0, 3.0])
+    assert math.isnan(measured(without, "loss", "best"))
+
+
 def test_a_claim_about_every_scenario_is_one_about_the_mean_over_them(tmp_path):
     """FeedSign's column "Gap" is such a mean: ahead in one task of two, and on average behind."""
     tasks = {

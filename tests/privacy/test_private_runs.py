@@ -157,7 +157,7 @@ def test_a_client_moves_a_step_as_far_as_the_account_says(name, monkeypatch):
             # no bound but the mechanism's
             coordinator.current.sizes[c] = 1e9 if c == clients[-1] else 1.0
             coordinator.current.received[c] = coordinator.current.planned
-        made = method.decode_step(coordinator.state, coordinator.close()[28:])
+        made = method.decode_step(coordinator.state, coordinator.close().payload)
         if name == "ferret":
             return np.concatenate(made.parts[0].gammas).astype(np.float64)
         return np.asarray(

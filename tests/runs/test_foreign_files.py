@@ -19,7 +19,7 @@ from fedseed.orbit import Header, Orbit
 from fedseed.orbit.header import AdapterStart
 from fedseed.orbit.replay import equip
 from fedseed.recipe.reading import read_recipe
-from fedseed.reports.log import Logged
+from fedseed.reports.log import LoggedProgress
 from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine, read_metrics
 from fedseed.runs.answers import read_answers
@@ -87,7 +87,7 @@ def test_nothing_of_a_run_is_written_through_a_link(tmp_path):
     run.mkdir()
     victim.write_text("mine")
     (run / "log.txt").symlink_to(victim)
-    log = Logged(Progress())
+    log = LoggedProgress(Progress())
     log.open(run)
     log.write("note", "somebody else's")
     log.close()

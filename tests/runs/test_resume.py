@@ -123,6 +123,23 @@ def test_torn_files_are_cut_back_and_said(problem, tmp_path):
     assert (out / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
 
 
+def test_another_number_of_threads_is_named(problem, tmp_path):
+    heard, out = Heard(), tmp_path / "run"
+    threads = torch.get_num_threads()
+    stop_after(problem.federation(problem.ferret(), out=out, threads=threads + 1), 3)
+    problem.federation(problem.ferret(), out=out, threads=threads, progress=heard).run(resume=True)
+    (warning,) = [line for line in heard.warnings if "thread" in line]
+    assert f"began with {threads + 1} threads" in warning and f"goes on with {threads}" in warning
+    assert f"--threads {threads + 1} keeps them" in warning
+
+
+def test_the_same_number_of_threads_is_not_named(problem, tmp_path):
+    heard, out = Heard(), tmp_path / "run"
+    stop_after(problem.federation(problem.ferret(), out=out), 3)
+    problem.federation(problem.ferret(), out=out, progress=heard).run(resume=True)
+    assert not [line for line in heard.warnings if "thread" in line]
+
+
 def test_what_does_not_fit_is_refused_and_left_alone(problem, tmp_path):
     out = tmp_path / "run"
     recipe = 'rounds = 6\nseed = 3\n[method]\nname = "ferret"\nrate = 0.1\n'

@@ -32,7 +32,7 @@ def test_byte_counts_are_those_of_the_encoded_messages(problem):
 
     def counted_close():
         message = close()
-        steps.append(len(message) - FRAME_BYTES)
+        steps.append(len(message.encode()) - FRAME_BYTES)
         return message
 
     coordinator.plans, coordinator.close = counted_plans, counted_close

@@ -7,6 +7,8 @@ that has another transformers is tried here if FEDSEED_OTHER_PYTHON names it.
 
 import os
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,32 @@ def test_files_of_two_parties_are_compared_by_their_bytes(tmp_path):
     }
 
 
+@pytest.mark.long
+def test_a_host_runs_commands_and_says_how_they_ended(tmp_path):
+    host = versions.Host(versions.environment_of("here", Path(sys.executable)))
+    with closing(host):
+        parties = [
+            host.start(["list", "methods"], tmp_path / "right.log"),
+            host.start(["run", "no-such-recipe"], tmp_path / "wrong.log"),
+        ]
+        codes = [None, None]
+        while None in codes:
+            time.sleep(0.05)
+            codes = [party.poll() for party in parties]
+        assert codes[0] == 0 and codes[1] != 0
+        assert "ferret" in (tmp_path / "right.log").read_text()
+        assert "no-such-recipe" in versions.last_error(tmp_path / "wrong.log")
+        # waits for a server that is not there
+        waiting = host.start(
+            ["join", "quickstart", "--client", "x", "--nats", "nats://127.0.0.1:9", "--run", "r"],
+            tmp_path / "waiting.log",
+        )
+        assert waiting.poll() is None
+        waiting.kill()
+        assert waiting.poll() == -9
+    assert host.process.returncode == 0
+
+
 @pytest.mark.slow
 def test_another_version_agrees_or_is_named(tmp_path):
     python = os.environ.get(OTHER)
@@ -88,7 +116,7 @@ def test_another_version_agrees_or_is_named(tmp_path):
     )
     crossing = versions.Crossing(tmp_path, [here, there], [older.name], ["llama", "mixtral"])
     crossing.build()
-    with versions.nats_server(tmp_path / "server") as server:
+    with versions.nats_server(tmp_path / "server") as server, closing(crossing):
         parties = list(crossing.cross_parties(server))
     rows = [*parties, *crossing.cross_orbits()]
     assert len(parties) == 2 and len(rows) == 2 + 2 * 2 * len(versions.METHODS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedseed import Basis, ParameterSpace
+from fedseed.errors import FedseedError
 from fedseed.randomness.kernels import load
 from fedseed.weights import space as spaces
 from fedseed.weights.change import Term
@@ -136,6 +137,61 @@ def test_scripted_models_fall_back_to_a_copy():
     twin.add(Basis("normal"), [1.0], 0.5)
     with torch.no_grad():
         torch.testing.assert_close(inside, plain(x))
+
+
+class Casting(torch.nn.Module):
+    """A router that its own forward pass casts, as that of Switch Transformers does."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = torch.nn.Linear(128, 100)
+
+    def forward(self, x):
+        self.router = self.router.to(torch.float32)
+        return self.router(x)
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_module_that_its_forward_casts_keeps_its_weights(tracked):
+    torch.manual_seed(0)
+    model, x, basis = Casting(), torch.randn(3, 128), Basis("normal", 5)
+    space = ParameterSpace(model)
+    saved, before = space.snapshot(), space.digest()
+    with torch.set_grad_enabled(tracked), space.perturbed(basis, 3, 0.05):
+        inside = [model(x).detach() for _ in range(2)]
+    assert space.digest() == before
+    space.add(basis, [1.0], 0.05, first=3)
+    with torch.no_grad():
+        changed = model(x)
+    space.restore(saved)
+    assert all(torch.equal(one, changed) for one in inside)
+    with torch.no_grad():
+        assert not torch.equal(changed, model(x))
+
+
+@pytest.mark.parametrize(
+    ("stored", "assigned", "named"),
+    [
+        (torch.bfloat16, lambda data: data.float(), "cast, from torch.bfloat16 to torch.float32"),
+        (torch.float32, lambda data: data.clamp(max=0.0), r"other values .* of shape \(100, 128\)"),
+    ],
+)
+def test_a_forward_that_assigns_other_weights_is_an_error(stored, assigned, named):
+    class Assigning(Casting):
+        def forward(self, x):
+            self.router.weight.data = assigned(self.router.weight)
+            return self.router(x)
+
+    model = Assigning().to(stored)
+    space = ParameterSpace(model)
+    before = space.digest()
+    with (
+        torch.no_grad(),
+        pytest.raises(FedseedError, match=named),
+        space.perturbed(Basis("normal", 5), 3, 0.05),
+    ):
+        model(torch.randn(3, 128))
+    assert space.digest() == before
 
 
 class Wide(torch.nn.Module):

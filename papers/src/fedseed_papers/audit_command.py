@@ -84,6 +84,32 @@ class AttackOptions:
 
 
 @dataclass(frozen=True)
+class InputOptions:
+    """Whose messages are attacked, and how many of them are added up."""
+
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods",
+            help="Whose messages, of fedsgd, ferret, ferret-bits, subspace, subspace-bits.",
+        ),
+    ] = "fedsgd,ferret,ferret-bits,subspace,subspace-bits"
+    numbers: Annotated[
+        str, typer.Option("--numbers", help="K, the numbers of Ferret's messages.")
+    ] = "256,7000"
+    ranks: Annotated[str, typer.Option("--ranks", help="r, subspace's ranks.")] = "16"
+    clients: Annotated[
+        str, typer.Option("--clients", help="Clients in a sum; 1: a message by itself.")
+    ] = "1,8"
+    examples: Annotated[int, typer.Option(min=1, help="Examples of a client's one step.")] = 1
+    candidates: Annotated[
+        int, typer.Option(min=2, help="Clients whose messages the attacker can make.")
+    ] = 20
+    seeds: Annotated[int, typer.Option(min=1, help="How often everything is drawn anew.")] = 8
+    seed: SeedOption = 1
+
+
+@dataclass(frozen=True)
 class Keeping:
     """Where an audit's files go, and how it is computed."""
 
@@ -119,8 +145,10 @@ def canary(
         f"{planned.runs} without"
     )
     test = audited.computed(lambda: canary_test(checked, planned, audited.say))
-    page = canary_page.audit(test, audited.name, audited.facts(checked, reading.changes))
-    audited.write(page, canary_page.numbers(test))
+    page = canary_page.build_canary_page(
+        test, audited.name, audited.facts(checked, reading.changes)
+    )
+    audited.write(page, canary_page.canary_data(test))
     if test.contradicts:
         raise FedseedError(
             f"epsilon is at least {test.epsilon_at_least:.2f}, and the account says "
@@ -161,14 +189,49 @@ def reconstruct(
     reconstruct_page.draw_pictures(result, picture)
     write_whole(audited.folder / "attempts.csv", reconstruct_page.attempts_csv(result).encode())
     name = f"{audited.name}{', one layer on the pixels' * options.linear}"
-    page = reconstruct_page.audit(
+    page = reconstruct_page.build_reconstruction_page(
         result, name, audited.facts(checked, [*reading.changes, on_cpu]), picture
     )
-    audited.write(page, reconstruct_page.numbers(result))
+    audited.write(page, reconstruct_page.reconstruction_data(result))
+
+
+@app.command()
+@grouped
+def inputs(
+    recipe: RecipeArgument,
+    *,
+    options: InputOptions,
+    keeping: Keeping,
+    reading: Reading,
+    telling: Telling,
+) -> None:
+    """Find the tokens, or pictures, behind a message or a sum of messages.
+
+    By the span of a layer's gradient, on the recipe's model and data.
+    """
+    audited = _Audited("inputs", recipe, keeping, telling)
+    counts, ranks = _whole("--numbers", options.numbers), _whole("--ranks", options.ranks)
+    clients = _whole("--clients", options.clients)
+    on_cpu = 'model.device="cpu"'
+    checked = reading.read_recipe(recipe, on_cpu)
+    from fedseed.durable import write_whole
+    from fedseed_papers.audits import inputs_page  # torch from here on
+    from fedseed_papers.audits.inputs import Attacked, find_inputs
+
+    kinds = [word.strip() for word in options.methods.split(",") if word.strip()]
+    seeds = range(options.seed, options.seed + options.seeds)
+    attacked = Attacked(kinds, counts, ranks, clients, options.examples, options.candidates, seeds)
+    found = audited.computed(lambda: find_inputs(checked, attacked, audited.say))
+    audited.folder.mkdir(parents=True, exist_ok=True)
+    write_whole(audited.folder / "attempts.csv", inputs_page.attempts_csv(found).encode())
+    page = inputs_page.audit(
+        found, audited.name, audited.facts(checked, [*reading.changes, on_cpu])
+    )
+    audited.write(page, inputs_page.numbers(found))
 
 
 class _Audited:
-    """What both audits do before and after the attack.
+    """What all audits do before and after the attack.
 
     Args:
         kind: the audit's name.

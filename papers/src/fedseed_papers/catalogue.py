@@ -14,6 +14,9 @@ from fedseed.errors import RecipeError
 
 Scale = Literal["exact", "small", "published"]
 SCALES: tuple[Scale, ...] = ("exact", "small", "published")
+# the evaluation that a run's metrics are taken of: the last one, or that with the lowest validation
+# loss, which a run with [stopping] measures
+Evaluation = Literal["last", "best"]
 NOTHING = "nothing to measure"
 # in place of a scenario: the mean over all that have the line, as in a table's last column
 EVERY_SCENARIO = "*"
@@ -91,6 +94,7 @@ class Item(_Table):
     published: str | list[str] | None = None
     metric: str = "loss"
     published_metric: str | None = None
+    published_evaluation: Evaluation = "last"
     gap: str | None = None
     claims: list[Expected] = []
     differs: list[str] = []
@@ -124,6 +128,12 @@ class Item(_Table):
         if scale == "published":
             return self.published_metric or self.metric
         return self.metric
+
+    def evaluation_at(self, scale: Scale) -> Evaluation:
+        """Return which evaluation's metrics claims are about."""
+        if scale == "published":
+            return self.published_evaluation
+        return "last"
 
     def claims_at(self, scale: Scale) -> list[tuple[str, Form]]:
         """Return what the paper says and what decides it, for each claim that can be judged at a

@@ -2,18 +2,21 @@
 
 D.5, Appendix J.
 
-Cai et al., 2025: Section 3.2, Appendices D.1, D.4, E and J.
+Cai et al., 2025: Section 3.1, Appendices D.1, D.4, E and J.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
 from fedseed.aggregation import Mean
+from fedseed.errors import RecipeError
+from fedseed.experiments.sweeps import find_sweep, read_sweep
 from fedseed.methods import FeedSign
 from fedseed.methods.base import Answer, Answers
 from fedseed.methods.feedsign import Votes
@@ -23,6 +26,9 @@ from fedseed.reports.tables import Sheet
 from fedseed.weights.layout import Layout, TensorEntry
 from fedseed_papers import payloads
 from fedseed_papers.findings import Claim, Finding, judged
+
+if TYPE_CHECKING:
+    from fedseed.recipe.settings import Recipe
 
 Draws = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int], Draws]
@@ -62,7 +68,7 @@ def table_1() -> Finding:
 
 def figure_5(steps: int = 10_000) -> Finding:
     """Bytes of an orbit of FeedSign's steps."""
-    method, votes = FeedSign(), np.where(payloads.numbers(steps) > 0, 1, -1).astype(np.int8)
+    method, votes = FeedSign(), np.where(payloads.sample_numbers(steps) > 0, 1, -1).astype(np.int8)
     records = [Record(t + 1, Votes(votes[t : t + 1]).encode()) for t in range(steps)]
     parts = list(pack_records(method, records))
     payload = sum(len(part.payload) for part in parts)
@@ -356,69 +362,177 @@ def appendix_j(
 # -- Tables 11 and 12: settings
 # ----------------------------------------------------------------------------------------
 
-# experiment, recipe, and what the table says: batch, steps, learning rate, clients, mu
-TABLE_11: tuple[tuple[str, str, tuple[float, ...]], ...] = (
-    ("Table 7, FeedSign", "published-roberta-tasks", (64, 100_000, 5e-5, 5, 1e-3)),
-    ("Table 2, FeedSign", "published-opt-tasks", (16, 20_000, 5e-6, 5, 1e-3)),
-    ("Table 3, CIFAR-10", "published-feedsign-vit-cifar10", (16, 20_000, 1e-3, 5, 1e-5)),
-    ("Table 3, CIFAR-100", "published-feedsign-vit-cifar100", (16, 60_000, 1e-3, 5, 1e-5)),
-    ("Table 8, FeedSign, K = 5", "published-feedsign", (16, 60_000, 5e-6, 5, 1e-3)),
-    ("Table 8, ZO-FedSGD, K = 5", "published-zo-fedsgd", (16, 60_000, 1e-7, 5, 1e-3)),
-    ("Figure 2, FeedSign", "published-feedsign-resnet18-cifar10", (64, 120_000, 1e-4, 25, 1e-5)),
-    ("Figure 2, ZO-FedSGD", "published-zo-fedsgd-resnet18-cifar10", (64, 120_000, 1e-4, 25, 1e-5)),
+
+@dataclass(frozen=True)
+class Setting:
+    """A row of Table 11 for one method.
+
+    Args:
+        experiment: the paper's table or figure.
+        source: the sweep that makes it.
+        label: the line's name there.
+        scenario: the sweep's; None: its first.
+        published: B, T, eta, K, mu and beta; beta is None where the data is dealt evenly.
+    """
+
+    experiment: str
+    source: str
+    label: str
+    scenario: str | None
+    published: tuple[float, float, float, int, float, float | None]
+
+
+SWEEP = "published-feedsign-"
+TABLE_11: tuple[Setting, ...] = (
+    *(
+        Setting(experiment, SWEEP + sweep, method, None, (batch, steps, rate, 5, 1e-3, beta))
+        for experiment, sweep, batch, steps, rates, beta in (
+            ("Table 7", "table-7", 64, 1e5, (1e-6, 5e-5), None),
+            ("Table 2", "table-2", 16, 2e4, (1e-7, 5e-6), None),
+            ("Table 4", "table-4", 16, 6e4, (1e-7, 5e-6), 1.0),
+            ("Table 5", "table-5", 16, 6e4, (1e-7, 5e-6), None),
+        )
+        for method, rate in zip(("ZO-FedSGD", "FeedSign"), rates, strict=True)
+    ),
+    *(
+        Setting(
+            "Table 8",
+            SWEEP + "table-8",
+            f"{method}, K = {clients}",
+            None,
+            (16, steps, rate, clients, 1e-3, None),
+        )
+        for clients, steps in ((5, 6e4), (25, 1.2e4))  # Table 12
+        for method, rate in (("ZO-FedSGD", 1e-7), ("FeedSign", 5e-6))
+    ),
+    *(
+        Setting("Table 3", SWEEP + "vision", data, None, (16, steps, 1e-3, 5, 1e-5, None))
+        for data, steps in (("CIFAR-10", 2e4), ("CIFAR-100", 6e4))
+    ),
+    *(
+        Setting(
+            "Table 9, Figure 4",
+            SWEEP + "byzantine",
+            method,
+            data,
+            (64, steps, 1e-3, 5, 1e-5, None),
+        )
+        for data, steps in (("CIFAR-10", 2e4), ("CIFAR-100", 6e4))
+        for method in ("ZO-FedSGD", "FeedSign")
+    ),
+    *(
+        Setting(
+            "Figure 2",
+            SWEEP + "heterogeneity",
+            method,
+            "Dirichlet 1.0, multiplier",
+            (64, 1.2e5, 1e-4, 25, 1e-5, 1.0),
+        )
+        for method in ("ZO-FedSGD", "FeedSign")
+    ),
 )
 
 
-def table_11() -> Finding:
-    """The settings of the published recipes beside the paper's."""
+def recipe_of(source: str, label: str, scenario: str | None = None) -> "Recipe":
+    """Return the recipe of a sweep's line in a scenario, the first if none is named."""
     from fedseed.recipe.reading import read_recipe
 
+    path = find_sweep(source)
+    if path is None:
+        raise RecipeError(f"{source}: there is no such sweep (fedseed list sweeps)")
+    sweep = read_sweep(path)
+    for at, run in sweep.lines():
+        if run.label == label and scenario in (None, at.name):
+            settings = [*sweep.set, *at.set, *run.set, *at.also.get(run.label, ())]
+            return read_recipe(run.recipe, settings)
+    raise RecipeError(f"{source}: there is no line {label} @ {scenario or 'the first scenario'}")
+
+
+def table_11() -> Finding:
+    """The settings of the published sweeps beside the paper's.
+
+    T is steps, or perturbations of all clients, as Table 12 has it; Tables 2 and 7 need that.
+    """
     claims, rows = [], []
-    for experiment, name, published in TABLE_11:
-        recipe = read_recipe(name)
+    for setting in TABLE_11:
+        recipe = recipe_of(setting.source, setting.label, setting.scenario)
         method: Any = recipe.method  # zeroth-order, all of them
+        batch, budget, rate, clients, scale, beta = setting.published
+        split = getattr(recipe.task, "partition", None)
         ours = (
             method.batch,
-            recipe.rounds,
             method.learning_rate,
             recipe.federation.per_round or 0,
             method.scale,
+            getattr(split, "alpha", None),
         )
-        rows.append([experiment, name, *(f"{v:g}" for v in ours)])
+        steps = recipe.rounds
+        counted = {steps: "steps", steps * clients: "perturbations"}.get(int(budget))
+        name = " ".join(filter(None, (setting.experiment, setting.scenario, setting.label)))
+        shown = ["-" if v is None else f"{v:g}" for v in ours]
+        rows.append([name, setting.source, f"{steps:,}", f"{steps * clients:,}", *shown])
         claims.append(
             Claim(
-                f"{experiment}: B, T, eta, K, mu = {', '.join(f'{v:g}' for v in published)}.",
-                f"{name}: {', '.join(f'{v:g}' for v in ours)}.",
-                judged(ours == published),
+                f"{name}: T = {budget:g}; B, eta, K, mu, beta = "
+                f"{', '.join(_show(v) for v in (batch, rate, clients, scale, beta))}.",
+                f"{setting.source}: {steps:,} steps, T as {counted or 'neither'}; "
+                f"{', '.join(shown)}.",
+                judged(ours == (batch, rate, clients, scale, beta) and counted is not None),
             )
         )
     return Finding(
         claims,
-        "Recipes that come along have the paper's numbers. Table 9 has batch 64 on Table 3's "
-        "recipes, and Table 4 Dirichlet 1.0 on Table 8's: the sweeps of these items set them.",
+        "The sweeps that come along have the paper's numbers. T is the number of perturbations in "
+        "Table 12 and of steps in Table 6; by Section 4 and Appendix H Tables 2 and 7 keep MeZO's "
+        "perturbations. Table 11 has no row for Figure 3 and Table 13.",
         [],
-        [Sheet("Recipes", ("experiment", "recipe", "B", "T", "eta", "K", "mu"), rows)],
+        [
+            Sheet(
+                "Settings",
+                ("line", "sweep", "steps", "K x steps", "B", "eta", "K", "mu", "beta"),
+                rows,
+            )
+        ],
     )
 
 
+def _show(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
 def table_12() -> Finding:
-    """Perturbations of Table 8."""
-    budgets = ((1, 60_000, 60_000), (5, 60_000, 300_000), (25, 12_000, 300_000))
-    rows = [
-        [f"{k}", f"{steps:,}", f"{k * steps:,}", f"{published:,}"]
-        for k, steps, published in budgets
-    ]
+    """Steps and perturbations of the lines of Table 8's sweep."""
+    # the paper's K, steps and perturbations by our line
+    published = {
+        "MeZO": (1, 60_000, 60_000),
+        "FeedSign, K = 5": (5, 60_000, 300_000),
+        "ZO-FedSGD, K = 5": (5, 60_000, 300_000),
+        "FeedSign, K = 25": (25, 12_000, 300_000),
+        "ZO-FedSGD, K = 25": (25, 12_000, 300_000),
+    }
+    rows, differing = [], []
+    for label, (_, steps, perturbations) in published.items():
+        recipe = recipe_of(SWEEP + "table-8", label)
+        clients = recipe.federation.per_round or 0
+        looked = clients * recipe.rounds
+        rows.append(
+            [label, f"{clients}", f"{recipe.rounds:,}", f"{looked:,}", f"{perturbations:,}"]
+        )
+        if (recipe.rounds, looked) != (steps, perturbations):
+            differing.append(label)
     return Finding(
         [
             Claim(
                 "MeZO 6e4 steps and perturbations; K = 5: 6e4 and 3e5; K = 25: 1.2e4 and 3e5.",
-                "K times the steps, in all three.",
-                judged(all(k * s == published for k, s, published in budgets)),
+                "The sweep of Table 8 has the same, K times the steps."
+                if not differing
+                else f"Others in {', '.join(differing)}.",
+                judged(not differing),
             )
         ],
         "Each client looks along one direction a step.",
         [],
-        [Sheet("Budgets", ("K", "steps", "K times steps", "paper, perturbations"), rows)],
+        [Sheet("Budgets", ("line", "K", "steps", "K times steps", "paper, perturbations"), rows)],
     )
 
 

@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
-from fedseed.reports.charts import Panel
+from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.machine import command, host, versions
 from fedseed.reports.pages import framed_page, render_charts
 from fedseed.reports.tables import Sheet, human_seconds
@@ -182,7 +185,11 @@ def table_csv(sheet: Sheet) -> str:
 def finding_json(
     subject: Subject, finding: Finding, seconds: float, finished: str
 ) -> dict[str, Any]:
-    """Return what result.json holds, for programs and for the index."""
+    """Return the content of result.json: all that the page shows, for programs and for the index.
+
+    `read_finding` is the inverse. A number that is not finite is a text ("inf", "nan"), as JSON has
+    no other word for it.
+    """
     return {
         **asdict(subject),
         "verdict": finding.verdict,
@@ -192,7 +199,49 @@ def finding_json(
         "deviations": list(finding.deviations),
         "seconds": round(seconds, 2),
         "finished": finished,
+        "panels": [_as_json(asdict(panel)) for panel in finding.panels],
+        "sheets": [asdict(sheet) for sheet in finding.sheets],
     }
+
+
+def _as_json(value: Any) -> Any:
+    """Return nested tables and lists with texts in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _as_json(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    return value
+
+
+def read_finding(result: Mapping[str, Any]) -> tuple[Subject, Finding, float]:
+    """Return what `finding_json` was given: the subject, the finding, and the seconds it took.
+
+    Args:
+        result: the content of result.json.
+    """
+    subject = Subject(*(result[name] for name in ("name", "title", "shows", "scale", "facts")))
+    finding = Finding(
+        [Claim(**claim) for claim in result["claims"]],
+        result["reason"],
+        [_read_panel(panel) for panel in result["panels"]],
+        [Sheet(**sheet) for sheet in result["sheets"]],
+        result["seeds"],
+        result["deviations"],
+    )
+    return subject, finding, result["seconds"]
+
+
+def _read_panel(panel: Mapping[str, Any]) -> Panel:
+    lines = []
+    for line in panel["series"]:
+        points = [(float(x), float(y)) for x, y in line["points"]]
+        band = [(float(x), float(low), float(high)) for x, low, high in line["band"]]
+        lines.append(Series(line["name"], points, band, line["number"]))
+    return Panel(panel["title"], lines, Axis(**panel["x"]), Axis(**panel["y"]), panel["start"])
 
 
 # -- pages
@@ -239,15 +288,15 @@ def index_page(
     order = []
     for verdict in VERDICTS:
         order.append((verdict, sum(row["verdict"] == verdict for row in rows)))
-    papers = dict.fromkeys(row["name"].partition("/")[0] for row in rows)
+    rows_by_paper: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        paper = row["name"].partition("/")[0]
+        rows_by_paper.setdefault(paper, []).append(row)
     return framed_page(
         title,
         "findings.html",
         "fedseed_papers",
-        papers=[
-            (paper, [row for row in rows if row["name"].startswith(f"{paper}/")])
-            for paper in papers
-        ],
+        papers=list(rows_by_paper.items()),
         order=[(verdict, count) for verdict, count in order if count],
         marks=MARKS,
         missing=missing,

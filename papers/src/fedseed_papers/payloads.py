@@ -1,7 +1,7 @@
 """What a client's messages of one round take, from payloads that are encoded, not from formulas."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -61,21 +61,31 @@ def exchange(method: Method, update: dict[str, Any], length: int) -> Exchange:
     )
 
 
-def numbers(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def sample_numbers(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return numbers to be sent, shape (count,): their values do not matter, their count does."""
     words_drawn = words(1, 0, 0, 0, (count + 3) // 4).reshape(-1)[:count]
     return (words_drawn.astype(np.float64) / 2**32 - 0.5).astype(np.float32)
 
 
-def fedkseed(candidates: int, pro: bool = False, steps: int = 200, length: int = 1000) -> Exchange:
+def fedkseed(
+    candidates: int,
+    pro: bool = False,
+    steps: int = 200,
+    length: int = 1000,
+    scalars: Literal["float32", "float16"] = "float32",
+) -> Exchange:
     """FedKSeed's round: a pool of `candidates`, `steps` pairs."""
-    pairs = {"indices": np.arange(steps, dtype=np.uint32) % candidates, "scalars": numbers(steps)}
-    return exchange(FedKSeed(candidates=candidates, importance=pro, steps=steps), pairs, length)
+    method = FedKSeed(candidates=candidates, importance=pro, steps=steps, scalars=scalars)
+    pairs = {
+        "indices": np.arange(steps, dtype=np.uint32) % candidates,
+        "scalars": sample_numbers(steps),
+    }
+    return exchange(method, pairs, length)
 
 
 def fedavg(length: int) -> Exchange:
     """FedAvg's round on `length` float32 parameters."""
-    return exchange(FedAvg(), {"data": numbers(length).tobytes()}, length)
+    return exchange(FedAvg(), {"data": sample_numbers(length).tobytes()}, length)
 
 
 def ferret(directions: int, length: int = 1000) -> Exchange:
@@ -83,7 +93,9 @@ def ferret(directions: int, length: int = 1000) -> Exchange:
     method = Ferret(directions=directions, blocks="one", allocation="size", seeds="shared")
     state = method.start(Layout((TensorEntry("weights", (length,), "float32"),), (0, length)), 7)
     return exchange(
-        method, {"seed": method.round_seed(state, 1), "gammas": (numbers(directions),)}, length
+        method,
+        {"seed": method.round_seed(state, 1), "gammas": (sample_numbers(directions),)},
+        length,
     )
 
 
@@ -95,7 +107,7 @@ def feedsign() -> Exchange:
 def zofedsgd() -> Exchange:
     """ZO-FedSGD's step with seeds of the clients' own."""
     return exchange(
-        ZOFedSGD(), {"indices": np.ones(1, dtype=np.uint32), "scalars": numbers(1)}, 1000
+        ZOFedSGD(), {"indices": np.ones(1, dtype=np.uint32), "scalars": sample_numbers(1)}, 1000
     )
 
 

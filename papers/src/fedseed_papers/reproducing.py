@@ -36,12 +36,10 @@ from fedseed_papers.findings import (
     Finding,
     Subject,
     finding_json,
-    finding_page,
-    index_page,
     surroundings,
-    write_parts,
 )
 from fedseed_papers.measuring import SEEDS, SMALL_MAKERS, made_small, opt_125m
+from fedseed_papers.records import write_files, write_index
 from fedseed_papers.training import as_mapping, finding
 
 EXACT: Mapping[str, Mapping[str, Callable[..., Finding]]] = {
@@ -110,9 +108,7 @@ class Making:
             **inputs,
             **extra,
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        write_parts(folder, finding.panels, finding.sheets)
-        write_whole(folder / "page.html", finding_page(subject, finding, seconds).encode())
+        write_files(folder, subject, finding, seconds)
         # last: all is there
         write_whole(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
         self.say(
@@ -150,18 +146,13 @@ class Making:
 
     def write_index(self, missing: Sequence[tuple[str, str]] = ()) -> Path:
         """Write OUT/index.html with every result that lies there."""
-        rows = []
+        results = []
         for item in catalogue():
             for scale in SCALES:
                 result = _read_json(self.folder(item, scale) / RESULT)
                 if result is not None:
-                    rows.append({**result, "page": f"{item.paper}/{item.key}/{scale}/page.html"})
-        page = self.out / "index.html"
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            page, index_page("The papers' figures and tables, made again", rows, missing).encode()
-        )
-        return page
+                    results.append(result)
+        return write_index(self.out, results, missing)
 
     def _make_finding(self, item: Item, scale: Scale) -> tuple[Finding, dict[str, Any]]:
         if scale == "exact":

@@ -17,7 +17,7 @@ from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.results import read_lines, read_metrics, read_summary
 from fedseed.reports.tables import Sheet, mean_and_deviation
 from fedseed_papers import statistics
-from fedseed_papers.catalogue import EVERY_SCENARIO, Form, Item, Scale
+from fedseed_papers.catalogue import EVERY_SCENARIO, Evaluation, Form, Item, Scale
 from fedseed_papers.findings import Claim, Finding
 from fedseed_papers.statistics import NOTHING, Evidence
 
@@ -65,11 +65,11 @@ def rounds_to_converge(lines: Sequence[Mapping[str, Any]], metric: str = "loss")
 
 
 def _phase(*names: str) -> Callable[[Path], float]:
-    def of(folder: Path) -> float:
+    def measure_phases(folder: Path) -> float:
         seconds = read_summary(folder).get("seconds_per_client") or {}
         return sum(float(seconds.get(name, nan)) for name in names)
 
-    return of
+    return measure_phases
 
 
 def _exchanged(folder: Path) -> float:
@@ -142,10 +142,15 @@ def lower_is_better(metric: str) -> bool:
     return metric in MEASURES or metrics.lower_is_better(metric)
 
 
-def measured(folder: Path, metric: str) -> float:
-    """Return a number of a finished run: one of `MEASURES`, or a metric after its last round.
+def measured(folder: Path, metric: str, evaluation: Evaluation = "last") -> float:
+    """Return a number of a finished run: one of `MEASURES`, or a metric of an evaluation.
 
     NaN: it has none, or is the loss of a run that has diverged: thousands or millions, by chance.
+
+    Args:
+        folder: of the run.
+        metric: its name.
+        evaluation: "last", or "best": the one with the lowest validation loss.
     """
     if metric in MEASURES:
         return MEASURES[metric](folder)
@@ -154,11 +159,27 @@ def measured(folder: Path, metric: str) -> float:
     summary = read_summary(folder)
     if metric.endswith("loss") and summary.get("diverged") is not None:
         return nan
+    if evaluation == "best":
+        return _at_best_validation(folder, metric)
     return float(summary["final"].get(metric, nan))
 
 
+def _at_best_validation(folder: Path, metric: str) -> float:
+    """Return a metric of the round with the lowest validation loss; NaN of a run that has none."""
+    stopped = read_summary(folder).get("stopped")
+    if stopped is None:
+        return nan
+    for line in read_metrics(folder):
+        if line["round"] == stopped["best_round"]:
+            return float(line.get(metric, nan))
+    return nan
+
+
 def judge(
-    claims: Sequence[tuple[str, Form]], item_metric: str, lines: Sequence[SweepLine]
+    claims: Sequence[tuple[str, Form]],
+    item_metric: str,
+    lines: Sequence[SweepLine],
+    evaluation: Evaluation = "last",
 ) -> list[Claim]:
     """Return an item's claims with their verdicts, which share one error.
 
@@ -166,10 +187,13 @@ def judge(
         claims: what the paper says, and what decides it.
         item_metric: what a claim is about, if its form does not say.
         lines: of the sweep.
+        evaluation: whose metrics are compared, the last or the best one.
     """
-    return statistics.concluded(
-        [(says, *_evidence(form, form.metric or item_metric, lines)) for says, form in claims]
-    )
+    evidence = []
+    for says, form in claims:
+        metric = form.metric or item_metric
+        evidence.append((says, *_evidence(form, metric, lines, evaluation)))
+    return statistics.concluded(evidence)
 
 
 def runs_of(form: Form, label_named: str, lines: Sequence[SweepLine]) -> list[Mapping[int, Path]]:
@@ -192,10 +216,21 @@ def runs_of(form: Form, label_named: str, lines: Sequence[SweepLine]) -> list[Ma
     return runs
 
 
-def mean_by_seed(runs: Sequence[Mapping[int, Path]], metric: str) -> dict[int, float]:
+def mean_by_seed(
+    runs: Sequence[Mapping[int, Path]], metric: str, evaluation: Evaluation = "last"
+) -> dict[int, float]:
     """Return a line's number for each seed that all scenarios have: the mean over scenarios."""
-    seeds = [seed for seed in runs[0] if all(seed in run for run in runs)] if runs else []
-    return {seed: fmean(measured(run[seed], metric) for run in runs) for seed in seeds}
+    if not runs:
+        return {}
+    means = {}
+    for seed in runs[0]:
+        if all(seed in run for run in runs):
+            means[seed] = fmean(measured(run[seed], metric, evaluation) for run in runs)
+    return means
+
+
+def _negated(line: Mapping[int, float]) -> dict[int, float]:
+    return {seed: -value for seed, value in line.items()}
 
 
 def _weights_share(folders: Sequence[Path]) -> float:
@@ -203,10 +238,14 @@ def _weights_share(folders: Sequence[Path]) -> float:
     return max(4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders)
 
 
-def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[str, Evidence]:
+def _evidence(
+    form: Form, metric: str, lines: Sequence[SweepLine], evaluation: Evaluation
+) -> tuple[str, Evidence]:
     """Return the lines' numbers in words, and what is known of a claim."""
     runs = {label: runs_of(form, label, lines) for label in form.labels}
-    values = {label: mean_by_seed(line_runs, metric) for label, line_runs in runs.items()}
+    values = {
+        label: mean_by_seed(line_runs, metric, evaluation) for label, line_runs in runs.items()
+    }
     missing = [label for label in form.labels if not values[label]]
     if missing:
         return f"Not measured: no run of {', '.join(missing)} was finished.", NOTHING
@@ -222,7 +261,7 @@ def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[str,
         return f"{place}. The weights are {share:.1%} of that: the rest is libraries.", NOTHING
     better = list(values.values())
     if lower_is_better(metric):
-        better = [{seed: -value for seed, value in line.items()} for line in better]
+        better = [_negated(line) for line in better]
     if form.of is not None or form.ratio:
         first, *others = values.values()
         evidence, statement = (
@@ -305,7 +344,8 @@ def finding(
     """
     lines = list(chain.from_iterable(sweep_lines for _, sweep_lines in sweeps))
     forms, metric = item.claims_at(scale), item.metric_at(scale)
-    claims = judge(forms, metric, lines)
+    evaluation = item.evaluation_at(scale)
+    claims = judge(forms, metric, lines, evaluation)
     metrics_asked = (metric, *(form.metric for _, form in forms), "loss")
     unplotted = (*MEASURES, SCORE)
     metrics = dict.fromkeys(name for name in metrics_asked if name and name not in unplotted)
@@ -326,12 +366,13 @@ def finding(
             if searched
             else "Nothing was searched: the recipes' settings were."
         )
+        + (" Metrics are those of the lowest validation loss." if evaluation == "best" else "")
     )
     tables = [
         *chain.from_iterable(sheets(sweep, sweep_lines) for sweep, sweep_lines in sweeps),
         *([] if item.gap is None else [gap_sheet(item.gap, lines)]),
         _spent_sheet(lines),
-        _seeds_sheet(lines, list(dict.fromkeys([*metrics_asked[:-1], "loss"]))),
+        _seeds_sheet(lines, list(dict.fromkeys([*metrics_asked[:-1], "loss"])), evaluation),
     ]
     return Finding(
         claims, reason, panels, tables, sweeps[0][0].seeds, item.differs if scale == "small" else ()
@@ -364,11 +405,11 @@ def gap_sheet(reference: str, lines: Sequence[SweepLine]) -> Sheet:
     The last column is the mean over the scenarios that both lines have: the column "Gap" of
     FeedSign's tables.
     """
-    scores = {
-        (line.label, line.scenario): fmean(score(folder) for folder in line.folders.values())
-        for line in lines
-        if line.folders
-    }
+    scores = {}
+    for line in lines:
+        if line.folders:
+            line_scores = [score(folder) for folder in line.folders.values()]
+            scores[line.label, line.scenario] = fmean(line_scores)
     scenarios = list(dict.fromkeys(line.scenario for line in lines))
     rows = []
     for label in dict.fromkeys(line.label for line in lines):
@@ -392,14 +433,14 @@ def _spent_sheet(lines: Sequence[SweepLine]) -> Sheet:
         summaries = [read_summary(folder) for folder in line.folders.values()]
         if not summaries:
             continue
-        names = ", ".join(
-            f"{m} {mean_and_deviation([s['final'][m] for s in summaries], 3)}"
-            for m in shown_metrics(summaries[0]["final"])
-        )
+        final_metrics = []
+        for name in shown_metrics(summaries[0]["final"]):
+            values = [summary["final"][name] for summary in summaries]
+            final_metrics.append(f"{name} {mean_and_deviation(values, 3)}")
         rows.append(
             [
                 " ".join(filter(None, (line.scenario, line.label))),
-                names,
+                ", ".join(final_metrics),
                 mean_and_deviation(rounds, 1),
                 f"{fmean(s['forward_passes'] for s in summaries):,.0f}",
                 mean_and_deviation([s["seconds"]["total"] for s in summaries], 1),
@@ -414,7 +455,9 @@ def _spent_sheet(lines: Sequence[SweepLine]) -> Sheet:
     return Sheet("Rounds to converge", head, rows, note)
 
 
-def _seeds_sheet(lines: Sequence[SweepLine], metrics_asked: Sequence[str | None]) -> Sheet:
+def _seeds_sheet(
+    lines: Sequence[SweepLine], metrics_asked: Sequence[str | None], evaluation: Evaluation
+) -> Sheet:
     """Return each run's numbers, from which all verdicts can be reckoned again."""
     metrics = [metric for metric in metrics_asked if metric is not None]
     rows = []
@@ -424,7 +467,7 @@ def _seeds_sheet(lines: Sequence[SweepLine], metrics_asked: Sequence[str | None]
                 [
                     " ".join(filter(None, (line.scenario, line.label))),
                     str(seed),
-                    *(f"{measured(folder, m):.6g}" for m in metrics),
+                    *(f"{measured(folder, m, evaluation):.6g}" for m in metrics),
                 ]
             )
     return Sheet("Each run", ("line", "seed", *metrics), rows, "")

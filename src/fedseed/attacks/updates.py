@@ -70,7 +70,7 @@ RANDOM_PROJECTION = 100.0  # standard deviation of made-up projections
 RANDOM_TIMES = 10.0
 
 
-def scalars(
+def false_scalars(
     kind: AttackKind,
     honest: Floats,
     drawn: NDArray[np.uint32],
@@ -97,11 +97,11 @@ def scalars(
     return normal if kind == "random" else honest + normal
 
 
-def signs(
+def false_signs(
     kind: AttackKind, honest: NDArray[np.int8], drawn: NDArray[np.uint32]
 ) -> NDArray[np.int8]:
-    """Returns reversed votes, coin tosses, or the signs of multiplied projections, as `scalars`
-    does for projections.
+    """Returns reversed votes, coin tosses, or the signs of multiplied projections, as
+    `false_scalars` does for projections.
 
     A vote whose projection is multiplied by 1 + N(0, 1) is reversed where that is negative, in 16%
     of cases.
@@ -134,13 +134,13 @@ def alone(honest: Any, kind: AttackKind, seed: int, client: int, context: Decode
         -1
     )
     if numbers.dtype == np.int8:
-        return honest.with_numbers(signs(kind, numbers, drawn), context)
+        return honest.with_numbers(false_signs(kind, numbers, drawn), context)
     if not honest.projections:
         deviation = RANDOM_TIMES * sqrt(float(np.square(numbers, dtype=np.float64).mean()))
-        return honest.with_numbers(scalars(kind, numbers, drawn, deviation), context)
+        return honest.with_numbers(false_scalars(kind, numbers, drawn, deviation), context)
     projections = (numbers / np.float64(unit)).astype(np.float32)
     return honest.with_numbers(
-        (unit * scalars(kind, projections, drawn)).astype(np.float32), context
+        (unit * false_scalars(kind, projections, drawn)).astype(np.float32), context
     )
 
 

@@ -15,11 +15,19 @@ import torch
 from rich.table import Table
 
 from fedseed.errors import RecipeError, plural
+from fedseed.federation.coordinator.summed import SummedCoordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.models.architectures import architecture_of
-from fedseed.models.loading import base_config, choose_trainable, outline, trainable_names
+from fedseed.models.loading import (
+    base_config,
+    choose_trainable,
+    has_weights,
+    outline,
+    trainable_names,
+)
+from fedseed.models.stored import stored_files
 from fedseed.models.targets import chosen_targets
 from fedseed.objectives.tokens import longest_input
 from fedseed.recipe.settings import Recipe
@@ -28,10 +36,12 @@ from fedseed.reports.tables import human_bytes, human_seconds, plain_table
 from fedseed.runs.assembly import build
 from fedseed.runs.model_setup import choose_kind
 from fedseed.runs.parties import load_data
+from fedseed.runs.simulation import sum_round
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.devices import peak_on
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.layout import Layout, TensorEntry, cut
+from fedseed.weights.space import LARGE_BYTES, ParameterSpace
 
 # numbers that torch's optimisers keep for each weight; others: 2
 REMEMBERED = {"sgd": 0, "rmsprop": 1, "adagrad": 1}
@@ -78,7 +88,7 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
     count, trained = sum(p.numel() for p in tuned), sum(p.nbytes for p in tuned)
     largest = max(p.nbytes for p in tuned)
     parts = [("weights", sum(t.nbytes for t in (*tensors, *model.buffers())))]
-    if method.from_base:
+    if method.from_base and not _reads_base(recipe, model, trained):
         parts.append(("copy of the base", trained))
     entries = [
         TensorEntry(name, tuple(p.shape), dtype_name(p))
@@ -105,6 +115,25 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
         [part for part in parts if part[1]],
         memory_here,
     )
+
+
+def _reads_base(recipe: Recipe, model: Any, trained: int) -> bool:
+    """Return whether weights are rebuilt from the base's files, not from a copy in memory.
+
+    A folder without weights, which has nothing but a configuration, counts as one with safetensors.
+
+    Args:
+        recipe: the recipe.
+        model: what it would tune.
+        trained: bytes of the weights that train.
+    """
+    settings = recipe.model
+    if trained < LARGE_BYTES or adapters.is_installed(model) or settings.quantization is not None:
+        return False
+    on_gpu = settings.device != "cpu" and torch.cuda.is_available()
+    if on_gpu and recipe.method.rebuilds_each_step:
+        return False
+    return bool(stored_files(settings.base)) or not has_weights(settings.base)
 
 
 def _training_parts(
@@ -180,7 +209,7 @@ def _outline(recipe: Recipe) -> Any:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRound:
     """The measurements of one round."""
 
     parameters: int  # d
@@ -196,6 +225,7 @@ class Measured:
     bytes_down: int  # payload bytes of a plan and a step
     # bytes of this process, or on its GPUs, with the answers of all clients of a round
     peak_memory: int
+    training_memory: int  # the same before the model is evaluated
 
     @property
     def total(self) -> float:
@@ -215,7 +245,7 @@ def shortened(method: Method) -> tuple[Method, float]:
     return method, 1.0
 
 
-def measure(recipe: Recipe) -> Measured:
+def measure(recipe: Recipe) -> MeasuredRound:
     """Run one shortened round of a recipe twice (the first warms up), and return the run's cost.
 
     Args:
@@ -230,15 +260,18 @@ def measure(recipe: Recipe) -> Measured:
     # a private run's clients hide their seconds, but the holder of their data may see them
     worker.private = False
     space = worker.space
-    together = worker.method.shares_losses
+    together = worker.method.shares_losses or worker.method.sums_gradients
     bytes_up, bytes_down, waiting = 0, 0, 0
     for number in (1, 2):
         opened = coordinator.open(number)
         measured_clients = opened if together else opened[:1]  # the others cost the same
         plans = [coordinator.plan(c) for c in measured_clients]
-        answers = worker.train_all(
-            plans, measured_clients, [federation.items[c] for c in measured_clients]
-        )
+        items = [federation.items[client] for client in measured_clients]
+        if isinstance(coordinator, SummedCoordinator):
+            by_client = dict(zip(measured_clients, plans, strict=True))
+            answers = sum_round(coordinator, worker, by_client, items)
+        else:
+            answers = worker.train_all(plans, measured_clients, items)
         phases: dict[str, float] = {}
         for answer in answers:
             for phase, seconds in answer.cost.seconds.items():
@@ -249,19 +282,20 @@ def measure(recipe: Recipe) -> Measured:
         for answer, client in zip(answers, measured_clients, strict=True):
             if answer.message is not None:
                 coordinator.receive(answer.message, client)
-                bytes_up = len(answer.message) - FRAME_BYTES
+                bytes_up = coordinator.current.received[client].bytes
                 waiting = len(answer.message) * (coordinator.per_round - len(measured_clients))
         phases["aggregation"], step = _timed(coordinator.close)
-        phases["rebuild"], _ = _timed(partial(worker.apply, step))
+        phases["rebuild"], _ = _timed(partial(worker.apply_payload, step.payload))
         phases["digest"], _ = _timed(space.digest)
-        bytes_down = len(plans[0]) + len(step) - 2 * FRAME_BYTES
+        bytes_down = len(plans[0]) - FRAME_BYTES + len(step.payload)
     every, digest_every = recipe.evaluation.every, recipe.evaluation.digest_every
     # hashed where a line is logged
     phases["digest"] /= every if worker.method.stepwise else min(every, digest_every)
     if hasattr(worker.method, "steps"):  # an update carries a pair for each local step
         bytes_up = round(bytes_up * factor)
+    training_memory = _peak_memory(space) + waiting
     evaluation, _ = _timed(lambda: federation.hosted.evaluate(space.model))
-    return Measured(
+    return MeasuredRound(
         parameters=space.size,
         dtype=recipe.model.dtype,
         threads=torch.get_num_threads(),
@@ -272,8 +306,14 @@ def measure(recipe: Recipe) -> Measured:
         evaluation=evaluation,
         bytes_up=bytes_up,
         bytes_down=bytes_down,
-        peak_memory=(peak_on(space.devices) or resident_memory(peak=True)) + waiting,
+        peak_memory=_peak_memory(space) + waiting,
+        training_memory=training_memory,
     )
+
+
+def _peak_memory(space: ParameterSpace) -> int:
+    """Return the peak bytes so far, on GPUs or of the process."""
+    return peak_on(space.devices) or resident_memory(peak=True)
 
 
 def _timed(act: Callable[[], Any]) -> tuple[float, Any]:
@@ -319,7 +359,7 @@ def memory_table(reckoned: Reckoned) -> Shown:
     ]
 
 
-def cost_table(cost: Measured) -> Shown:
+def cost_table(cost: MeasuredRound) -> Shown:
     """Return a title, a table and a text that say what a run will cost."""
     model = f"{cost.parameters:,} parameters in {cost.dtype}"
     per_round = sum(cost.round.values())
@@ -330,5 +370,6 @@ def cost_table(cost: Measured) -> Shown:
         f"{cost.rounds:,} rounds and {cost.evaluations:,} evaluations of "
         f"{human_seconds(cost.evaluation)}: about {human_seconds(cost.total)}. A client sends "
         f"{human_bytes(cost.bytes_up)} a round and receives {human_bytes(cost.bytes_down)}. Peak "
-        f"memory: {human_bytes(cost.peak_memory)}.",
+        f"memory: {human_bytes(cost.training_memory)}, {human_bytes(cost.peak_memory)} with the "
+        "evaluation.",
     ]

@@ -268,9 +268,15 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     catch_up: ClassVar[CatchUp] = EVERY_STEP
     # whether its changes rebuild the weights from the base, which is then kept
     from_base: ClassVar[bool] = False
+    # whether they are rebuilt at each local step, not once or twice a round
+    rebuilds_each_step: ClassVar[bool] = False
     # whether a client keeps more than the weights from round to round (`Client.recall`,
     # `Client.keep`)
     remembers: ClassVar[bool] = False
+    # whether clients come back to the round's weights by all steps from the base, not from a copy
+    retakes_steps: ClassVar[bool] = False
+    # whether the gradients of a round are added up where they are computed, all in one process
+    sums_gradients: ClassVar[bool] = False
     # whether clients of one round are asked for different things
     personal_plans: ClassVar[bool] = False
     # whether clients of one process may share forward passes: all look along the same directions

@@ -8,6 +8,7 @@ with momentum, or Adam.
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from math import sqrt
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -282,16 +283,16 @@ def round_weights(
         rounding: round stochastically to 16-bit dtypes, by these numbers of the shared stream;
             None: to nearest.
     """
-    data: list[bytes | memoryview] = []
+    data = BytesIO()  # a list of pieces, and all of them joined, would be two models
     for piece, part in zip(split_into_pieces(layout), parts, strict=True):
         values = part.astype(np.float32)
         if piece.dtype == "float32":
             # its own memory: bytes would be a copy more
-            data.append(values.astype("<f4", copy=False).data)
+            data.write(values.astype("<f4", copy=False).data)
         elif rounding is None:
-            data.append(from_floats(values, piece.dtype))
+            data.write(from_floats(values, piece.dtype))
         else:
             bits = np.empty(len(values), dtype=np.uint16)
             kernels.load("cpu").draw(bits, values, piece.dtype, rounding, piece.start)
-            data.append(bits.astype("<u2").tobytes())
-    return Weights(b"".join(data))
+            data.write(bits.astype("<u2").tobytes())
+    return Weights(data.getvalue())

@@ -5,9 +5,9 @@ with Communication Cost under 18 Kilobytes", ICML 2024.
 
     w    = w0 - eta sum_j A_j z_j                      Eq. 4: anybody rebuilds the model from the
     accumulator
-    rho  = [l(w + eps z_j) - l(w - eps z_j)] / 2 eps   Eq. 3; then w <- w - eta rho z_j, T times
-    (Algorithm 1, 9-12)
-    A_j <- A_j + c_i rho_j                             Algorithm 1, line 4
+    rho  = [l(w + eps z_j) - l(w - eps z_j)] / 2 eps   Eq. 5; then w <- w - eta rho z_j, T times
+    (Eq. 6; Algorithm 1, 9-12)
+    A_j <- A_j + c_i rho_j                             Eq. 7
     p    = softmax(minmax(psi)), psi_j = mean |rho_j|  Eq. 13 (Pro): seeds that mattered are drawn
     more often
 
@@ -243,7 +243,7 @@ class FedKSeed(Population):
         return np.minimum(np.searchsorted(edges, uniform, side="right"), self.candidates - 1)
 
     def aggregate(self, state: FedKSeedState, answers: Answers) -> Accumulated:
-        """A_j += c_i rho_j / n in double precision, rounded once (Algorithm 1, line 4).
+        """A_j += c_i rho_j / n in double precision, rounded once (Eq. 7).
 
         FedKSeed-Pro also counts what Eq. 13 needs.
         """

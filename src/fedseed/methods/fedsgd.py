@@ -61,6 +61,9 @@ class FedSGD(Dense):
             most steps are less than half a unit in the last place, or "stochastic", by numbers of
             (seed, round), right on average.
         schedule: of eta, by round; None: it stays the same.
+        summed: in a simulation, add c_i g_i up in the memory of one gradient as backward passes
+            make them, with the mean as rule; in the weights' dtype, so that the last bits differ
+            from those of separate gradients.
         weighting: "terms": the gradient on the union of the batches; or "examples", "equal" as with
             other methods.
     """
@@ -77,11 +80,16 @@ class FedSGD(Dense):
     micro_batch: PositiveInt = 8
     small_steps: Literal["nearest", "stochastic"] = "nearest"
     schedule: Schedule | None = None
+    summed: bool = False
     weighting: Literal["equal", "examples", "terms"] = "terms"  # type: ignore[assignment]
 
     @property
     def keeps_small_steps(self) -> bool:  # type: ignore[override]
         return self.small_steps == "stochastic"
+
+    @property
+    def sums_gradients(self) -> bool:  # type: ignore[override]
+        return self.summed
 
     def server_rate(self, number: int) -> float:
         return self.learning_rate * factor_of(self.schedule, number)

@@ -14,7 +14,7 @@ from pydantic import PositiveFloat, PositiveInt
 from fedseed.methods.dense import DenseState, Weights
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing
-from fedseed.methods.zeroth import Population, shares
+from fedseed.methods.zeroth import Population, mixing_shares
 from fedseed.training.protocol import Client
 from fedseed.weights.change import Term
 
@@ -50,6 +50,6 @@ class FedZO(Averaged, Population):
         for along, projections in self.local_steps(
             client, basis, draws, self.estimator == "one-point"
         ):
-            g = Term(basis, shares(projections), along[0])
+            g = Term(basis, mixing_shares(projections), along[0])
             client.apply(self.local_step([g], client.round, seed, along[0] // count))
         return Weights(client.weights())

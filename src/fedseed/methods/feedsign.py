@@ -1,6 +1,6 @@
 """FeedSign and DP-FeedSign: one bit up and one bit down per step.
 
-Cai, Chen, Zhu, Li, Du: "FeedSign: Robust Full-parameter Federated Fine-tuning of Large Models with
+Cai, Chen, Zhu: "FeedSign: Robust Full-parameter Federated Fine-tuning of Large Models with
 Extremely Low Communication Overhead of One Bit", 2025.
 
     vote_k = sign of rho_k, two-point, on client k's batch, along z_t (Eq. 2; the seed is the step's

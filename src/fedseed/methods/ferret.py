@@ -7,11 +7,11 @@ ICML 2025.
     Delta   = w_start - w_end                          after T local optimiser steps (Algorithm 1,
     line 11)
     gamma_l = (rho_l K_l)^-1 V_l^T Delta_l             Eqs. 6 and 8
-    w      <- w - eta_g sum_i c_i sum_l V_l gamma_l    Eq. 7 and Algorithm 1, line 6
+    w      <- w - eta_g sum_i c_i sum_l V_l gamma_l    Eq. 2 and Algorithm 1, line 6; eta_g: C.1
 
 K_l, how many directions each block gets (`allocation`):
 
-    norm      K_l = max(2, floor(K |Delta_l| / max |Delta|))    as in the paper's experiments;
+    norm      K_l = max(2, floor(K |Delta_l| / max |Delta|))    as in the authors' code;
               with `fixed_total` K_l in proportion to |Delta_l|, K in all
     sqrt      K_l in proportion to sqrt(|Delta_l| / rho_l)      Prop. 2
     previous  as sqrt, with |Delta_l| estimated from the last step, which everybody knows, so that
@@ -225,10 +225,11 @@ class Ferret(BlockRates):
         scalars: a coefficient in 4 bytes ("float32", as published) or in a "bit": its sign, and one
             magnitude for all of a block, up and down (`fedseed.methods.payload.RaggedBits`).
         allocation: how many directions K_l each block gets (`fedseed.methods.ferret`); "norm" is
-            published.
+            the authors' code's.
         fixed_total: for allocation "norm" K is the total, too (the constraint of Prop. 2), with at
-            least one direction for each block. Without it, as published, how many numbers a client
-            sends follows from its data, and so a comparison with other allocations is unfair.
+            least one direction for each block. Without it, as in the authors' code, how many
+            numbers a client sends follows from its data, and so a comparison with other allocations
+            is unfair.
         seeds: "per-client" (published; the step carries every client's seed and coefficients),
             "shared" (one a round) or "fixed": one for all rounds, so that the weights move in the
             span of its directions only.
@@ -239,6 +240,11 @@ class Ferret(BlockRates):
             allocations that do not look at the change. In 16 bit, steps that the weights round away
             count all the same; training.small_steps decides about the weights that later gradients
             are taken at ("master" keeps a float32 copy of them, "stochastic" none).
+        put_back: how a client that streams comes back to the weights of the round's beginning: from
+            a "copy" of them, or "steps": the base is read from its safetensors files again, and all
+            steps so far are taken again. Then no copy is in memory, and each client costs the
+            directions of all earlier rounds (with "hadamard" a pass over the weights each). Where
+            files do not have the weights, or are below 64 MiB, it is a copy all the same.
         server: what the step is given to: "average" (as published), "momentum", "nesterov" or
             "adam" (4 or 8 bytes of memory per parameter, of everybody who holds the model; a replay
             restores its averages).
@@ -264,6 +270,7 @@ class Ferret(BlockRates):
     seeds: Literal["per-client", "shared", "fixed"] = "per-client"
     exact: bool = False
     streaming: bool = False
+    put_back: Literal["copy", "steps"] = "copy"
     training: LocalTraining = LocalTraining()
 
     @model_validator(mode="before")
@@ -289,7 +296,16 @@ class Ferret(BlockRates):
             wrong.append('allocation = "size", "uniform" or "previous"')
         if wrong:
             raise ValueError(f"streaming needs {'; '.join(wrong)}")
+        if self.put_back == "steps" and not (self.streaming and self.server == "average"):
+            raise ValueError(
+                'put_back = "steps" needs streaming = true, which never looks at a copy of the '
+                'start, and server = "average", whose steps can be taken again one by one'
+            )
         return self
+
+    @property
+    def retakes_steps(self) -> bool:  # type: ignore[override]
+        return self.put_back == "steps"
 
     def start(self, layout: Layout, seed: int) -> FerretState:
         """Return the state before the first round.
@@ -378,7 +394,7 @@ class Ferret(BlockRates):
         return self.step_type(tuple(update.times(weight) for _, weight, update in answers))
 
     def change(self, state: FerretState, step: CoefficientStep) -> Change:
-        """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
+        """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 2; Algorithm 1, line 6)."""
         rounding = None
         if step.parts and self.keeps_small_steps:
             rounding = (step.parts[0].seed, state.steps_done if self.seeds == "fixed" else 0)

@@ -21,7 +21,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from fedseed.methods.base import Answers
 from fedseed.methods.payload import Array, Measured, Nothing
 from fedseed.methods.stepwise import StepState, Stepwise
-from fedseed.methods.zeroth import Population, shares
+from fedseed.methods.zeroth import Population, mixing_shares
 from fedseed.training.protocol import Client
 from fedseed.weights.change import Floats
 
@@ -62,7 +62,9 @@ class MeZO(Population, Stepwise):
         items = next(client.batches(self.batch))
         basis, along = self.directions(state.seed), self.indices(client.round)
         return Estimates(
-            shares(client.estimates(self, basis, along, items, self.estimator == "one-point"))
+            mixing_shares(
+                client.estimates(self, basis, along, items, self.estimator == "one-point")
+            )
         )
 
     def aggregate(self, state: StepState, answers: Answers) -> Estimates:

@@ -2,7 +2,7 @@
 the loop of local steps.
 
 two-point   rho = [l(w + eps z; x) - l(w - eps z; x)] / (2 eps)      SPSA; MeZO, FedKSeed Eq. 3,
-FeedSign Eq. 2
+FeedSign Eq. 1
 one-point   rho = [l(w + eps z; x) - l(w; x)] / eps                  forward difference; FedZO
 clipped     min(max(rho, -C), C)                                     QZO: "Fine-tuning Quantized
 Neural Networks with Zeroth-order Optimization", ICLR 2026
@@ -145,6 +145,10 @@ class ZerothOrder(Method):
 
     @property
     def from_base(self) -> bool:  # type: ignore[override]
+        return self.small_steps == "from-base"
+
+    @property
+    def rebuilds_each_step(self) -> bool:  # type: ignore[override]
         return self.small_steps == "from-base"
 
     def directions(self, seed: int) -> Basis:
@@ -327,7 +331,7 @@ class Population(ZerothOrder):
         return self
 
 
-def shares(projections: Sequence[Projection]) -> Floats:
+def mixing_shares(projections: Sequence[Projection]) -> Floats:
     """Return rho_j / n of each of n estimates, float32, shape (n,)."""
     return np.array(
         [projection.rho / len(projections) for projection in projections], dtype=np.float32

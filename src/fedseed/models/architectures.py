@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from transformers import (
-    AutoImageProcessor,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
@@ -56,6 +55,9 @@ class Loader:
         Raises OSError or ValueError if its files are incomplete.
         """
         if self.auto is AutoModelForImageClassification:
+            # it brings image libraries, which take a second to load
+            from transformers import AutoImageProcessor
+
             return AutoImageProcessor.from_pretrained(place, trust_remote_code=trust_remote_code)
         try:
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from re import findall
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
@@ -64,6 +65,7 @@ __all__ = [
     "outline",
     "quiet",
     "reach",
+    "read_config",
     "read_processor",
 ]
 
@@ -274,7 +276,7 @@ def _complete(
 
     transformers would continue with random numbers in place of missing weights.
     """
-    sizes = {key[0]: key[1:3] for key in report["mismatched_keys"]}
+    sizes = _misfits(report, model)
     lacking = {*report["missing_keys"], *sizes}
     new_names: Collection[str] = ()
     if head is not None:
@@ -287,13 +289,14 @@ def _complete(
     misfits = [name for name in missing if name in sizes]
     if misfits:
         name = misfits[0]
-        ours, config_shape = (list(size) for size in sizes[name])
-        shapes = f"{name} of shape {ours}, but config.json requires {config_shape}"
+        file_shape, config_shape = sizes[name]
+        shapes = f"{name} of shape {file_shape}, config.json asks for {config_shape}"
+        if file_shape is None:
+            shapes = f"{name} of another shape than config.json asks for, {config_shape}"
         if len(misfits) > 1:
             shapes += f" (and {len(misfits) - 1:,} more)"
-        raise problem(
-            checkpoint.name, f"its file has {shapes}: one of the two files belongs to another model"
-        )
+        reason = _newer_saver(checkpoint.place) or "one of the two is another model's"
+        raise problem(checkpoint.name, f"its file has {shapes}: {reason}")
     unexpected = [str(name) for name in report.get("unexpected_keys") or ()]
     if any("lora_" in name or "base_layer" in name for name in unexpected):
         raise problem(
@@ -305,8 +308,41 @@ def _complete(
     wrong_class = not loader.classes().intersection(checkpoint.classes)
     fault = f"its files do not have {of_all}"
     if wrong_class:
-        fault += f", but the task needs {loader.description} (see model.architecture)"
+        fault += f"; the task needs {loader.description} (see model.architecture)"
+    elif _newer_saver(checkpoint.place):
+        fault += f": {_newer_saver(checkpoint.place)}"
     raise problem(checkpoint.name, fault)
+
+
+def _misfits(report: dict[str, Any], model: Any) -> dict[str, tuple[list[int] | None, list[int]]]:
+    """Return the tensors that a file has in another shape than the model, by name: the file's shape
+    (None: not known) and the model's.
+
+    Before 5 transformers reports names alone.
+    """
+    found: dict[str, tuple[list[int] | None, list[int]]] = {}
+    for key in report["mismatched_keys"]:
+        if isinstance(key, str):
+            found[key] = None, list(model.get_parameter(key).shape)
+        else:
+            found[key[0]] = list(key[1]), list(key[2])
+    return found
+
+
+def _newer_saver(place: str) -> str:
+    """Return what to do about a folder that a newer transformers saved; "" if none did."""
+    saver, here = _saver_version(place), transformers.__version__
+    if _numbers(saver) <= _numbers(here):
+        return ""
+    return (
+        f"it was saved by transformers {saver}, and this one ({here}) may read it otherwise: "
+        f"install transformers {saver} here, or save the base with the older one"
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    """Return the numbers of a version: of 5.0.0rc1 5, 0 and 0."""
+    return [int(number) for number in findall(r"\d+", version)[:3]]
 
 
 def read_processor(checkpoint: Checkpoint, loader: Loader, trusted: bool) -> Any:
@@ -377,10 +413,8 @@ def outline(
     kind = architecture or architecture_of(checkpoint.config, head is not None)
     options = _configured(checkpoint, kind, head)
     attention_options = {} if attention is None else {"attn_implementation": attention}
+    config = _read_config(checkpoint, trust_remote_code, options)
     try:
-        config = AutoConfig.from_pretrained(
-            checkpoint.place, trust_remote_code=trust_remote_code, **options
-        )
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             model = (
                 LOADERS[kind]
@@ -393,9 +427,7 @@ def outline(
                 )
             )
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise problem(
-            base, f"no model can be made from its configuration ({first_line(error)})"
-        ) from error
+        raise _no_model(base, error) from error
     if quantization is not None:
         # a library's quantised layers have the same size as fedseed's own of as many bits
         prepare_loaded(model, STAND_INS[quantization], base)
@@ -404,6 +436,34 @@ def outline(
         model = adapters.load(model, checkpoint.adapter, trains=True)
     model.eval()
     return model
+
+
+def read_config(
+    base: str, trust_remote_code: bool, architecture: Architecture, head: Head | None
+) -> Any:
+    """Return the configuration of the model that `load_model` would load, without its class.
+
+    The class of a model takes seconds to import; the arguments are `load_model`'s.
+
+    Raises:
+        RecipeError: it can't be had.
+    """
+    checkpoint = find_checkpoint(base)
+    options = _configured(checkpoint, architecture, head)
+    return _read_config(checkpoint, trust_remote_code, options)
+
+
+def _read_config(checkpoint: Checkpoint, trusted: bool, options: dict[str, Any]) -> Any:
+    """Return a base's configuration as transformers reads it. Raises RecipeError."""
+    try:
+        return AutoConfig.from_pretrained(checkpoint.place, trust_remote_code=trusted, **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise _no_model(checkpoint.name, error) from error
+
+
+def _no_model(base: str, error: Exception) -> RecipeError:
+    """Return the error about a configuration that no model can be made from."""
+    return problem(base, f"no model can be made from its configuration ({first_line(error)})")
 
 
 def embedding_rows(model: Any) -> int | None:

@@ -247,22 +247,31 @@ def unreached(model: torch.nn.Module, run: Callable[[], Any]) -> list[str]:
 
 
 def _is_one_of_several(model: torch.nn.Module, name: str, met: set[str]) -> bool:
-    """Return whether a parameter belongs to one of several list members of the same class, such as
-    experts, of which another was reached.
+    """Return whether a parameter lies in one of several numbered members of the same class, such as
+    an expert, and another of them was reached.
+
+    The members are those of a list, or of a dictionary whose keys end with a number ("expert_3").
     """
     parts = name.split(".")
     for depth in range(1, len(parts)):
-        if not parts[depth].isdecimal():
-            continue
-        place, whole = ".".join(parts[:depth]), ".".join(parts[: depth + 1])
+        place, key = ".".join(parts[:depth]), parts[depth]
         members = model.get_submodule(place)
-        if not isinstance(members, torch.nn.ModuleList) or _any_under(met, whole):
+        if not _is_numbered(key) or not isinstance(
+            members, torch.nn.ModuleList | torch.nn.ModuleDict
+        ):
             continue
-        kind = type(members[int(parts[depth])])
-        for number, member in enumerate(members):
-            if type(member) is kind and _any_under(met, f"{place}.{number}"):
+        if _any_under(met, f"{place}.{key}"):
+            continue
+        kind = type(members.get_submodule(key))
+        for other, member in members.named_children():
+            is_alike = _is_numbered(other) and type(member) is kind
+            if is_alike and _any_under(met, f"{place}.{other}"):
                 return True
     return False
+
+
+def _is_numbered(key: str) -> bool:
+    return key[-1:].isdecimal()
 
 
 def _any_under(names: set[str], place: str) -> bool:
@@ -316,8 +325,10 @@ def examine(model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool =
 
 
 def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
-    """Complete a model's traits with a probe's findings."""
+    """Complete a model's traits by what a probe finds."""
+    stored = {name: parameter.dtype for name, parameter in model.named_parameters()}
     _rest_unreached(model, traits, unreached(model, lambda: probe.logits([probe.longer])))
+    _refuse_casts(model, traits.base, stored)
     probe.refuse_chance(traits.base)
     if probe.is_causal:
         probe.refuse_looking_ahead(traits.base)
@@ -332,6 +343,27 @@ def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
         traits.notes.append(
             f"padding changes the text that a {type(model).__name__} generates: only prompts of "
             "equal length share a batch"
+        )
+
+
+def _refuse_casts(model: Any, base: str, stored: dict[str, torch.dtype]) -> None:
+    """Raise RecipeError if a forward pass has cast parameters for good.
+
+    A router of Switch Transformers in 16 bits becomes one of 32 when it first computes. Steps would
+    be of that one, which neither an orbit's replay nor an export's reader begins with.
+
+    Args:
+        model: after a forward pass.
+        base: its name.
+        stored: the parameters' dtypes before that pass, by name.
+    """
+    cast = [name for name, parameter in model.named_parameters() if parameter.dtype != stored[name]]
+    if cast:
+        now = str(model.get_parameter(cast[0]).dtype).removeprefix("torch.")
+        raise RecipeError(
+            f'model.base = "{base}": a {type(model).__name__} casts parameters of its own to {now} '
+            f"when it computes ({listed(cast, SHOWN)}), and goes on as another model than was "
+            f'loaded: set model.dtype = "{now}"'
         )
 
 

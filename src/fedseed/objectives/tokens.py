@@ -90,6 +90,9 @@ class TextTokens:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        # the text that was asked for last, and its tokens: a prompt is asked for by itself, and
+        # again for the response after it
+        self._last: tuple[str, list[int]] = ("", [])
 
     @cached_property
     def start(self) -> tuple[int, ...]:
@@ -103,8 +106,12 @@ class TextTokens:
         return str(first[0] if first else "").startswith(BLANKS)
 
     def ids(self, text: str) -> list[int]:
-        """Return a text's tokens, without special tokens around it."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        """Return a text's tokens, without special ones around it."""
+        last = self._last
+        if not text or last[0] != text:
+            last = (text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"]))
+            self._last = last  # in one step, as threads of a server share this object
+        return list(last[1])
 
     def from_start(self, ids: Sequence[int]) -> list[int]:
         """Return tokens with the beginning of every text before them, unless they already have
@@ -227,6 +234,17 @@ def _shift_spans(spans: tuple[Span, ...], offset: int, first: int, end: int) -> 
     return tuple((begin, stop) for begin, stop in shifted if begin < stop)
 
 
+def stated_positions(config: Any) -> int | None:
+    """Return the number of positions that a model's configuration states; None: any number, or it
+    states none.
+    """
+    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    # XLNet's configuration has -1, for any number of positions
+    if limit is None or limit < 1:
+        return None
+    return limit
+
+
 def longest_input(model: Any) -> int | None:
     """Return the number of positions of a model; None if its configuration does not have it.
 
@@ -236,10 +254,7 @@ def longest_input(model: Any) -> int | None:
     config = getattr(model, "config", None)
     if config is None:
         return None
-    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    # XLNet's configuration has -1, which means any number of positions
-    if limit is not None and limit < 1:
-        limit = None
+    limit = stated_positions(config)
     for name, module in model.named_modules():
         if (
             isinstance(module, torch.nn.Embedding)

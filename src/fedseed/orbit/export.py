@@ -115,6 +115,27 @@ def check_weights(folder: Path, model: Any) -> None:
         )
 
 
+def check_finite(model: Any, header: Header) -> None:
+    """Raise FedseedError if a tuned weight is NaN or infinite, as after a run that has diverged.
+
+    Args:
+        model: the tuned model.
+        header: the run's, which names the tensors that were tuned.
+    """
+    tuned_names = {entry.name for entry in header.layout.tensors}
+    wrong = [
+        name
+        for name, parameter in model.named_parameters()
+        if name in tuned_names and not parameter.isfinite().all()
+    ]
+    if wrong:
+        raise FedseedError(
+            f"the tuned weights are NaN or infinite in {listed(wrong, SHOWN)}: the run has "
+            "diverged; nothing is written. Export an earlier round with --upto, or run again with "
+            "a lower rate"
+        )
+
+
 def _differ(tuned: Any, exported: Any) -> bool:
     """Return whether two tensors have other values."""
     first, second = tuned.detach().cpu(), exported.detach().cpu()
@@ -144,11 +165,12 @@ def export_model(
         merge: add an adapter's changes to the base's weights and write the whole model.
 
     Raises:
-        FedseedError: the folder is not free (`check_free`), `merge` is asked for without a LoRA
-            adapter, the tokenizer would be another one, the folder would load as another model, or
-            a file can't be written. Nothing is left half-written.
+        FedseedError: the folder is not free (`check_free`), a tuned weight is no number, `merge` is
+            asked for without a LoRA adapter, the tokenizer would be another one, the folder would
+            load as another model, or a file can't be written. Nothing is left half-written.
     """
     check_free(folder)
+    check_finite(model, header)
     form: Form = "adapter" if adapters.is_installed(model) else "whole"
     quantization = header.quantization if form == "adapter" else ""
     if merge:

@@ -12,6 +12,7 @@ from fedseed.errors import MessageError, OrbitError
 from fedseed.methods import Method
 from fedseed.methods.payload import State
 from fedseed.models import adapters
+from fedseed.models.stored import stored_weights
 from fedseed.orbit.header import Header, note_other_version
 from fedseed.orbit.record import NO_DIGEST, Record
 from fedseed.text import listed
@@ -61,7 +62,7 @@ def replay(
             "returns"
         )
     if method.from_base:
-        space.keep_base()
+        space.keep_base(stored_weights(model), often=method.rebuilds_each_step)
     catch_up(method, header.start(), space, records, progress, check_all)
     return space.digest()
 

@@ -16,6 +16,7 @@ from fedseed.methods import Method, MeZO
 from fedseed.methods.base import Answer, Answers
 from fedseed.methods.payload import Nothing
 from fedseed.models.quantization import check_tunable, quantization_of
+from fedseed.models.stored import stored_weights
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import NO_DIGEST, Header, Record
 from fedseed.orbit.file import write_orbit
@@ -103,7 +104,7 @@ class ZOOptimizer:
         # the newest step: the last one is written with the weights' digest
         self._held: Record | None = None
         if self.method.from_base:
-            self.space.keep_base()
+            self.space.keep_base(stored_weights(model), often=self.method.rebuilds_each_step)
         if orbit is not None:
             self._open(
                 Path(orbit),

@@ -21,7 +21,7 @@ class Matrix(NamedTuple):
         return self.rows * max(self.columns, 1)
 
 
-class Run(NamedTuple):
+class MatrixRun(NamedTuple):
     """Consecutive elements of one matrix or vector."""
 
     lo: int  # counted from where the cut run began
@@ -56,7 +56,7 @@ class Matrices:
         self._starts = [m.start for m in self._all]
         self.size = position
 
-    def cut(self, start: int, stop: int) -> Iterator[Run]:
+    def cut(self, start: int, stop: int) -> Iterator[MatrixRun]:
         """Elements start..stop, tensor by tensor.
 
         Raises:
@@ -69,5 +69,5 @@ class Matrices:
         while position < stop:
             matrix = self._all[index]
             end = min(stop, matrix.start + matrix.size)
-            yield Run(position - start, end - start, matrix)
+            yield MatrixRun(position - start, end - start, matrix)
             position, index = end, index + 1

@@ -14,7 +14,7 @@ from fedseed.reports.results import RoundLine
 NAME = "log.txt"
 
 
-class Logged(Progress):
+class LoggedProgress(Progress):
     """Passes messages on, and writes them to a file once it has a folder.
 
     A disk that is full stops no run.

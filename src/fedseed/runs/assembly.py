@@ -36,11 +36,11 @@ from fedseed.runs.model_setup import (
 )
 from fedseed.runs.parties import join_parties, load_data, load_parties
 from fedseed.runs.rates import find_rate, restore_rate, with_rate
-from fedseed.runs.simulation import Simulation
+from fedseed.runs.simulation import Simulation, check_processes
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
 from fedseed.tasks.data import BETA, ClientData, TaskData
-from fedseed.tasks.files import Record, dataset_rows, is_dataset
+from fedseed.tasks.files import FileRow, dataset_rows, is_dataset
 from fedseed.tasks.forms import examples_in
 from fedseed.tasks.record import clients_record, held_out_record, record_of
 
@@ -286,9 +286,9 @@ def _class_labels(class_names: Sequence[str], sets: Iterable[Iterable[Any]]) -> 
     used_labels, declared = set[str](), set[tuple[str, ...]]()
     for rows in sets:
         if is_dataset(rows):
-            records = [row for row in dataset_rows("", rows) if isinstance(row, Record)]
+            records = [row for row in dataset_rows("", rows) if isinstance(row, FileRow)]
         else:
-            records = [Record("", row) for row in rows if isinstance(row, Mapping)]
+            records = [FileRow("", row) for row in rows if isinstance(row, Mapping)]
         for record in records:
             declared.add(record.class_names.get("label", ()))
             label = record.values.get("label")
@@ -358,6 +358,7 @@ def build(
         tracker.check()
     if folder is not None:
         check_apart(recipe, Path(folder))
+    check_processes(recipe.method, workers)
     if workers is not None and ray is None:
         warm()
     parts = None

@@ -78,13 +78,14 @@ class RunFolder:
 
     Args:
         path: created if missing.
-        recipe: the complete recipe as TOML; None: the run has none.
-        resume: resume the run in the folder. If false, the folder must not hold a run.
-        chat_template: the Jinja template of the run's chats, if it differs from the tokenizer's.
-        data: digests of the run's data; empty: not known here.
-        fingerprint: fingerprint of the base's tokenizer, if the base has one.
-        claim: only lock the folder and compare recipes. `begin` writes the first files; `release`
-            before that leaves no file behind.
+        recipe: the complete recipe as TOML, if the run has one.
+        resume: take up the run that is there. Without it there must be none.
+        chat_template: the Jinja template of the run's chats, if it has one of its own.
+        data: digests of the run's data; none: they are not known here.
+        fingerprint: what the base's tokenizer makes of texts, if it has one.
+        threads: the number of threads that each process trains with; None: it does not matter.
+        claim: only lock the folder and compare recipes; `begin` writes the run's first files. Until
+            then `release` leaves nothing behind.
 
     Raises:
         FedseedError: the folder holds a run already, or another process is using it.
@@ -101,10 +102,13 @@ class RunFolder:
         claim: bool = False,
         data: DataRecord | None = None,
         fingerprint: Fingerprint | None = None,
+        threads: int | None = None,
     ) -> None:
         self.path = path
         self._recipe, self._chat_template = recipe, chat_template
-        self._data, self._fingerprint = data, fingerprint
+        self._data, self._fingerprint, self._threads = data, fingerprint, threads
+        # the number of threads that the run began with, where it is another one
+        self.earlier_threads: int | None = None
         self._begun = False
         # if true, `progress` reaches the disk only through `sync`: in a network run the server's
         # log already has the steps
@@ -135,6 +139,10 @@ class RunFolder:
             compare_data(path, data or {}, fingerprint)
         if self.finished:
             return
+        if resume and threads is not None:
+            earlier_threads = read_threads(path)
+            if earlier_threads != threads:
+                self.earlier_threads = earlier_threads
         self._made_folder = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -170,8 +178,8 @@ class RunFolder:
                 write_whole(recipe, tomli_w.dumps(table).encode())
             if self._chat_template and not template.exists():
                 write_whole(template, self._chat_template.encode())
-            if self._data and not (self.path / DATA).exists():
-                _write_data(self.path, self._data, self._fingerprint)
+            if (self._data or self._threads) and not (self.path / DATA).exists():
+                _write_data(self.path, self._data or {}, self._fingerprint, self._threads)
             self._metrics = Appender(self.path / "metrics.jsonl")
         except BaseException:
             self._progress.close()
@@ -446,7 +454,7 @@ def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) 
         f"{file}; then figures from before and after the change can't be compared"
     )
     changes = []
-    if data:
+    if data and earlier_record:
         changes = describe_changes(earlier_record, data)
     if changes:
         raise RecipeError(f"{path} was started with other data: {', '.join(changes)}: {way_out}")
@@ -456,11 +464,28 @@ def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) 
             raise RecipeError(f"{path} was started with other tokens: {difference}")
 
 
-def _write_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) -> None:
+def read_threads(path: Path) -> int | None:
+    """Return the number of threads that a folder's run began with; None if that is not known.
+
+    The last bits of torch's sums depend on it.
+    """
+    try:
+        threads = json.loads((path / DATA).read_text(encoding="utf-8"))["threads"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    if isinstance(threads, int):
+        return threads
+    return None
+
+
+def _write_data(
+    path: Path, data: DataRecord, fingerprint: Fingerprint | None, threads: int | None
+) -> None:
     tokens = None
-    if fingerprint is not None:
+    # without the data's digests (a private run's) nothing of the tokens is written either
+    if fingerprint is not None and data:
         tokens = fingerprint.to_json()
-    table = {"data": record_to_json(data), "tokens": tokens}
+    table = {"data": record_to_json(data), "tokens": tokens, "threads": threads}
     write_whole(path / DATA, (json.dumps(table, indent=1) + "\n").encode())
 
 

@@ -14,17 +14,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.coordinator.rounds import Gathered
-from fedseed.federation.coordinator.step_log import Logged as LoggedSteps
+from fedseed.federation.coordinator.step_log import StepLogContents
 from fedseed.federation.cost import rounding_warning
-from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.methods import Method
 from fedseed.orbit import NO_DIGEST, Header
 from fedseed.privacy import mechanism_of
 from fedseed.registry import one_line
-from fedseed.reports.log import Logged, first_stamp, stamp
+from fedseed.reports.log import LoggedProgress, first_stamp, stamp
 from fedseed.reports.machine import command, host, versions
 from fedseed.reports.pictures import draw_run
 from fedseed.reports.progress import Progress
@@ -66,14 +66,19 @@ class Run(ABC):
     names: Sequence[str]
 
     def __init__(self, progress: Progress) -> None:
-        self.progress = Logged(progress)
-        self.folder: RunFolder | None = None  # where the run writes; None: nowhere
-        self.store: StepStore | None = None  # keeps the steps, in the folder
+        self.progress = LoggedProgress(progress)
+        self.folder: RunFolder | None = None  # what the run writes; None: nothing
+        self.store: StepStore | None = None  # where steps are kept, in the folder
         self._warned = False
         self._warned_of_divergence = False
         self._began = ""
 
-    def logged(self) -> LoggedSteps | None:
+    @property
+    def threads(self) -> int | None:
+        """Return the number of threads that each process trains with; None: nothing trains here."""
+        return None
+
+    def logged(self) -> StepLogContents | None:
         """Return the content of the run's log; None if there is no log."""
         return None
 
@@ -85,13 +90,11 @@ class Run(ABC):
     def gather(self, number: int) -> Gathered:
         """Open a round, send the plans, and pass the answers to the coordinator."""
 
-    def apply(self, step: bytes, line: RoundLine, log: bool) -> None:  # noqa: B027
-        """Apply the step if this process holds the model, and add the figures it gives to
-        `line`.
-        """
+    def apply(self, step: Message, line: RoundLine, log: bool) -> None:  # noqa: B027
+        """Apply the step if the model is here, and add to `line` what is known then."""
 
-    def publish(self, step: bytes, line: RoundLine) -> None:  # noqa: B027
-        """Send the step to the clients. Where there is a log, the round counts from here on."""
+    def publish(self, step: Message, line: RoundLine) -> None:  # noqa: B027
+        """Tell others of the step: where there is a log, the round counts from here on."""
 
     def recorded(self, line: RoundLine, log: bool) -> None:  # noqa: B027
         """Record that the round counts."""
@@ -160,7 +163,16 @@ class Run(ABC):
                     # about the data
                     data={} if spec.private else spec.data_record,
                     fingerprint=spec.fingerprint,
+                    threads=self.threads,
                 )
+                earlier_threads = self.folder.earlier_threads
+                if earlier_threads is not None:
+                    self.progress.warn(
+                        f"{spec.folder}: the run began with {plural(earlier_threads, 'thread')} a "
+                        f"process and goes on with {self.threads}: the last bits of the weights "
+                        "will not be those of a run without interruption; --threads "
+                        f"{earlier_threads} keeps them"
+                    )
             if self.folder.finished:
                 return self._finished(spec.folder)
         self._began = stamp()

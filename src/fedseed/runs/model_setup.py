@@ -111,7 +111,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
             )
         adapter = adapters.settings_of(model)
     equipment = assemble_equipment(
-        recipe, data, kind, model, processor, room_left(recipe, model), trainable
+        recipe, data, kind, model, processor, room_left(recipe, longest_input(model)), trainable
     )
     if adapter is None:  # with an adapter, they are chosen after it is installed
         key = "model.trainable"
@@ -170,13 +170,13 @@ def choose_kind(
     return kind, Head(classes, recipe.seed) if classes else None
 
 
-def room_left(recipe: Recipe, model: Any) -> int | None:
-    """Return how many tokens an example may have: what the base can take, minus the adapter's
-    virtual tokens.
+def room_left(recipe: Recipe, room: int | None) -> int | None:
+    """Return the number of tokens that a base takes besides those of the recipe's adapter.
 
-    None: any number.
+    Args:
+        recipe: the recipe.
+        room: the number of tokens that the base takes. None: any number.
     """
-    room = longest_input(model)
     adapter = adapters.choose_adapter(
         recipe.model.adapter, recipe.method.adapter, recipe.method.name
     )
@@ -205,6 +205,43 @@ def assemble_equipment(
         RecipeError: this processor can't prepare the examples, the model's classes differ from the
             data's, or the model's losses would be meaningless.
     """
+    objective, measured, limit, classes = make_objective(
+        recipe, data, kind, model.config, processor, positions
+    )
+    examine_base(model, objective)
+    return Equipment(
+        model, processor, trainable, objective, measured, limit, longest_input(model), classes
+    )
+
+
+def make_objective(
+    recipe: Recipe,
+    data: TaskData,
+    kind: "ExampleKind",
+    config: Any,
+    processor: Any,
+    positions: int | None,
+) -> tuple[Objective, EvaluationSettings, str, tuple[str, ...]]:
+    """Return what makes items and losses of a recipe's examples. It needs no model.
+
+    The processor is given the chat template that the data is written by.
+
+    Args:
+        recipe: the recipe.
+        data: its task's.
+        kind: of the examples.
+        config: the model's configuration, of transformers.
+        processor: the base's tokenizer or image processor.
+        positions: the number of tokens that an example may have at most; None: any number.
+
+    Returns:
+        The objective, the evaluation's settings within the model's positions, the limit of an
+        example for messages, and a classifier's classes in the order of its outputs.
+
+    Raises:
+        RecipeError: the examples can't be made ready by such a processor, or the model tells other
+            classes apart than the data have.
+    """
     measured, limit = limit_settings(recipe.evaluation, positions)
     if data.chat_template:
         processor.chat_template = data.chat_template
@@ -214,15 +251,12 @@ def assemble_equipment(
         raise RecipeError(f'model.base = "{recipe.model.base}": {error}') from error
     classes: tuple[str, ...] = ()
     if kind.architecture in ("classification", "image"):
-        classes = match_outputs(recipe, data, kind, model, objective)
-    examine_base(model, objective)
-    return Equipment(
-        model, processor, trainable, objective, measured, limit, longest_input(model), classes
-    )
+        classes = match_outputs(recipe, data, kind, config, objective)
+    return objective, measured, limit, classes
 
 
 def match_outputs(
-    recipe: Recipe, data: TaskData, kind: "ExampleKind", model: Any, objective: Objective
+    recipe: Recipe, data: TaskData, kind: "ExampleKind", config: Any, objective: Objective
 ) -> tuple[str, ...]:
     """Set in a classifier's objective which output stands for which class of the data.
 
@@ -235,7 +269,7 @@ def match_outputs(
     from fedseed.models.heads import match_classes, output_names
     from fedseed.objectives.kinds import classes_of
 
-    names, classes = output_names(model.config.to_dict()), classes_of(kind, data)
+    names, classes = output_names(config.to_dict()), classes_of(kind, data)
     if not classes:
         return ()
     outputs = match_classes(classes, names)

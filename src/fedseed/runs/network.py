@@ -22,7 +22,7 @@ from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.coordinator.network import NetworkCoordinator
 from fedseed.federation.coordinator.rounds import Gathered
 from fedseed.federation.coordinator.session import CoordinatorSettings
-from fedseed.federation.coordinator.step_log import Logged
+from fedseed.federation.coordinator.step_log import StepLogContents
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.orbit import NO_DIGEST
@@ -216,7 +216,7 @@ class NetworkRun(Run):
         assert self._talk is not None
         return self._talk
 
-    def logged(self) -> Logged:
+    def logged(self) -> StepLogContents:
         """Return the content of the log.
 
         After a crash, either of orbit file and log may lack steps that the other has.
@@ -243,8 +243,8 @@ class NetworkRun(Run):
         assert self.talk.rounds is not None
         return self._wait(self.talk.rounds.gather(number))
 
-    def publish(self, step: bytes, line: RoundLine) -> None:
-        self._wait(self.talk.log.publish(line.round, step))
+    def publish(self, step: Message, line: RoundLine) -> None:
+        self._wait(self.talk.log.publish(line.round, step.encode()))
 
     def recorded(self, line: RoundLine, log: bool) -> None:
         self.talk.tell(line)

@@ -11,16 +11,22 @@ from typing import Any, NamedTuple
 from fedseed.errors import RecipeError, plural
 from fedseed.models.architectures import LOADERS
 from fedseed.models.checkpoint import find_checkpoint
-from fedseed.models.loading import outline, read_processor
+from fedseed.models.loading import outline, read_config, read_processor
 from fedseed.objectives.classification import ClassifiedText, ScoredText
-from fedseed.objectives.losses import Options
+from fedseed.objectives.kinds import ExampleKind
+from fedseed.objectives.losses import Objective, Options
 from fedseed.objectives.masked import Blank, Prompted
 from fedseed.objectives.preferences import Pair
-from fedseed.objectives.prepared import describe_changes, describe_idle, prepare
+from fedseed.objectives.prepared import Prepared, describe_changes, describe_idle, prepare
 from fedseed.objectives.rewarded import RewardedTokens
-from fedseed.objectives.tokens import Tokens
+from fedseed.objectives.tokens import Tokens, longest_input, stated_positions
 from fedseed.recipe.settings import Recipe
-from fedseed.runs.model_setup import Equipment, assemble_equipment, choose_kind, room_left
+from fedseed.runs.model_setup import (
+    assemble_equipment,
+    choose_kind,
+    make_objective,
+    room_left,
+)
 from fedseed.tasks.data import Picture, TaskData
 
 
@@ -55,10 +61,8 @@ def preview(
             f"--client {client}: no such client; the clients are "
             f"{', '.join(list(clients_by_name)[:12])}"
         )
-    equipment = _equip(recipe, data)
-    objective, limit = equipment.objective, equipment.limit
+    objective, limit, prepared = _prepare(recipe, data)
     whose = clients_by_name[client] if client is not None else data.clients[0]
-    prepared = [prepare(objective, one.name, one.examples) for one in data.clients]
     previews = []
     for number, example in enumerate(whose.examples[:examples], 1):
         place = ""
@@ -103,24 +107,56 @@ def _step_size(recipe: Recipe) -> tuple[str, ...]:
     )
 
 
-def _equip(recipe: Recipe, data: TaskData) -> Equipment:
-    """Return the objective and settings for the examples, with the model's limit on tokens, but
-    without weights.
+def _prepare(recipe: Recipe, data: TaskData) -> tuple[Objective, str, list[Prepared]]:
+    """Make all clients' examples ready; return them with their objective and the limit of one.
+
+    The class of a model takes seconds to import. It is needed only where it decides something: of
+    examples that may be too long for the model, or may have tokens that it has no embedding for.
     """
-    settings = recipe.model
     kind, head = choose_kind(recipe, data)
     if kind.example is Picture:
         raise RecipeError(
             f'task.name = "{recipe.task.name}": its examples are pictures, but a preview '
             "shows tokens"
         )
-    code = settings.trust_remote_code
-    model = outline(
-        settings.base, trust_remote_code=code, architecture=kind.architecture, head=head
-    )
-    loader = LOADERS[kind.architecture]
-    processor = read_processor(find_checkpoint(settings.base), loader, code)
-    return assemble_equipment(recipe, data, kind, model, processor, room_left(recipe, model))
+    base, code = recipe.model.base, recipe.model.trust_remote_code
+    checkpoint, loader = find_checkpoint(base), LOADERS[kind.architecture]
+    processor = read_processor(checkpoint, loader, code)
+    config = read_config(base, code, kind.architecture, head)
+    if checkpoint.adapter is None and config.model_type in loader.names:
+        prepared = _prepare_by_config(recipe, data, kind, config, processor)
+        if prepared is not None:
+            return prepared
+    model = outline(base, trust_remote_code=code, architecture=kind.architecture, head=head)
+    room = room_left(recipe, longest_input(model))
+    equipment = assemble_equipment(recipe, data, kind, model, processor, room)
+    objective = equipment.objective
+    examples = [prepare(objective, one.name, one.examples) for one in data.clients]
+    return objective, equipment.limit, examples
+
+
+def _prepare_by_config(
+    recipe: Recipe, data: TaskData, kind: ExampleKind, config: Any, processor: Any
+) -> tuple[Objective, str, list[Prepared]] | None:
+    """Do what `_prepare` does by the model's configuration alone.
+
+    Returns:
+        None where only the model itself can tell what becomes of an example.
+    """
+    # models of RoBERTa's kind have no positions up to that of padding
+    positions = stated_positions(config)
+    if positions is not None:
+        positions -= 1 + (config.get_text_config().pad_token_id or 0)
+    room = room_left(recipe, positions)
+    objective, _, limit, _ = make_objective(recipe, data, kind, config, processor, room)
+    objective.rows = getattr(config.get_text_config(), "vocab_size", None)
+    try:
+        prepared = [prepare(objective, one.name, one.examples) for one in data.clients]
+    except RecipeError:  # a token beyond the embeddings
+        return None
+    if any(one.dropped or one.cut for one in prepared):
+        return None
+    return objective, limit, prepared
 
 
 def _preview_pair(title: str, pair: Pair, objective: Any) -> list[ExamplePreview]:

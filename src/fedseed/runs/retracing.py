@@ -120,7 +120,7 @@ def _follows(
         # an update beyond all bounds, which a coordinator would not count
         right = False
     combined = coordinator.weighted_answers()
-    step = Message.decode(coordinator.close()).payload
+    step = coordinator.close().payload
     if step != recorded:
         coordinator.state = method.advance(earlier_state, recorded_step)
         if coordinator.untaken is not None or not combined:

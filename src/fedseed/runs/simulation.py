@@ -7,7 +7,7 @@ and evaluation stay in this process.
 
 import time
 import weakref
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -20,12 +20,13 @@ from fedseed.federation.byzantine import Byzantine
 from fedseed.federation.client.accounts import accounts_in_memory, charge, kind_of, run_of, turn_of
 from fedseed.federation.client.secure import Masking, answer_ask
 from fedseed.federation.client.state import Hosted
-from fedseed.federation.client.worker import Answer
+from fedseed.federation.client.worker import Answer, Worker
 from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.coordinator.membership import Roster
 from fedseed.federation.coordinator.rounds import Gathered, Rounds
 from fedseed.federation.coordinator.secure import SecureCoordinator
 from fedseed.federation.coordinator.session import CoordinatorSettings, Rejected, Session
+from fedseed.federation.coordinator.summed import SummedCoordinator
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import Message
 from fedseed.federation.protocol import read_plan, silent_message
@@ -223,6 +224,8 @@ class _LocalSession(Session):
     def _answers(self, plans: dict[int, bytes]) -> list[Answer]:
         """Return the clients' answers, from the workers or from this process."""
         worker, items = self.hosted.worker, list(self.hosted.items.values())
+        if isinstance(self.coordinator, SummedCoordinator):
+            return sum_round(self.coordinator, worker, plans, [items[client] for client in plans])
         losses: dict[Any, Any] = {}
         if self.team is not None:
             self._deal(plans)
@@ -265,6 +268,36 @@ def _run_to_end(work: Coroutine[Any, Any, Gathered]) -> Gathered:
         gathered: Gathered = stop.value
         return gathered
     raise RuntimeError("a round of a simulation waited for something outside its process")
+
+
+def sum_round(
+    coordinator: SummedCoordinator,
+    worker: Worker,
+    plans: Mapping[int, bytes],
+    items: Sequence[Sequence[Any]],
+) -> list[Answer]:
+    """Let clients add their gradients up, hand the coordinator the sum, and return the answers.
+
+    Args:
+        coordinator: the open round's.
+        worker: the model.
+        plans: each client's plan, by its number.
+        items: the clients' examples, in the plans' order.
+    """
+    answers, total = worker.sum_gradients(
+        list(plans.values()), list(plans), items, coordinator.weigh
+    )
+    coordinator.take_sum(total)
+    return answers
+
+
+def check_processes(method: Method, workers: object | None) -> None:
+    """Raise RecipeError if a method works in one process, and there are workers."""
+    if method.sums_gradients and workers is not None:
+        raise RecipeError(
+            "method.summed = true: gradients are added up in one process; leave out --workers and "
+            "--ray"
+        )
 
 
 class Simulation(Run):
@@ -320,7 +353,15 @@ class Simulation(Run):
         )
         sums, attack, byzantine = spec.secure_sums, spec.attack, None
         try:
-            if sums is None:
+            if spec.method.sums_gradients and sums is None:
+                if attack is not None:
+                    raise ValueError(
+                        "method.summed = true: [attack] changes single clients' gradients; leave "
+                        "one of the two out"
+                    )
+                check_processes(spec.method, workers)
+                self.coordinator = SummedCoordinator(*common)
+            elif sums is None:
                 self.coordinator = Coordinator(*common)
             else:
                 self.coordinator = SecureCoordinator(sums, *common)
@@ -385,19 +426,19 @@ class Simulation(Run):
     def gather(self, number: int) -> Gathered:
         return self.clients.gather(number)
 
-    def apply(self, step: bytes, line: RoundLine, log: bool) -> None:
+    def apply(self, step: Message, line: RoundLine, log: bool) -> None:
         """Apply the step to the weights.
 
         Workers apply it too, and begin the next round at the same time.
         """
         number = line.round
         if self.team is not None:
-            self.team.apply(Record(number, self.coordinator.closed_payload))
+            self.team.apply(Record(number, step.payload))
             if number < self.spec.rounds:
                 self.clients.begin(number + 1)
         start = time.perf_counter()
-        # the frame need not be checked: a message within one process can't be damaged or mixed up
-        norm = self.worker.apply_payload(self.coordinator.closed_payload)
+        # no frame is checked: within one process a message can't be damaged or mixed up
+        norm = self.worker.apply_payload(step.payload)
         line.seconds["rebuild"] = time.perf_counter() - start
         line.weights_digest = self.worker.space.digest() if self.spec.digests(line.round) else None
         if norm is not None and log:  # computing the weights' norm takes a pass over the weights
@@ -434,6 +475,12 @@ class Simulation(Run):
             (folder / "README.md").write_text(
                 card(self.header, facts, "adapter", kind), encoding="utf-8"
             )
+
+    @property
+    def threads(self) -> int:
+        if self.team is not None:
+            return self.team.threads
+        return torch.get_num_threads()
 
     def tuned(self) -> Any:
         return self.worker.space.model

@@ -2,10 +2,11 @@
 
 This module does not need torch.
 
-Two questions decide what a store does. First, does a step replace earlier ones (`Method.catch_up`)?
-If so, the folder has the newest weights (`WeightsStore`); if not, it has all steps in an orbit
-(`OrbitStore`). Second, who decides which rounds count? With a lasting log on a server (`Logged`)
-the log does, and a starting coordinator makes the files match it. Otherwise the files decide.
+Two questions decide what a store does. Does a step replace those before it (`Method.catch_up`)?
+Then the folder has the newest weights (`WeightsStore`), otherwise all steps in an orbit
+(`OrbitStore`). The files decide which rounds count, unless there is a lasting log on a server
+(`StepLogContents`): then the files follow the log, and are brought in line with it when a
+coordinator starts.
 """
 
 import base64
@@ -23,7 +24,7 @@ import numpy as np
 from fedseed.durable import finished_files, replacing
 from fedseed.errors import FedseedError, OrbitError
 from fedseed.federation.coordinator.coordinator import SIZES, Coordinator
-from fedseed.federation.coordinator.step_log import Logged
+from fedseed.federation.coordinator.step_log import StepLogContents
 from fedseed.methods.payload import Content
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.orbit.file import begin, scan
@@ -34,7 +35,7 @@ SAFETENSORS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16":
 
 
 @dataclass(frozen=True)
-class Weights:
+class StoredWeights:
     """The content of `model.safetensors` in a run's folder."""
 
     header: Header  # the run's header
@@ -45,8 +46,8 @@ class Weights:
     digest: str  # of the weights, in hex
 
 
-def _write_weights(path: Path, weights: Weights) -> None:
-    """Write the file, replacing an older one. It is on disk when this returns."""
+def _write_weights(path: Path, weights: StoredWeights) -> None:
+    """Write the file in place of an older one; it is on disk when this returns."""
     header = base64.b64encode(begin(weights.header)).decode()
     description = {
         "round": weights.round,
@@ -72,7 +73,7 @@ def _write_weights(path: Path, weights: Weights) -> None:
         file.write(weights.data)
 
 
-def read_weights(path: Path) -> Weights:
+def read_weights(path: Path) -> StoredWeights:
     """Read a file of weights.
 
     Raises OrbitError if the file can't be read, is damaged, or is not a file of weights.
@@ -92,8 +93,8 @@ def read_weights(path: Path) -> Weights:
             len(weights) != header.layout.dense_bytes
             or header.digest_of(weights) != description["digest"]
         ):
-            raise ValueError("the weights do not match the digest written with them")
-        return Weights(
+            raise ValueError("the weights' digest differs from the one written with them")
+        return StoredWeights(
             header,
             int(description["round"]),
             int(description["changed"]),
@@ -141,7 +142,11 @@ class StepStore(ABC):
     name: ClassVar[str]  # the file's name
 
     def __init__(
-        self, folder: Path, header: Header, coordinator: Coordinator, logged: Logged | None = None
+        self,
+        folder: Path,
+        header: Header,
+        coordinator: Coordinator,
+        logged: StepLogContents | None = None,
     ) -> None:
         self.folder = folder
         self.path = folder / self.name
@@ -218,8 +223,8 @@ class StepStore(ABC):
     def release(self) -> None:  # noqa: B027
         """Close the file without finishing it."""
 
-    def _elsewhere(self, logged: Logged) -> FedseedError:
-        """Return the error for a folder that does not hold the run of the log."""
+    def _elsewhere(self, logged: StepLogContents) -> FedseedError:
+        """Return the error for a folder that has nothing of the run in the log."""
         return FedseedError(
             f"the server holds a run {logged.run} of {logged.last} steps, but {self.folder} does "
             "not: continue in the run's folder (--out), choose another name (--run), or delete "
@@ -254,8 +259,8 @@ class OrbitStore(StepStore):
     _writer: OrbitWriter | None = None
 
     def restore(self, has_rounds: bool, warn: Callable[[str], None]) -> Restored:
-        """Read the orbit. Orbit and log are completed from each other."""
-        exists, logged = self.path.exists(), self.logged or Logged("")
+        """Read the orbit; it and the log are repaired from each other."""
+        exists, logged = self.path.exists(), self.logged or StepLogContents("")
         if logged.last and not exists:
             raise self._elsewhere(logged)
         if has_rounds and not exists:
@@ -373,9 +378,8 @@ class WeightsStore(StepStore):
         ]
         return Restored(stored.round, contents, [step], () if logged is None else unlogged)
 
-    def _match_kept(self, logged: Logged, warn: Callable[[str], None]) -> None:
-        """Restore the coordinator's state of the log's last round, or delete it if it belongs to
-        later rounds.
+    def _match_kept(self, logged: StepLogContents, warn: Callable[[str], None]) -> None:
+        """Take up what the coordinator has kept of the log's last round, or forget it.
 
         Raises FedseedError if it belongs to a later round and can't be recomputed.
         """
@@ -437,7 +441,8 @@ class WeightsStore(StepStore):
             if digest == NO_DIGEST:
                 weights_digest = self.header.digest_of(weights)
             _write_weights(
-                self.path, Weights(self.header, self._round, self._changed, weights, weights_digest)
+                self.path,
+                StoredWeights(self.header, self._round, self._changed, weights, weights_digest),
             )
 
     def complete(self, digest: str) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Chat, ChatStyle, Unusable
-from fedseed.tasks.files import Record, parse_json
+from fedseed.tasks.files import FileRow, parse_json
 
 Message = Mapping[str, Any]
 # how plain text names the roles
@@ -60,8 +60,8 @@ TAKEN_ARGUMENTS = frozenset(
 )
 
 
-def read_chat(row: Record, style: ChatStyle) -> Chat | Unusable:
-    """Return a row's chat, up to the assistant's last message that is to be learnt.
+def read_chat(row: FileRow, style: ChatStyle) -> Chat | Unusable:
+    """Return a row's chat, up to the last message of the assistant that is learnt.
 
     Args:
         row: has `messages` or `conversations`, and optionally `system`, one of `TOOL_FIELDS` and
@@ -90,8 +90,8 @@ def read_chat(row: Record, style: ChatStyle) -> Chat | Unusable:
     return marked_chat(turns, marks, row, style)
 
 
-def read_conversation(row: Record, answer: str, style: ChatStyle) -> Chat | Unusable:
-    """Return the chat of a row whose prompt and completion are lists of messages (TRL's form).
+def read_conversation(row: FileRow, answer: str, style: ChatStyle) -> Chat | Unusable:
+    """Return the chat of a prompt and a completion that are lists of messages (TRL's form).
 
     Only answers in the completion are learnt. If one of the two is a text, it becomes one message.
 
@@ -114,8 +114,8 @@ def read_conversation(row: Record, answer: str, style: ChatStyle) -> Chat | Unus
     return marked_chat([*prompt_turns, *answer_turns], [*marks, *answer_marks], row, style)
 
 
-def messages_of(row: Record, name: str, role: str) -> tuple[list[Message], list[bool | None]]:
-    """Return a field's messages and their marks. A text becomes one message with the given role.
+def messages_of(row: FileRow, name: str, role: str) -> tuple[list[Message], list[bool | None]]:
+    """Return a field's messages and their marks; a text is one message of the role.
 
     Messages may be in OpenAI's or ShareGPT's form, and a single one need not be in a list.
 
@@ -135,7 +135,7 @@ def messages_of(row: Record, name: str, role: str) -> tuple[list[Message], list[
 
 
 def marked_chat(
-    turns: Sequence[Message], marks: Sequence[bool | None], row: Record, style: ChatStyle
+    turns: Sequence[Message], marks: Sequence[bool | None], row: FileRow, style: ChatStyle
 ) -> Chat | Unusable:
     """Return a chat up to the last answer that is to be learnt.
 
@@ -164,7 +164,7 @@ def marked_chat(
     return replace(chat, unlearnt=unlearnt, remarks=remarks)
 
 
-def _is_learnt(message: Record) -> bool | None:
+def _is_learnt(message: FileRow) -> bool | None:
     """Return whether a message is marked to be learnt; None if it has no mark.
 
     Raises:
@@ -192,7 +192,7 @@ def _is_learnt(message: Record) -> bool | None:
     return None
 
 
-def read_tools(row: Record) -> list[Mapping[str, Any]]:
+def read_tools(row: FileRow) -> list[Mapping[str, Any]]:
     """Return the descriptions of the functions that a row's assistant may call.
 
     The bare functions of `functions` and `tool_defs` are converted to the form of `tools`.
@@ -220,8 +220,8 @@ def read_tools(row: Record) -> list[Mapping[str, Any]]:
     return first
 
 
-def with_arguments(style: ChatStyle, row: Record) -> ChatStyle:
-    """Return a chat's style with the template arguments of its row.
+def with_arguments(style: ChatStyle, row: FileRow) -> ChatStyle:
+    """Return a chat's style with the template arguments that stand beside its messages.
 
     Raises:
         RecipeError: they are not an object, or have a name that fedseed sets itself.
@@ -280,7 +280,7 @@ def text_of(message: Mapping[str, Any]) -> str:
     return "\n".join([*([message["content"]] if message["content"] or not calls else []), *calls])
 
 
-def _openai(turn: Record) -> Message:
+def _openai(turn: FileRow) -> Message:
     """Read a message in OpenAI's form.
 
     Other fields are kept for the chat template, except null ones.
@@ -307,8 +307,8 @@ def _openai(turn: Record) -> Message:
     }
 
 
-def _calls_of(turn: Record) -> list[Message]:
-    """Return a message's function calls: `tool_calls`, or the older `function_call`."""
+def _calls_of(turn: FileRow) -> list[Message]:
+    """Return a message's calls of functions: `tool_calls`, or the older `function_call`."""
     if turn.values.get("tool_calls"):
         return [_call(call) for call in _parsed(turn, "tool_calls").records("tool_calls")]
     if turn.values.get("function_call"):
@@ -316,7 +316,7 @@ def _calls_of(turn: Record) -> list[Message]:
     return []
 
 
-def _sharegpt(turn: Record) -> Message:
+def _sharegpt(turn: FileRow) -> Message:
     """Read a message in ShareGPT's form."""
     sender = turn.field("from", str)
     if sender not in ROLE_OF:
@@ -329,14 +329,14 @@ def _sharegpt(turn: Record) -> Message:
     calls = parse_json(text, f'{turn.place}: "value" of a function_call is not valid JSON')
     if not isinstance(calls, list):
         calls = [calls]
-    record = Record(
+    record = FileRow(
         turn.place, {"calls": [{"type": "function", "function": call} for call in calls]}
     ).records("calls")
     return {"role": "assistant", "content": "", "tool_calls": [_call(call) for call in record]}
 
 
-def _content(turn: Record, name: str) -> str:
-    """Return a message's content as text: the text itself, or its parts joined."""
+def _content(turn: FileRow, name: str) -> str:
+    """Return a content as text: as it is, or the texts of its parts one after the other."""
     if not isinstance(turn.values.get(name), list):
         return str(turn.field(name, str))
     texts = []
@@ -350,8 +350,8 @@ def _content(turn: Record, name: str) -> str:
     return "".join(texts)
 
 
-def _call(call: Record) -> Message:
-    """Return a tool call with its arguments as an object, as templates expect it.
+def _call(call: FileRow) -> Message:
+    """Return a tool call with its arguments as an object, which templates expect.
 
     APIs return the arguments as JSON text.
     """
@@ -369,8 +369,8 @@ def _call(call: Record) -> Message:
     }
 
 
-def _parsed(row: Record, name: str) -> Record:
-    """Return the row with the field as a list of objects, parsed if a table has JSON text.
+def _parsed(row: FileRow, name: str) -> FileRow:
+    """Return the row with a list of objects in the field, where a table has JSON text.
 
     Either the whole list is a JSON text, or each of its objects.
     """

@@ -44,7 +44,7 @@ KIND_NAMES: dict[type, str] = {
 
 
 @dataclass(frozen=True)
-class Record:
+class FileRow:
     """One row of a file."""
 
     place: str  # its file and line, for messages
@@ -73,15 +73,15 @@ class Record:
             raise RecipeError(f'{self.place}: "{name}" = {_short(value)}: expected {expected}')
         return value
 
-    def record(self, name: str) -> "Record":
-        """Return the value of a field that holds an object.
+    def record(self, name: str) -> "FileRow":
+        """Return a field that is an object itself.
 
         Raises RecipeError if it is missing or not an object.
         """
-        return Record(f"{self.place}: {name}", self.field(name, dict))
+        return FileRow(f"{self.place}: {name}", self.field(name, dict))
 
-    def records(self, name: str) -> "list[Record]":
-        """Return the value of a field that holds a list of objects.
+    def records(self, name: str) -> "list[FileRow]":
+        """Return a field that is a list of objects.
 
         Raises RecipeError if it is missing or not such a list.
         """
@@ -89,8 +89,8 @@ class Record:
         for index, values in enumerate(self.field(name, list)):
             place = f"{self.place}: {name}[{index}]"
             if not isinstance(values, dict):
-                raise RecipeError(f"{place}: expected a JSON object, not {_short(values)}")
-            records.append(Record(place, values))
+                raise RecipeError(f"{place}: a JSON object is expected, not {_short(values)}")
+            records.append(FileRow(place, values))
         return records
 
 
@@ -154,16 +154,16 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_json(path: Path, hint: str = "") -> Record:
-    """Return the JSON object of a UTF-8 file.
+def read_json(path: Path, hint: str = "") -> FileRow:
+    """Return a UTF-8 file's JSON object.
 
     `hint`: what to do if the file is missing. Raises RecipeError if it is missing or holds no JSON
     object.
     """
     content = parse_json(read_text(path, hint), f"{path}: not valid JSON")
     if not isinstance(content, dict):
-        raise RecipeError(f"{path}: expected a JSON object")
-    return Record(str(path), content)
+        raise RecipeError(f"{path}: a JSON object is expected")
+    return FileRow(str(path), content)
 
 
 def parse_json(text: str, problem: str, hint: str = "") -> Any:
@@ -192,7 +192,7 @@ def parse_json(text: str, problem: str, hint: str = "") -> Any:
     return value
 
 
-def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Record]:
+def read_records(path: Path, columns: Sequence[str] | None = None) -> list[FileRow]:
     """Return the rows of a table, without empty lines.
 
     A `.jsonl` file has one object in each line, and a `.json` file has a list of objects or one
@@ -211,8 +211,8 @@ def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Recor
     return sound_rows(_json(path) if is_json else _table(path, quoting, columns))
 
 
-def sound_rows(rows: Iterable[Record | RecipeError]) -> list[Record]:
-    """Return the rows if all are well-formed.
+def sound_rows(rows: Iterable[FileRow | RecipeError]) -> list[FileRow]:
+    """Return the rows, if none is malformed.
 
     Raises:
         RecipeError: a row is malformed; the message describes the first one.
@@ -225,7 +225,7 @@ def sound_rows(rows: Iterable[Record | RecipeError]) -> list[Record]:
     return records
 
 
-def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError]:
+def each_row(place: Path, split: str = "train") -> Iterable[FileRow | RecipeError]:
     """Return the rows of one file or saved data set.
 
     A malformed row is replaced by an error that describes it.
@@ -252,7 +252,7 @@ def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError
     return _table(place, csv.QUOTE_MINIMAL)
 
 
-def _json(path: Path) -> Iterator[Record | RecipeError]:
+def _json(path: Path) -> Iterator[FileRow | RecipeError]:
     text, hint = read_text(path), "; each line must be one JSON object"
     is_list = path.suffix == ".json" and text.lstrip().startswith("[")
     # not splitlines: it would also split at other characters that texts contain
@@ -268,15 +268,15 @@ def _json(path: Path) -> Iterator[Record | RecipeError]:
             if not is_list:
                 values = parse_json(row, f"{place}: not valid JSON", hint)
             if not isinstance(values, dict):
-                raise RecipeError(f"{place}: expected a JSON object, not {_short(values)}")
-            yield Record(place, values)
+                raise RecipeError(f"{place}: a JSON object is expected, not {_short(values)}")
+            yield FileRow(place, values)
         except RecipeError as error:
             yield error
 
 
 def _table(
     path: Path, quoting: Literal[0, 3], columns: Sequence[str] | None = None
-) -> Iterator[Record | RecipeError]:
+) -> Iterator[FileRow | RecipeError]:
     """Yield a file's rows.
 
     Tabs separate fields. In a .csv file it is the separator that is most frequent in the header, or
@@ -304,7 +304,7 @@ def _table(
                 if times > 1:
                     raise RecipeError(f'{place}: two columns have the name "{name}"')
             elif len(fields) == len(columns):
-                yield Record(place, dict(zip(columns, fields, strict=True)))
+                yield FileRow(place, dict(zip(columns, fields, strict=True)))
             else:
                 names = show_text(", ".join(columns[:30])) + (", ..." if len(columns) > 30 else "")
                 yield RecipeError(
@@ -316,7 +316,7 @@ def _table(
         raise RecipeError(f"{path}: the file is empty")
 
 
-def _parquet(path: Path) -> list[Record | RecipeError]:
+def _parquet(path: Path) -> list[FileRow | RecipeError]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
@@ -371,7 +371,7 @@ def is_hub_name(path: str) -> bool:
     )
 
 
-def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Record | RecipeError]:
+def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[FileRow | RecipeError]:
     """Return the rows of a data set on the hub, or of a folder in the hub's form (parquet).
 
     Args:
@@ -410,8 +410,8 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Recor
     return dataset_rows(f"{path} ({split})", dataset)
 
 
-def _saved(folder: Path, split: str) -> list[Record | RecipeError]:
-    datasets = _library(f"{folder}: reading a saved data set needs", "")
+def _saved(folder: Path, split: str) -> list[FileRow | RecipeError]:
+    datasets = _library(f"{folder}: a saved data set is read by", "")
     try:
         dataset = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
@@ -430,7 +430,7 @@ def is_dataset(rows: Any) -> bool:
     return type(rows).__module__.partition(".")[0] == "datasets"
 
 
-def dataset_rows(place: str, dataset: Any) -> list[Record | RecipeError]:
+def dataset_rows(place: str, dataset: Any) -> list[FileRow | RecipeError]:
     """Return the rows of a `datasets.Dataset` or `IterableDataset`, numbered from 1.
 
     Args:
@@ -459,13 +459,13 @@ def _library(purpose: str, hint: str) -> Any:
 
 def _arrow_records(
     location: str, rows: Iterable[Mapping[str, Any]], columns: ArrowColumns
-) -> list[Record | RecipeError]:
-    """Return the rows of an Arrow table, with an error in place of each malformed row."""
-    records: list[Record | RecipeError] = []
+) -> list[FileRow | RecipeError]:
+    """Return the rows of an Arrow table, with an error in place of each malformed one."""
+    records: list[FileRow | RecipeError] = []
     for number, row in enumerate(rows, 1):
         place = f"{location} row {number}"
         try:
-            records.append(Record(place, columns.values_of(row), columns.class_names))
+            records.append(FileRow(place, columns.values_of(row), columns.class_names))
         except RecipeError as error:
             records.append(RecipeError(f"{place}: {error}"))
     return records

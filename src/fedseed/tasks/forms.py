@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fedseed.errors import RecipeError
 from fedseed.tasks.chats import chat_of, read_chat, read_conversation, with_arguments
 from fedseed.tasks.data import ChatStyle, Choice, Example, Preference, Score, Unusable
-from fedseed.tasks.files import Record, dataset_rows, is_dataset
+from fedseed.tasks.files import FileRow, dataset_rows, is_dataset
 from fedseed.tasks.hints import CHOSEN, FRACTION, REJECTED, are_preferences, suggest_fields
 from fedseed.tasks.preferences import read_preference
 from fedseed.tasks.prompts import alpaca_prompt, short_prompt
@@ -51,25 +51,23 @@ class Form:
     fields: str  # the form's name in messages
     # a row with all of these fields has this form; "a|b" means one of the two
     keys: tuple[str, ...]
-    make_example: Callable[[Record, Style], Made]  # makes an example from a row
+    make_example: Callable[[FileRow, Style], Made]  # makes an example of a row
 
     # fields that may be empty, for example the label of a text without one
     may_be_null: tuple[str, ...] = ()
 
-    def fits(self, row: Record, keys: int | None = None) -> bool:
-        """Return whether a row has the form's fields; with `keys`, only the first so many are
-        checked.
-        """
+    def fits(self, row: FileRow, keys: int | None = None) -> bool:
+        """Return whether a row has the form's fields, or the first `keys` of them."""
         return all(self._has_any(row, key.split("|")) for key in self.keys[:keys])
 
-    def _has_any(self, row: Record, names: Sequence[str]) -> bool:
+    def _has_any(self, row: FileRow, names: Sequence[str]) -> bool:
         return any(self._has_field(row, name) for name in names)
 
-    def _has_field(self, row: Record, name: str) -> bool:
+    def _has_field(self, row: FileRow, name: str) -> bool:
         return row.values.get(name) is not None or (name in self.may_be_null and name in row.values)
 
 
-def _completion(row: Record, style: Style) -> Made:
+def _completion(row: FileRow, style: Style) -> Made:
     answer = "completion"
     if "response" in row.values and "completion" not in row.values:
         answer = "response"
@@ -81,7 +79,7 @@ def _completion(row: Record, style: Style) -> Made:
     return Example(prompt, response)
 
 
-def _instruction(row: Record, style: Style) -> Example:
+def _instruction(row: FileRow, style: Style) -> Example:
     answer = "response" if "response" in row.values else "output"
     prompt, response = _question_of(row, style), row.field(answer, str)
     if style.template == "chat":
@@ -89,8 +87,8 @@ def _instruction(row: Record, style: Style) -> Example:
     return Example(prompt, response)
 
 
-def _question_of(row: Record, style: Style) -> str:
-    """Return a row's instruction and input as a prompt."""
+def _question_of(row: FileRow, style: Style) -> str:
+    """Return a row's instruction and input, as they are asked."""
     input_field = "context" if "context" in row.values else "input"
     text = ""
     if row.values.get(input_field) is not None:
@@ -106,14 +104,14 @@ def _question_of(row: Record, style: Style) -> str:
     return make(instruction, text)
 
 
-def _preference(row: Record, style: Style) -> Preference | Unusable:
+def _preference(row: FileRow, style: Style) -> Preference | Unusable:
     has_prompt = any(row.values.get(name) is not None for name in ("prompt", "conversations"))
     if not has_prompt and isinstance(row.values.get("instruction"), str):
         row = replace(row, values={**row.values, "prompt": _question_of(row, style)})
     return read_preference(row, style.chat, style.template == "chat")
 
 
-def _as_chat(prompt: str, answer: str, style: Style, row: Record) -> Example:
+def _as_chat(prompt: str, answer: str, style: Style, row: FileRow) -> Example:
     """Return one question and its answer, as a chat."""
     turns = [
         {"role": "user", "content": prompt.strip()},
@@ -122,7 +120,7 @@ def _as_chat(prompt: str, answer: str, style: Style, row: Record) -> Example:
     return chat_of(turns, [], with_arguments(style.chat, row), row.place)
 
 
-def _options(row: Record, style: Style) -> Choice:
+def _options(row: FileRow, style: Style) -> Choice:
     options = row.field("options", list)
     try:
         return Choice(row.field("prompt", str), tuple(map(str, options)), row.field("gold", int))
@@ -130,8 +128,8 @@ def _options(row: Record, style: Style) -> Choice:
         raise RecipeError(f"{row.place}: {error}") from error
 
 
-def _label(row: Record, style: Style) -> Choice | Unusable:
-    """Return a text with its label as a choice.
+def _label(row: FileRow, style: Style) -> Choice | Unusable:
+    """Return a text to label.
 
     The label is the only option until all labels are known (`add_all_labels`).
     """
@@ -149,15 +147,15 @@ def _label(row: Record, style: Style) -> Choice | Unusable:
     return Choice(f"{prompt}\nLabel:", (f" {label}",), 0, text=text, pair=pair)
 
 
-def _second_text(row: Record) -> str:
-    """Return a row's second text; "" if it has only one."""
+def _second_text(row: FileRow) -> str:
+    """Return the text that a row has beside the first one; "" if it has one text."""
     if row.values.get("text_pair") is None:
         return ""
     return str(row.field("text_pair", str))
 
 
-def _score(row: Record, style: Style) -> Score | Unusable:
-    """Return a text with the number to predict.
+def _score(row: FileRow, style: Style) -> Score | Unusable:
+    """Return a text and the number that is to be predicted.
 
     Raises:
         RecipeError: the field is missing, or does not hold a number.
@@ -182,9 +180,8 @@ def _score(row: Record, style: Style) -> Score | Unusable:
     return Score(text, float(value), pair)
 
 
-def _number_in(text: str, row: Record, name: str) -> float | None:
-    """Return the number in a table's text, with a decimal point or comma; None if the text is
-    empty.
+def _number_in(text: str, row: FileRow, name: str) -> float | None:
+    """Return the number that a table has as text, with a decimal point or comma; None: none.
 
     Raises:
         RecipeError: the text is not a number, or is ambiguous.
@@ -205,7 +202,7 @@ def _number_in(text: str, row: Record, name: str) -> float | None:
         ) from error
 
 
-def _label_text(row: Record, style: Style) -> str:
+def _label_text(row: FileRow, style: Style) -> str:
     """Return a row's label as text; "" if it has none.
 
     In a table every value is text. Tables write class 1 as "1.0" if other rows have no label.
@@ -259,11 +256,11 @@ class SourceLine:
     """An example from a file, with its row's fields for a partition."""
 
     example: Any
-    row: Record
+    row: FileRow
 
 
-class Reader:
-    """Reads files whose rows all have the same form, and collects what is wrong with them.
+class FormReader:
+    """Reads files whose rows are all of one form, and remembers what is wrong with them.
 
     Args:
         style: how rows become examples.
@@ -285,7 +282,7 @@ class Reader:
         # pairs in which both answers begin with their prompt
         self.repeated_prompts = 0
 
-    def read_rows(self, rows: Iterable[Record | RecipeError]) -> list[SourceLine]:
+    def read_rows(self, rows: Iterable[FileRow | RecipeError]) -> list[SourceLine]:
         """Return the examples of a file's rows.
 
         Raises RecipeError if the file as a whole is unreadable.
@@ -318,8 +315,8 @@ class Reader:
                 self.bad.append(str(error))
         return lines
 
-    def _count_remarkable(self, form: Form, example: Made, row: Record) -> None:
-        """Count a row's oddities, which are not errors but may be mistakes."""
+    def _count_remarkable(self, form: Form, example: Made, row: FileRow) -> None:
+        """Count the oddities of a row that are no errors, but may be mistakes."""
         if isinstance(example, Example):
             self.unwanted += row.values.get("label") is False
             self.scored_texts += form is TEXT and isinstance(row.values.get("score"), float)
@@ -372,8 +369,8 @@ class Reader:
             )
         return [*notes, *left_out]
 
-    def _renamed(self, row: Record) -> Record:
-        """Return a row that has its fields also under the form's names."""
+    def _renamed(self, row: FileRow) -> FileRow:
+        """Return a row with its fields by the form's names, too."""
         for name, column in self.fields.items():
             if column not in row.values:
                 raise RecipeError(
@@ -391,17 +388,17 @@ class Reader:
             class_names={**row.class_names, **classes},
         )
 
-    def _forms_for(self, row: Record) -> tuple[Form, ...]:
-        """Return the forms that are possible for a row's fields."""
+    def _forms_for(self, row: FileRow) -> tuple[Form, ...]:
+        """Return the forms that a row may have, by its fields."""
         if are_preferences(row.values) and not LANGUAGE_FIELDS.intersection(self.fields):
             return (PREFERENCES,)
         if "text_pair" in row.values:  # then the row's text is not a text by itself
             return tuple(form for form in FORMS if form is not TEXT and form.fits(row))
         return FORMS
 
-    def _form_of(self, row: Record) -> Form:
-        """Return the first form whose fields the row has; if there is none, the first whose first
-        field it has.
+    def _form_of(self, row: FileRow) -> Form:
+        """Return the first form that the row has, or else the first of which it has the leading
+        field.
         """
         if self.style.score_field is not None:
             self.form = SCORED
@@ -447,7 +444,7 @@ def examples_in(
     Raises:
         RecipeError: a row is malformed, or has another form than the others.
     """
-    reader = Reader(Style(labels=tuple(labels), score_field=score_field), {})
+    reader = FormReader(Style(labels=tuple(labels), score_field=score_field), {})
     examples, lines = dict[str, list[Any]](), dict[str, list[SourceLine]]()
     for name, rows in sets.items():
         if is_dataset(rows):
@@ -458,7 +455,7 @@ def examples_in(
             fields = enumerate(
                 {"text": row} if isinstance(row, str) else row for row in examples[name]
             )
-            lines[name] = reader.read_rows(Record(f"{name}, row {i}", row) for i, row in fields)
+            lines[name] = reader.read_rows(FileRow(f"{name}, row {i}", row) for i, row in fields)
     reader.check()
     parts = list(lines.values())
     if reader.form is LABELLED:

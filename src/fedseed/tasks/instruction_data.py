@@ -8,11 +8,11 @@ alpha = 0.5 or 5.0, so that each client has at least ten examples. The published
 client's share at the mean; the paper does not mention this, and it is not done here.
 
 Alpaca (Taori et al., 2023) has 52,002 rows without labels. CodeAlpaca (Chaudhary, 2023) has the
-form that federated papers use (rosetta_alpaca.json): a row's `input` is the programming language of
-the answer. FedMeZO (Ling et al., 2024, Appendix E.1) and Ferret (Shu et al., 2025, Appendix C.1.2)
-leave out X86-64 Assembly, which has few examples, and hold out 10%. In Ferret each of the other
-nine languages is a client. No-break spaces are removed, as in FederatedScope, where FedMeZO's data
-comes from.
+form that federated papers use (rosetta_alpaca.json): a row's `input` is the programming language
+that the answer must be in. FedMeZO (Ling et al., 2024, Appendix E.1) and Ferret (Shu et al., 2025,
+Appendix C.1.2) leave X86-64 Assembly out, of which there is little; Ferret holds 10% out and makes
+each of the other nine languages a client. No-break spaces are taken away, as FederatedScope does,
+which FedMeZO's data comes from.
 
 For GSM8K (Cobbe et al., 2021), FedMeZO and Ferret deal the train file to three clients at random,
 and evaluate on the test file. The scores are Rouge-L, as in Ferret, and how often the final number
@@ -30,7 +30,7 @@ from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import Example, TaskData
 from fedseed.tasks.dealt import DealtTask, Labelled, Share, pick, share_of
-from fedseed.tasks.files import Record, hub_rows, read_records, sound_rows
+from fedseed.tasks.files import FileRow, hub_rows, read_records, sound_rows
 from fedseed.tasks.metrics import last_number
 from fedseed.tasks.partition import IID, AnyPartition, ByField, Dirichlet, Quantity
 from fedseed.tasks.prompts import alpaca_prompt
@@ -105,8 +105,8 @@ class InstructionData(DealtTask):
 
     def _rows(
         self, names: Sequence[str], split: str = "train", config: str | None = None
-    ) -> list[Record]:
-        """Return the rows of the data set or of one part.
+    ) -> list[FileRow]:
+        """Return the rows of the data set, or of a part.
 
         `names` are the possible names of its file; `config` and `split` are the hub's.
         """
@@ -173,7 +173,7 @@ class DollyTask(InstructionData):
             [f"no client holds category {held_out}"],
         )
 
-    def _example(self, row: Record) -> Labelled:
+    def _example(self, row: FileRow) -> Labelled:
         text = alpaca_prompt(
             row.field("instruction", str), row.field("context", str), self.prompt == "paper"
         )
@@ -231,7 +231,7 @@ class CodeAlpacaTask(InstructionData):
             ],
         )
 
-    def _language(self, row: Record) -> str:
+    def _language(self, row: FileRow) -> str:
         language = row.values.get("input")
         if language in LANGUAGES:
             return str(language)
@@ -262,7 +262,7 @@ class GSM8KTask(InstructionData):
         train, test = (self._rows([f"{part}.jsonl"], part, "main") for part in ("train", "test"))
         return [*map(self._example, train)], [*map(self._example, test)], []
 
-    def _example(self, row: Record) -> Labelled:
+    def _example(self, row: FileRow) -> Labelled:
         answer = row.field("answer", str)
         if "####" not in answer or last_number(answer) is None:
             raise RecipeError(
@@ -271,8 +271,8 @@ class GSM8KTask(InstructionData):
         return Labelled(Example(alpaca_prompt(row.field("question", str)), answer))
 
 
-def _alpaca_example(row: Record, unwanted: str = "") -> Example:
-    """Return a row in Alpaca's template; `unwanted` is removed from instruction and output."""
+def _alpaca_example(row: FileRow, unwanted: str = "") -> Example:
+    """Return a row in Alpaca's template, with something taken out of instruction and output."""
     instruction, output = (
         row.field(name, str).replace(unwanted, "") for name in ("instruction", "output")
     )

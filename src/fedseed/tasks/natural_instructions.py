@@ -23,7 +23,7 @@ from fedseed.randomness.stream import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.tasks.dealt import Share, share_of
-from fedseed.tasks.files import Record, data_folder, read_json, read_text
+from fedseed.tasks.files import FileRow, data_folder, read_json, read_text
 from fedseed.tasks.prompts import alpaca_prompt
 
 HINT = (
@@ -150,7 +150,7 @@ class NaturalInstructionsTask(Task):
         )
 
 
-def _first(record: Record, name: str) -> str:
+def _first(record: FileRow, name: str) -> str:
     """Return the first of a field's texts."""
     texts = record.field(name, list)
     if not texts or not isinstance(texts[0], str):

@@ -32,7 +32,7 @@ from fedseed.tasks.data import (
 from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, pick, share_of
 from fedseed.tasks.files import (
     ENDINGS,
-    Record,
+    FileRow,
     each_row,
     hub_rows,
     is_hub_name,
@@ -45,7 +45,7 @@ from fedseed.tasks.forms import (
     SCORED,
     TEXT,
     Form,
-    Reader,
+    FormReader,
     SourceLine,
     Style,
     Template,
@@ -302,13 +302,13 @@ class FilesTask(Task):
             )
         return [Party(name, places, i) for i, (name, places) in enumerate(clients.items())], aside
 
-    def _read_places(self, reader: Reader, places: Sequence[Path]) -> list[SourceLine]:
+    def _read_places(self, reader: FormReader, places: Sequence[Path]) -> list[SourceLine]:
         return list(
             chain.from_iterable(reader.read_rows(self._rows(place, self.split)) for place in places)
         )
 
-    def _read_test(self, reader: Reader) -> list[SourceLine]:
-        """Return the lines of the evaluation file or split; empty if the task has neither."""
+    def _read_test(self, reader: FormReader) -> list[SourceLine]:
+        """Return the lines of the evaluation file, or split; none if the task has neither."""
         if self.evaluation_file:
             return reader.read_rows(each_row(Path(self.evaluation_file).expanduser(), self.split))
         if self.evaluation_split:
@@ -364,7 +364,7 @@ class FilesTask(Task):
         `partly`: only some clients' files are read.
         """
         style = self._style()
-        reader = Reader(style, self.fields)
+        reader = FormReader(style, self.fields)
         lines = [self._read_places(reader, party.places) for party in parties]
         test: list[SourceLine] = []
         if with_evaluation_file:
@@ -414,8 +414,8 @@ class FilesTask(Task):
             beta=BETA if self.beta is None else self.beta,
         )
 
-    def _objective_notes(self, reader: Reader) -> list[str]:
-        """Return a note on what is learnt, if it is neither language nor a label."""
+    def _objective_notes(self, reader: FormReader) -> list[str]:
+        """Return a line about what is learnt, where that is neither language nor a label."""
         if reader.form is PREFERENCES:
             beta = BETA
             if self.beta is not None:
@@ -447,7 +447,7 @@ class FilesTask(Task):
             )
         return Style(self.template, chat, tuple(self.labels or ()), self.score_field)
 
-    def _rows(self, place: Path, split: str) -> Iterable[Record | RecipeError]:
+    def _rows(self, place: Path, split: str) -> Iterable[FileRow | RecipeError]:
         is_on_hub = not place.exists() and is_hub_name(str(place))
         if is_on_hub:
             return hub_rows(str(place), split, self.config, HINT)

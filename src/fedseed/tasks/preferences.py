@@ -19,7 +19,7 @@ from fedseed.tasks.chats import (
     with_arguments,
 )
 from fedseed.tasks.data import Chat, ChatStyle, Example, Preference, Unusable
-from fedseed.tasks.files import Record
+from fedseed.tasks.files import FileRow
 from fedseed.tasks.hints import CHOSEN, REJECTED, likely_prompt
 
 # possible names of the prompt's field; the first one that a row has is used
@@ -28,7 +28,7 @@ SIDES = (CHOSEN, REJECTED)
 SAME = Unusable("the chosen and the rejected answer are the same")
 
 
-def read_preference(row: Record, style: ChatStyle, as_chat: bool) -> Preference | Unusable:
+def read_preference(row: FileRow, style: ChatStyle, as_chat: bool) -> Preference | Unusable:
     """Return a row's chosen and rejected answers to its prompt.
 
     Args:
@@ -65,9 +65,8 @@ def read_preference(row: Record, style: ChatStyle, as_chat: bool) -> Preference 
     return Preference(chat(chosen_text), chat(rejected_text))
 
 
-def _texts(row: Record, prompt: str) -> tuple[str, str, str]:
-    """Return a row's prompt and both answers. Without a prompt field, the prompt is what both texts
-    begin with.
+def _texts(row: FileRow, prompt: str) -> tuple[str, str, str]:
+    """Return a row's prompt and both answers; without a prompt, what both begin with is one.
 
     The prompt ends before a blank, so that no word is cut in two.
     """
@@ -95,7 +94,7 @@ def _texts(row: Record, prompt: str) -> tuple[str, str, str]:
     return chosen_text[:begin], chosen_text[begin:], rejected_text[begin:]
 
 
-def _of_messages(row: Record, prompt: str, style: ChatStyle) -> Preference | Unusable:
+def _of_messages(row: FileRow, prompt: str, style: ChatStyle) -> Preference | Unusable:
     """Return the pair of a row whose prompt or answers are lists of messages."""
     prompt_messages: list[Message] = []
     if row.values.get(prompt) is not None:
@@ -136,7 +135,10 @@ def _has_answer(turns: Sequence[Message]) -> bool:
 
 
 def _common_prompt(
-    row: Record, prompt_messages: Sequence[Message], prompt: str, turns: Sequence[Sequence[Message]]
+    row: FileRow,
+    prompt_messages: Sequence[Message],
+    prompt: str,
+    turns: Sequence[Sequence[Message]],
 ) -> int:
     """Return how many messages at the beginning of two conversations are their common prompt.
 
@@ -172,16 +174,16 @@ def _common_prompt(
     return common
 
 
-def _system(row: Record) -> list[Message]:
-    """Return a row's system message, if it is in a separate field."""
+def _system(row: FileRow) -> list[Message]:
+    """Return a row's system message, where a field has it."""
     system = row.values.get("system")
     if isinstance(system, str) and system.strip():
         return [{"role": "system", "content": system}]
     return []
 
 
-def _with_parsed_messages(row: Record, names: Sequence[str]) -> Record:
-    """Return a row with its messages as lists, parsed if a table has JSON text."""
+def _with_parsed_messages(row: FileRow, names: Sequence[str]) -> FileRow:
+    """Return a row with lists of messages where a table has them as JSON text."""
     parsed_fields: dict[str, Any] = {}
     for name in names:
         value = row.values.get(name)

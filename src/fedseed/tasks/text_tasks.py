@@ -35,7 +35,7 @@ from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, derive, permutation
 from fedseed.tasks.data import MASK, Choice, Cloze, Example, TaskData
 from fedseed.tasks.dealt import DealtTask, Labelled
-from fedseed.tasks.files import Record, data_folder, read_json, read_records, read_text
+from fedseed.tasks.files import FileRow, data_folder, read_json, read_records, read_text
 
 # separate draws for the examples from the files and for the partition
 TRAIN, TEST, DEAL = 0, 1, 1000
@@ -86,9 +86,8 @@ class DrawnTask(DealtTask):
     evaluation: PositiveInt = 1000
 
     @abstractmethod
-    def example_of(self, row: Record) -> Labelled | None:
-        """Return the example of a row, with its labels for partitions; None if the row can't be
-        used.
+    def example_of(self, row: FileRow) -> Labelled | None:
+        """Return the example made from a row, with its partition labels; None if it can't be used.
 
         Raises the errors of `load`.
         """
@@ -151,9 +150,9 @@ class DrawnTask(DealtTask):
         return usable, len(examples) - len(usable)
 
 
-def _rows_in(whole: Record, place: Sequence[str]) -> Iterator[Record]:
-    """Yield the objects at a path inside another object (text_tasks.toml), each with the fields of
-    the objects around it.
+def _rows_in(whole: FileRow, place: Sequence[str]) -> Iterator[FileRow]:
+    """Yield the objects that lie at a place in another (text_tasks.toml), with the fields of those
+    they lie in.
     """
     if not place:
         yield whole
@@ -163,20 +162,20 @@ def _rows_in(whole: Record, place: Sequence[str]) -> Iterator[Record]:
         records = []
         for key in whole.values:
             one = whole.record(key)
-            records.append(Record(one.place, {"key": key, **one.values}))
+            records.append(FileRow(one.place, {"key": key, **one.values}))
     else:
         if isinstance(whole.values.get(name), dict):
             inner_rows = [whole.record(name)]
         else:
             inner_rows = whole.records(name)
-        records = [Record(one.place, {**whole.values, **one.values}) for one in inner_rows]
+        records = [FileRow(one.place, {**whole.values, **one.values}) for one in inner_rows]
     for one in records:
         yield from _rows_in(one, rest)
 
 
-def _class_of(row: Record, classes: Sequence[str], field: str) -> int:
-    """Return the number of a row's class, given by name, or by number as in copies in other
-    formats.
+def _class_of(row: FileRow, classes: Sequence[str], field: str) -> int:
+    """Return the number of a row's class, from a name, or from a number as copies in other formats
+    have it.
     """
     # a JSON true may stand for a class with that name
     value = row.field(field, (str, int, bool) if "true" in classes else (str, int))
@@ -191,12 +190,12 @@ def _class_of(row: Record, classes: Sequence[str], field: str) -> int:
     )
 
 
-def _filled(prompt: str, row: Record) -> str:
-    """Return a prompt with a row's fields filled in: "{name}", "{object.name}" or "{name:form}"."""
+def _filled(prompt: str, row: FileRow) -> str:
+    """Return a prompt with a row's fields in it: "{name}", "{object.name}" or "{name:form}"."""
 
     def fill(match: re.Match[str]) -> str:
         *objects, name = match[1].split(".")
-        inside = reduce(Record.record, objects, row)
+        inside = reduce(FileRow.record, objects, row)
         text, form = inside.field(name, str), FORMS[match[2] or ""]
         if callable(form):
             return form(text)
@@ -259,8 +258,8 @@ class MeZOTask(DrawnTask):
             )
         return rows[: self.examples], rows[self.examples : count], ""
 
-    def example_of(self, row: Record) -> Labelled | None:
-        """Partitions use the right option as label.
+    def example_of(self, row: FileRow) -> Labelled | None:
+        """Partitions go by the right option.
 
         If every example has its own options, they use the option's number.
         """
@@ -286,7 +285,7 @@ class AnswerTask(MeZOTask):
     answers: ClassVar[Sequence[str]]
     by: ClassVar[str]
 
-    def example_of(self, row: Record) -> Labelled | None:
+    def example_of(self, row: FileRow) -> Labelled | None:
         prompt, (first, *others) = _filled(self.prompt, row), self.answers
         fields_given = (first, *(name for name in others if name in row.values))
         texts = chain.from_iterable(_answers(row, name) for name in fields_given)
@@ -299,8 +298,8 @@ class AnswerTask(MeZOTask):
         return Labelled(example, row.field(self.by, str))
 
 
-def _answers(row: Record, name: str) -> Iterator[str]:
-    """Yield the answers in a field, in an object, or in a list of these, as text.
+def _answers(row: FileRow, name: str) -> Iterator[str]:
+    """Yield the answers of a field, an object or a list of them, as text.
 
     Yields "" for a DROP answer that is empty.
     """
@@ -327,7 +326,7 @@ class EntityTask(MeZOTask):
     Every entity that is an answer counts as right.
     """
 
-    def example_of(self, row: Record) -> Labelled | None:
+    def example_of(self, row: FileRow) -> Labelled | None:
         passage = row.record("passage")
         text = passage.field("text", str)
         entities = []
@@ -366,7 +365,7 @@ class ClozeTask(DrawnTask):
 
     k: PositiveInt = 16
 
-    def example_of(self, row: Record) -> Labelled | None:
+    def example_of(self, row: FileRow) -> Labelled | None:
         if row.field(self.label, (str, int)) == NO_LABEL:
             return None
         text = _filled(self.prompt, row)
@@ -409,19 +408,19 @@ def _lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, str]]:
             yield f"{path} line {number}", line.strip()
 
 
-def _trees(path: Path) -> Iterator[Record]:
-    """Yield the sentences of a treebank, each with the class of its root."""
+def _trees(path: Path) -> Iterator[FileRow]:
+    """Yield the sentences of a treebank, each with its root's class."""
     brackets = {"-LRB-": "(", "-RRB-": ")"}
     for place, line in _lines(path):
         leaves = re.findall(r"\(\d ([^()]+)\)", line)
         if not re.match(r"\(\d ", line) or not leaves or line.count("(") != line.count(")"):
-            raise RecipeError(f"{place}: expected a tree, such as (3 (2 It) (4 works))")
-        yield Record(
+            raise RecipeError(f"{place}: a tree is expected, such as (3 (2 It) (4 works))")
+        yield FileRow(
             place, {"label": line[1], "text": " ".join(brackets.get(leaf, leaf) for leaf in leaves)}
         )
 
 
-def _labelled(path: Path) -> Iterator[Record]:
+def _labelled(path: Path) -> Iterator[FileRow]:
     """Yield TREC's rows: a class, a colon, a finer class, and the question."""
     for place, line in _lines(path, "latin-1"):
         label, space, text = line.partition(" ")
@@ -431,10 +430,10 @@ def _labelled(path: Path) -> Iterator[Record]:
                 f"{place}: expected a class, a colon, a finer class and a question, such as "
                 "HUM:ind Who ..."
             )
-        yield Record(place, {"label": coarse, "text": text})
+        yield FileRow(place, {"label": coarse, "text": text})
 
 
-READERS: Mapping[str, Callable[[Path], Iterable[Record]]] = {  # by a file's ending
+READERS: Mapping[str, Callable[[Path], Iterable[FileRow]]] = {  # by a file's ending
     ".json": lambda path: [read_json(path)],
     ".csv": lambda path: read_records(path, ("label", "text")),
     ".txt": _trees,

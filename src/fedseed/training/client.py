@@ -23,6 +23,7 @@ from fedseed.training.protocol import Client
 from fedseed.training.settings import Autocast, LocalTraining
 from fedseed.training.steps import Rounder, Steps, steps_of, steps_on_factors
 from fedseed.training.streaming import gradients_taken
+from fedseed.training.summing import GradientSum
 from fedseed.weights.change import Change, Floats
 from fedseed.weights.devices import gpus, wait_for
 from fedseed.weights.heap import release_free_memory
@@ -124,6 +125,9 @@ class LocalClient(Client):
     # what clients keep from round to round; by default nothing is there
     memory: Memory = field(default_factory=Memory)
     cost: ClientCost = field(default_factory=ClientCost)  # of its work so far
+    # what `gradient` adds its gradient to, and by which factor; None: it returns the gradient
+    total: GradientSum | None = None
+    share: float = 1.0
     # the weights of the round's beginning, once training has begun
     _start: Sequence[torch.Tensor] = field(default=(), init=False)
     # the weights in float32, where the model has only their rounding
@@ -349,15 +353,25 @@ class LocalClient(Client):
 
         Memory is freed afterwards.
         """
-        if not steps.keeps and self.round == 1:
+        if self._start and not steps.keeps and self.round == 1:
             with self.phase("local"):
                 parts = self.space.vector.gather(count_changed(self.space.parameters, self._start))
             self.cost.moved_weights, self.cost.movable_weights = map(sum, zip(*parts, strict=True))
         self._give_back()
 
-    def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
+    def count_terms(self, batch: int | None) -> int:
+        """Return the number of terms of the loss that `gradient` takes; 0 without examples."""
+        return sum(map(self.objective.weight, self._gradient_items(batch) if self.items else ()))
+
+    def _gradient_items(self, batch: int | None) -> list[Any]:
+        """Return the examples of one gradient; None: all."""
         batches = self.batches(1 if batch is None else batch)
-        items = list(self.items) if batch is None else next(batches)
+        return list(self.items) if batch is None else next(batches)
+
+    def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
+        items = self._gradient_items(batch)
+        if self.total is not None:
+            return b"", self._add_gradient(self.total, items, micro_batch)
         put_back_buffers = self._buffers_as_they_are()
         try:
             with self._training():
@@ -370,13 +384,31 @@ class LocalClient(Client):
         self.cost.losses.append(loss)
         return gradient, sum(map(self.objective.weight, items))
 
+    def _add_gradient(self, total: GradientSum, items: Sequence[Any], micro_batch: int) -> int:
+        """Add `share` times the gradient of the mean loss to a sum; return the loss' terms.
+
+        Raises NonFiniteError if the loss is not finite; the sum is of no use then.
+        """
+        put_back_buffers = self._buffers_as_they_are()
+        try:
+            with self._training(), total.gathering():
+                loss = self._accumulate_gradient(
+                    items, micro_batches(items, micro_batch), self.share
+                )
+        finally:
+            put_back_buffers()
+        if not isfinite(loss):
+            raise NonFiniteError(f"loss is {loss}")
+        self.cost.losses.append(loss)
+        return sum(map(self.objective.weight, items))
+
     def project_gradients(
         self, training: LocalTraining, basis: Basis, counts: Sequence[int]
     ) -> list[Floats]:
         # the change is eta times the sum of the gradients, and projection is linear: each gradient
         # is projected, applied and freed as backward produces it; neither all gradients nor the
         # change are ever in memory
-        self._remember(copy=True)
+        self._remember(copy=False)
         projection = Projection(self.space.vector, basis, counts)
         # a gradient is gone before the next has come: a loss scale can't be changed for what
         # overflows

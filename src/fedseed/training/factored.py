@@ -21,7 +21,7 @@ from torch.nn import functional
 from fedseed.weights.change import Floats
 from fedseed.weights.perturbation import can_exchange, exchange_kind
 from fedseed.weights.space import ParameterSpace
-from fedseed.weights.subspace import Matrices, RandomSubspace, matrices_of
+from fedseed.weights.subspace import MatrixView, RandomSubspace, matrices_of
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class Factor:
     # change of its own shape
     trained: Sequence[torch.Tensor]
     scale: float  # 1/sqrt(r)
-    matrices: Matrices | None = None  # how the tensor is seen; None: without a projection
+    matrices: MatrixView | None = None  # how the tensor is seen; None: without a projection
     signs: torch.Tensor | None = None  # of P, shape (stack, K r, longer side)
 
     @staticmethod
@@ -85,7 +85,7 @@ class Factor:
             self.shape[1:],
             [part[number : number + 1] for part in self.trained],
             self.scale,
-            Matrices(1, self.matrices.rows, self.matrices.columns),
+            MatrixView(1, self.matrices.rows, self.matrices.columns),
             self.signs[number : number + 1],
         )
 

@@ -251,7 +251,7 @@ class FlowerTransport(MemoryTransport, Working):
                 raise MessageError(f"no answer within {self._patience:g} s")
             if message.has_error():
                 raise MessageError(f"Flower reports: {describe_error(message.error)}")
-            reply, messages = wire.Reply.parse(message)
+            reply, messages = wire.NodeReply.parse(message)
             node.have = reply.have
             node.restless = node.restless + 1 if reply.waits or not reply.heard else 0
             if node.restless > MOST_RESTLESS:
@@ -269,7 +269,7 @@ class FlowerTransport(MemoryTransport, Working):
             self._requeue(node, broadcasts)
 
     async def _say(
-        self, node: _Node, reply: wire.Reply, messages: list[tuple[wire.Said, bytes]]
+        self, node: _Node, reply: wire.NodeReply, messages: list[tuple[wire.Said, bytes]]
     ) -> None:
         """Carry out a node's reply at the hub: blobs, messages and questions."""
         if node.proxy is None:

@@ -57,7 +57,7 @@ class Said(BaseModel):
     question: Annotated[str, Field(max_length=300), AfterValidator(_printable)] | None = None
 
 
-class Reply(BaseModel):
+class NodeReply(BaseModel):
     """A node's reply; its sender may lie. The module's docstring explains the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -75,7 +75,7 @@ class Reply(BaseModel):
     dropped: list[Name] = []
 
     @classmethod
-    def parse(cls, message: Any) -> "tuple[Reply, list[tuple[Said, bytes]]]":
+    def parse(cls, message: Any) -> "tuple[NodeReply, list[tuple[Said, bytes]]]":
         """Parse a node's reply; return it, and the messages in it.
 
         Args:

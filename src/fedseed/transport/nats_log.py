@@ -141,14 +141,14 @@ async def is_missing(connection: Guarded, stream: str) -> bool:
     return True
 
 
-class Stored(NamedTuple):
+class StreamMessage(NamedTuple):
     """A message of a stream."""
 
     sequence: int
     data: bytes
     headers: dict[str, str] | None
 
-    def is_same(self, other_message: "Stored") -> bool:
+    def is_same(self, other_message: "StreamMessage") -> bool:
         """Return whether both are one message, which may come with more headers when repeated."""
         signature = signature_in(self.headers)
         other_signature = signature_in(other_message.headers)
@@ -161,7 +161,7 @@ class Stored(NamedTuple):
 
 async def read_stream(
     connection: Guarded, stream: str, first: int = 1, subject: str = ">"
-) -> AsyncGenerator["Stored"]:
+) -> AsyncGenerator["StreamMessage"]:
     """Yield the messages of a stream in order, without a consumer on the server.
 
     They are requested by number, many at a time. `Guarded.unless_interrupted` ends the reading
@@ -177,7 +177,7 @@ async def read_stream(
         NotFoundError: there is no such stream.
         Interrupted: the server's answer is not valid; `JetStreamMissing`: there is none.
     """
-    requests: deque[asyncio.Task[Stored | None]] = deque()
+    requests: deque[asyncio.Task[StreamMessage | None]] = deque()
     ahead = largest = 1
     try:
         while True:
@@ -203,7 +203,9 @@ async def read_stream(
             task.cancel()
 
 
-async def _get(connection: Guarded, stream: str, sequence: int, subject: str) -> Stored | None:
+async def _get(
+    connection: Guarded, stream: str, sequence: int, subject: str
+) -> StreamMessage | None:
     """Return the message of this number, or the next one after it; None: there is none.
 
     Raises nats' errors.
@@ -219,11 +221,11 @@ async def _get(connection: Guarded, stream: str, sequence: int, subject: str) ->
         APIError.from_error(answer["error"])  # raises the error
     message = answer["message"]
     headers = await connection.headers_in(base64.b64decode(message.get("hdrs", "")))
-    return Stored(int(message["seq"]), base64.b64decode(message.get("data", "")), headers)
+    return StreamMessage(int(message["seq"]), base64.b64decode(message.get("data", "")), headers)
 
 
 @dataclass
-class Unusable:
+class UnreadableLog:
     """Reports that a log can't be read: once, and again when it lasts too long."""
 
     lost: Callable[[NetworkError, bool], None]  # called with the error, and whether it is final
@@ -265,7 +267,7 @@ class LogFollower(Working):
     foreign: Callable[[], None]  # called for each message that is not an entry
     # called when the log is lost, or its beginning; and again, with True, if it stays away
     lost: Callable[[NetworkError, bool], None]
-    _last_message: Stored | None = None  # which must still be in the log
+    _last_message: StreamMessage | None = None  # which must still be in the log
     # number of interruptions at which the last message was known to be the log's
     _checked_at: int = -1
     _existed: bool = False  # whether there was a log
@@ -275,7 +277,7 @@ class LogFollower(Working):
     def __post_init__(self) -> None:
         # a chain is followed from its start
         self._first = self._last = 0 if self.chain.checks else self.last_number
-        self._unusable = Unusable(self.lost)
+        self._unusable = UnreadableLog(self.lost)
         self.work(self._keep_going())
 
     async def stop(self) -> None:
@@ -349,11 +351,11 @@ class LogFollower(Working):
         number = (message.headers or {}).get("Nats-Sequence", "")[:20]
         is_checked = self._checked_at == self.connection.stats["reconnects"]
         if is_checked and number == str(self._last + 1):
-            self._hand_out(Stored(self._last + 1, message.data, message.headers))
+            self._hand_out(StreamMessage(self._last + 1, message.data, message.headers))
         else:
             self._read_again.set()
 
-    def _hand_out(self, message: Stored) -> None:
+    def _hand_out(self, message: StreamMessage) -> None:
         self._last, self._last_message = message.sequence, message
         if not self.chain.take(message.data, message.headers):
             self.foreign()

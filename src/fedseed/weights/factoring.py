@@ -15,7 +15,7 @@ from fedseed.randomness.kernels.factors_reference import FactorJob
 from fedseed.weights.change import AddFactors, Floats
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.moving import write
-from fedseed.weights.subspace import Matrices, RandomSubspace, matrices_of
+from fedseed.weights.subspace import MatrixView, RandomSubspace, matrices_of
 from fedseed.weights.vector import Vector, check_scale, flat, operand, write_back
 
 # elements of a matrix that get all steps before the next elements: they stay in a CPU's cache
@@ -159,7 +159,7 @@ def _products(vector: Vector, index: int, change: AddFactors, count: int) -> lis
 
 
 def _factors_of(
-    subspace: RandomSubspace, matrices: Matrices, factor: Floats, start: int, rows: slice
+    subspace: RandomSubspace, matrices: MatrixView, factor: Floats, start: int, rows: slice
 ) -> tuple[Floats, Floats]:
     """Return (left, right) of some rows of one matrix: one is B / sqrt(r), the other signs."""
     scaled = factor * subspace.sign_scale

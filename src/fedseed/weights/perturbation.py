@@ -2,8 +2,10 @@
 
 While `Perturbation` is active, every torch function that is given one of the space's parameters
 gets a perturbed copy of it instead, made on the fly. The weights are never written, so they can't
-drift. Because the exchange happens where a parameter is *used*, tied weights, modules that reach
-for another module's weight, norm layers and functional code all see the perturbed value.
+drift, not even where a `forward` casts a module: `module.to(dtype)` assigns what it has cast, here
+a perturbed copy, to `parameter.data` (routers of Switch Transformers and NLLB-MoE). Because the
+exchange happens where a parameter is *used*, tied weights, modules that reach for another module's
+weight, norm layers and functional code all see the perturbed value.
 
 The copies cost little: small ones are made once; an embedding gets the rows it looks up; a product
 with a large matrix makes them in the cache, as it goes on (float32 on a CPU).
@@ -20,6 +22,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from fedseed.errors import FedseedError
 from fedseed.randomness import kernels
 from fedseed.randomness.kernels.reference import Job, Part
 from fedseed.weights.change import Term
@@ -91,6 +94,12 @@ def asks_only(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool
     if getattr(func, "__name__", "") == "type":
         return len(args) + len(kwargs) == 1
     return exchange_kind(func) == "ask"
+
+
+def assigns_data(func: Any) -> bool:
+    """Return whether a torch function is the assignment of a tensor's `data`."""
+    is_assignment = getattr(func, "__name__", "") == "__set__"
+    return is_assignment and bool(func == torch.Tensor.data.__set__)  # type: ignore[attr-defined]
 
 
 def exchange(
@@ -211,6 +220,8 @@ class Perturbation(TorchFunctionMode):
         Torch calls this in place of `func`; the mode is off inside.
         """
         kwargs = kwargs or {}
+        if assigns_data(func) and args[0] in self.vector:
+            return self._refuse_other_values(*args)
         if asks_only(func, args, kwargs):
             return func(*args, **kwargs)
         kind = exchange_kind(func)
@@ -230,6 +241,24 @@ class Perturbation(TorchFunctionMode):
 
     def _exchange(self, value: Any) -> Any:
         return exchange(value, self.vector, self.whole)
+
+    def _refuse_other_values(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
+        """Leave a parameter as it is where its own perturbed copy is assigned to its `data`, as by
+        `module.to` with the dtype that the module has.
+
+        Raises FedseedError for any other values, which the weights would keep.
+        """
+        copy = self.whole(parameter)
+        if value.dtype == copy.dtype and value.device == copy.device and torch.equal(value, copy):
+            return
+        what = f"other values than its own to a parameter of shape {tuple(parameter.shape)}"
+        if value.dtype != parameter.dtype:
+            what = f"a cast, from {parameter.dtype} to {value.dtype}, of a parameter to itself"
+        raise FedseedError(
+            f"the model's forward pass assigns {what}, which a trial of other weights must not "
+            "keep: call the model once before its ParameterSpace is made, so that it has cast what "
+            "it casts, or take a first-order method"
+        )
 
     def _look_up_rows(
         self,

@@ -157,7 +157,7 @@ def change_norms(
             ]
         )
         return np.sqrt(sum(vector.gather(squares_by_block)))
-    squares, sum_squares = np.zeros(blocks), Squares()
+    squares, sum_squares = np.zeros(blocks), SumOfSquares()
     for p, w, s in zip(vector.parameters, weights, saved, strict=True):
         for lo, hi, part in differences(s, w):
             for block, a, b in vector.overlaps(vector.start_of(p) + lo, hi - lo):
@@ -165,7 +165,7 @@ def change_norms(
     return np.sqrt(sum(vector.gather(squares)))
 
 
-class Squares:
+class SumOfSquares:
     """Sums squares in double precision, in memory that is reused for each part.
 
     Allocating memory for the doubles of each part would take longer than the arithmetic.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,11 @@ from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
 from fedseed.weights.perturbation import Perturbation, can_exchange, can_stand_in, in_place_of
 from fedseed.weights.perturbed_rows import PerturbedRows, Rows, moves_of
+from fedseed.weights.stored import StoredBase, open_base
 from fedseed.weights.vector import Vector, flat, move_entries
+
+# weights of fewer bytes are copied where a base is kept: reading files would spare next to nothing
+LARGE_BYTES = 64 << 20
 
 
 class ParameterSpace:
@@ -71,10 +76,13 @@ class ParameterSpace:
         entries = tuple(TensorEntry(name, tuple(p.shape), dtype_name(p)) for name, p in trainable)
         self.layout = Layout(entries, cut([e.size for e in entries], blocks))
         self.vector = Vector(self.parameters, self.layout)
-        self._base: Sequence[torch.Tensor] | None = None
+        self._base: Sequence[torch.Tensor] | StoredBase | None = None
         self._last_rebuild: Rebuild | None = None
         # whether the weights differ from the base and from the last rebuild
         self._has_moved = False
+        # the steps that have led from the base to the weights, where `follow_steps` was called;
+        # None: they are not known
+        self._steps: list[Add] | None = None
         self._moments: Moments | None = None
         self.rows = Rows(model, self.vector)
 
@@ -117,6 +125,7 @@ class ParameterSpace:
                 self._replace(change.data)
             case _:
                 raise TypeError(f"{change!r} is no change of the weights")
+        self._note_steps([change])
         self._has_moved = not isinstance(change, Rebuild)
 
     def apply_adds(self, changes: Sequence[Add]) -> None:
@@ -131,6 +140,7 @@ class ParameterSpace:
         if not changes:
             return
         moving.move_steps(self.vector, changes)
+        self._note_steps(changes)
         self._has_moved = True
 
     def apply_factors(self, changes: Sequence[AddFactors]) -> None:
@@ -140,7 +150,7 @@ class ParameterSpace:
         """
         if changes:
             factoring.add_factors(self.vector, changes)
-            self._has_moved = True
+            self._has_moved, self._steps = True, None
 
     def add(
         self, basis: Basis, coefficients: Coefficients, scale: float = 1.0, first: int = 0
@@ -157,9 +167,14 @@ class ParameterSpace:
 
     def _rebuild(self, change: Rebuild) -> None:
         base = self._require_base("Rebuild")
-        moving.move(
-            self.vector, self.vector.make_preparer(change.terms, change.scale), change.scale, base
-        )
+        prepare = self.vector.make_preparer(change.terms, change.scale)
+        if isinstance(base, StoredBase):
+            # the files' bits go into the weights, where the sum is added to them
+            self._has_moved = True
+            base.restore()
+            moving.move(self.vector, prepare, change.scale)
+        else:
+            moving.move(self.vector, prepare, change.scale, base)
         self._last_rebuild, self._has_moved = change, False
 
     def _optimize(self, change: Optimize) -> None:
@@ -228,36 +243,132 @@ class ParameterSpace:
                 p.copy_(torch.from_numpy(part.copy()).view(p.dtype).view(p.shape))
             position, first = position + e.size * width, first + e.size
 
-    def keep_base(self) -> None:
-        """Keep a copy of the weights as they are: what `Rebuild` starts from."""
-        self._base = self.snapshot()
+    def keep_base(
+        self, files: Sequence[Path] = (), often: bool = False, least_bytes: int | None = None
+    ) -> None:
+        """Keep the weights as they are: what `Rebuild` starts from.
+
+        They are copied, or read from files each time they are needed, to the same bits.
+
+        Args:
+            files: safetensors files that the weights came from. Tensors that a file has bit for bit
+                are read from there; of the others copies are kept.
+            often: the weights are rebuilt at every step. On a GPU a step takes less time than a
+                reading, so that a copy is kept there.
+            least_bytes: weights of fewer bytes are copied in any case, as that takes next to
+                nothing; None: `LARGE_BYTES`.
+        """
+        stored = None
+        on_cpu = all(device.type == "cpu" for device in self.devices)
+        if files and self._is_large(least_bytes) and (on_cpu or not often):
+            aliases = self._aliases()
+            stored = open_base(self.vector, self.layout, aliases, files)
+        self._base = self.snapshot() if stored is None else stored
         self._last_rebuild, self._has_moved = None, False
 
+    def _is_large(self, least_bytes: int | None) -> bool:
+        """Return whether the weights have so many bytes; None: `LARGE_BYTES`."""
+        return self.layout.dense_bytes >= (LARGE_BYTES if least_bytes is None else least_bytes)
+
+    def _aliases(self) -> dict[str, list[str]]:
+        """Return the further names of tied tensors, by the first one."""
+        names: dict[int, list[str]] = {}
+        for name, p in self.model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(p), []).append(name)
+        return {first: others for first, *others in names.values() if others}
+
+    @property
+    def base_bytes(self) -> int:
+        """Return the bytes of memory that the kept base takes; 0 if none is kept."""
+        if self._base is None:
+            return 0
+        if isinstance(self._base, StoredBase):
+            return self._base.copied_bytes
+        return sum(copy.nbytes for copy in self._base)
+
+    def follow_steps(self, files: Sequence[Path], least_bytes: int | None = None) -> bool:
+        """Note the steps from here on, so that `way_back` can take them again from the base.
+
+        The weights are the base now. Nothing is copied; each way back costs the directions of all
+        steps so far.
+
+        Args:
+            files: safetensors files that the weights came from.
+            least_bytes: of weights of fewer bytes no steps are noted, as a copy takes next to
+                nothing; None: `LARGE_BYTES`.
+
+        Returns:
+            Whether steps are noted: only where the files have all weights, bit for bit.
+        """
+        stored = None
+        if self._is_large(least_bytes):
+            stored = open_base(self.vector, self.layout, self._aliases(), files)
+        if stored is None or stored.copies:
+            return False
+        self._base, self._steps = stored, []
+        return True
+
+    def _note_steps(self, changes: Sequence[Change]) -> None:
+        """Note changes of the weights, if they are steps that can be taken again."""
+        if self._steps is None:
+            return
+        adds = [change for change in changes if isinstance(change, Add)]
+        if len(adds) < len(changes):
+            self._steps = None
+            return
+        self._steps += [change for change in adds if change.terms]
+
+    def _retake_steps(self) -> None:
+        """Set the weights to the base with all noted steps."""
+        base, steps = self._require_base("way_back"), self._steps or []
+        assert isinstance(base, StoredBase)
+        base.restore()
+        if all(step.rounding is None for step in steps):
+            if steps:
+                moving.move_steps(self.vector, steps)
+            return
+        for step in steps:
+            if step.rounding is None:
+                moving.move_steps(self.vector, [step])
+            else:
+                moving.move_by_pieces(self.vector, step.terms, step.scale, step.rounding)
+
     def release_base(self) -> None:
-        """Free the copy that `keep_base` made."""
-        self._base = self._last_rebuild = None
+        """Free what `keep_base` has kept."""
+        self._base = self._last_rebuild = self._steps = None
 
     def restore_base(self) -> None:
         """Set w = w0, and clear the steps' running averages.
 
-        Raises ValueError if `keep_base` was not called.
+        Raises:
+            ValueError: `keep_base` was not called.
+            FedseedError: a file of the base was overwritten or can't be read.
         """
-        self.restore(self._require_base("restore_base"))
+        base = self._require_base("restore_base")
+        if isinstance(base, StoredBase):
+            self._has_moved = True
+            base.restore()
+        else:
+            self.restore(base)
         self._last_rebuild, self._has_moved, self._moments = None, False, None
+        if self._steps is not None:
+            self._steps = []
 
     def way_back(self) -> Callable[[], None] | None:
         """Return a function that undoes later changes of the weights without a copy of them.
 
-        It rebuilds the weights, so they must be the base or rebuilt from it now. None: only a copy
-        could undo changes.
+        It rebuilds the weights, so they must be the base or rebuilt from it now, or the steps from
+        the base noted (`follow_steps`). None: only a copy could undo changes.
         """
+        if self._steps is not None:
+            return self._retake_steps
         if self._base is None or self._has_moved:
             return None
         if self._last_rebuild is None:
             return self.restore_base
         return partial(self._rebuild, self._last_rebuild)
 
-    def _require_base(self, caller: str) -> Sequence[torch.Tensor]:
+    def _require_base(self, caller: str) -> Sequence[torch.Tensor] | StoredBase:
         if self._base is None:
             raise ValueError(f"{caller} needs keep_base first")
         return self._base
@@ -394,7 +505,7 @@ class ParameterSpace:
     def restore(self, saved: Iterable[torch.Tensor]) -> None:
         """Put back what `snapshot` returned."""
         # the saved tensors need be neither the base nor a rebuild
-        self._has_moved = True
+        self._has_moved, self._steps = True, None
         with torch.no_grad():
             for p, s in zip(self.parameters, saved, strict=True):
                 p.copy_(s)
@@ -418,7 +529,7 @@ class ParameterSpace:
 
     def norm(self) -> float:
         """Return the Euclidean norm of w."""
-        sum_squares = projection.Squares()
+        sum_squares = projection.SumOfSquares()
         total = 0.0
         for p in self.parameters:
             # in pieces, as their doubles take memory

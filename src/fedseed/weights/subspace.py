@@ -29,7 +29,7 @@ from fedseed.weights.layout import Layout
 LEAST_COLUMNS_OF_STACK = 64
 
 
-class Matrices(NamedTuple):
+class MatrixView(NamedTuple):
     """How a tensor is seen: `stack` matrices of `rows` times `columns` numbers."""
 
     stack: int
@@ -52,15 +52,15 @@ class Matrices(NamedTuple):
         return self.rows > self.columns
 
 
-def matrices_of(shape: tuple[int, ...]) -> Matrices:
+def matrices_of(shape: tuple[int, ...]) -> MatrixView:
     """Return the matrices of a tensor with two dimensions or more.
 
     A tensor of three dimensions whose last one is long is a stack of matrices (fused experts);
     otherwise the first dimension gives the rows, and all others the columns (filters).
     """
     if len(shape) == 3 and shape[-1] >= LEAST_COLUMNS_OF_STACK:
-        return Matrices(*shape)
-    return Matrices(1, shape[0], prod(shape[1:]))
+        return MatrixView(*shape)
+    return MatrixView(1, shape[0], prod(shape[1:]))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,13 @@ from fedseed.recipe.reading import read_recipe
 from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture, TaskData
 from fedseed_papers.audits.canaries import planting
 from fedseed_papers.audits.canary import CanaryTest, Game, Planned, canary_test
-from fedseed_papers.audits.canary_page import audit, numbers
-from fedseed_papers.audits.guessing import at_least, epsilon_at_least, most_right, share_at_least
+from fedseed_papers.audits.canary_page import build_canary_page, canary_data
+from fedseed_papers.audits.guessing import (
+    chance_of_at_least,
+    epsilon_at_least,
+    most_right,
+    share_at_least,
+)
 from support.command import refused, well
 from support.page import Page
 
@@ -109,7 +114,7 @@ def test_a_score_is_the_way_of_the_weights_not_the_steepness_of_the_loss():
 def test_a_bound_above_the_account_contradicts_it():
     games = [game(j, np.zeros(50), -np.eye(50)[j]) for j in range(10)]
     test = CanaryTest(games, "one", 1, {"epsilon": 1.0, "delta": 1e-5, "adjacency": "replace-one"})
-    assert test.found == 10 and test.epsilon_at_least > 4.9 and test.contradicts
+    assert test.hits == 10 and test.epsilon_at_least > 4.9 and test.contradicts
     for spent in ({**test.spent, "epsilon": 6.0}, None, {"epsilon": float("inf")}):
         assert not replace(test, spent=spent).contradicts
     # an exchange is two steps between neighbours of other kinds
@@ -124,9 +129,9 @@ def test_a_bound_above_the_account_contradicts_it():
         )
         assert replace(other, spent={**other.spent, "epsilon": 2.0}).contradicts
         assert replace(other, copies=2).account is None
-    page = audit(test, "mine", {})
+    page = build_canary_page(test, "mine", {})
     assert [a.short for a in page.answers] == ["found", "at chance", "above the account"]
-    assert numbers(test)["contradicts_account"] is True
+    assert canary_data(test)["contradicts_account"] is True
 
 
 # -- guesses
@@ -136,10 +141,10 @@ def test_a_bound_above_the_account_contradicts_it():
 def test_the_share_is_clopper_and_pearsons():
     assert share_at_least(10, 10, 0.95) == pytest.approx(0.05 ** (1 / 10), abs=1e-9)
     assert share_at_least(0, 10, 0.95) == 0
-    assert at_least(9, 10, share_at_least(9, 10, 0.95)) == pytest.approx(0.05)
-    assert at_least(0, 10, 0.3) == pytest.approx(1) and at_least(1, 3, 0.1) == pytest.approx(
-        1 - 0.9**3
-    )
+    assert chance_of_at_least(9, 10, share_at_least(9, 10, 0.95)) == pytest.approx(0.05)
+    assert chance_of_at_least(0, 10, 0.3) == pytest.approx(1) and chance_of_at_least(
+        1, 3, 0.1
+    ) == pytest.approx(1 - 0.9**3)
 
 
 def test_the_bound_and_what_epsilon_allows_are_each_others_inverse():
@@ -217,4 +222,4 @@ def test_it_is_at_chance_at_epsilon_1():
     assert test.spent["epsilon_pure"] == pytest.approx(1.0) and test.epsilon <= 1
     # One by chance: 3 in 100, and shows at 95% confidence more than the 0.44 accounted at delta;
     # two: 3 in 10,000.
-    assert test.found <= 1 and test.epsilon_at_least <= test.spent["epsilon_pure"]
+    assert test.hits <= 1 and test.epsilon_at_least <= test.spent["epsilon_pure"]

@@ -7,7 +7,7 @@ import pytest
 
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import messages as wire
-from fedseed.privacy.secure.dealing import PROOF_BYTES, Fault, Part, part_bytes, read_parts
+from fedseed.privacy.secure.dealing import PROOF_BYTES, Fault, HeldPart, part_bytes, read_parts
 from fedseed.privacy.secure.keys import KEY_BYTES, SIGNATURE_BYTES
 from fedseed.privacy.secure.settings import MOST_CLIENTS
 from fedseed.privacy.secure.shamir import SHARE_BYTES
@@ -156,7 +156,7 @@ def test_what_a_client_signs_says_who_answers_which_ask_knowing_which_keys():
 
 
 def test_parts_and_faults():
-    part = Part(
+    part = HeldPart(
         b"k" * KEY_BYTES,
         b"t" * (4 * SHARE_BYTES + 16),
         tuple(bytes([n]) * PROOF_BYTES for n in range(4)),

@@ -139,7 +139,7 @@ def updates(rng, folder):
         """The round's step is a message whose numbers are finite."""
         state = coordinator.state
         with np.errstate(all="raise", under="ignore"):
-            payloads.append(Message.decode(coordinator.close()).payload)
+            payloads.append(coordinator.close().payload)
         check_finite(coordinator.method.decode_step(state, payloads[-1]))
         return True
 

@@ -32,7 +32,7 @@ from fedseed.runs.parties import load_data
 from fedseed.tasks.data import TaskData
 from fedseed_papers.audits import by_orbit
 from fedseed_papers.audits.canaries import Planting, planting
-from fedseed_papers.audits.guessing import at_least, epsilon_at_least, percentile, rank
+from fedseed_papers.audits.guessing import chance_of_at_least, epsilon_at_least, percentile, rank
 
 Losses = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -163,14 +163,14 @@ class CanaryTest:
         ]
 
     @property
-    def found(self) -> int:
+    def hits(self) -> int:
         """In how many runs the attack guessed right."""
         return self.ranks.count(1)
 
     @property
     def by_chance(self) -> float:
         """Return the probability that guessing blindly is right as often."""
-        return at_least(self.found, len(self.games), 1 / self.candidates)
+        return chance_of_at_least(self.hits, len(self.games), 1 / self.candidates)
 
     @property
     def mean_percentile(self) -> float:
@@ -214,9 +214,7 @@ class CanaryTest:
     @property
     def epsilon_at_least(self) -> float:
         """Return what the attack shows, with 95% confidence."""
-        return epsilon_at_least(
-            self.found, len(self.games), self.candidates, self.delta, CONFIDENCE
-        )
+        return epsilon_at_least(self.hits, len(self.games), self.candidates, self.delta, CONFIDENCE)
 
     @property
     def contradicts(self) -> bool:

@@ -28,14 +28,14 @@ LIMITS = (
 )
 
 
-def numbers(test: CanaryTest) -> dict[str, Any]:
+def canary_data(test: CanaryTest) -> dict[str, Any]:
     """Return what audit.json holds of this."""
     return {
         "runs": len(test.games),
         "candidates": test.candidates,
         "copies": test.copies,
         "client": test.client,
-        "found": test.found,
+        "found": test.hits,
         "by": test.by,
         "found_by_model": test.ranks_by_model.count(1),
         "found_without_twin": test.ranks_alone.count(1),
@@ -53,7 +53,7 @@ def numbers(test: CanaryTest) -> dict[str, Any]:
     }
 
 
-def audit(test: CanaryTest, name: str, facts: Mapping[str, str]) -> Audit:
+def build_canary_page(test: CanaryTest, name: str, facts: Mapping[str, str]) -> Audit:
     """Return the page's content.
 
     Args:
@@ -82,7 +82,7 @@ def answer_guessing(test: CanaryTest) -> Answer:
     chance = test.by_chance > CHANCE
     return Answer(
         "Is the canary found?",
-        f"In {test.found} of {plural(runs, 'run')}; blind guessing is right in 1 of {n}, and as "
+        f"In {test.hits} of {plural(runs, 'run')}; blind guessing is right in 1 of {n}, and as "
         f"often as this with probability {test.by_chance:.2g}. In the mean, "
         f"{100 * test.mean_percentile:.1f}% of the other candidates score below it (50% at "
         f"chance). {_weaker(test)}in {test.ranks_alone.count(1)} of {runs}.",
@@ -189,7 +189,7 @@ def _bounds(test: CanaryTest) -> Panel:
     points = [(float(k), epsilon_at_least(k, runs, n, test.delta)) for k in range(runs + 1)]
     lines = [
         Series("epsilon at least", points, number=0),
-        Series("this test", [(test.found, test.epsilon_at_least)], number=1),
+        Series("this test", [(test.hits, test.epsilon_at_least)], number=1),
     ]
     if test.epsilon is not None:
         lines.append(

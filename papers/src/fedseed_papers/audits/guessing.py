@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta, binom
 
 
-def at_least(right: int, games: int, p: float) -> float:
+def chance_of_at_least(right: int, games: int, p: float) -> float:
     """Return the probability of `right` or more right guesses in `games`, each right with
     probability p.
     """

@@ -65,14 +65,6 @@ def relative_error(estimate: Array, true: Array) -> float:
     return float(np.linalg.norm(estimate - true) / np.linalg.norm(true))
 
 
-def cosine(a: Array, b: Array) -> float:
-    """Return the cosine of the angle between two vectors; 0 if one of them is zero."""
-    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
-    if norms:
-        return float(a @ b) / norms
-    return 0.0
-
-
 @dataclass(frozen=True)
 class SoftmaxLayer:
     """Where the last layer's parameters lie in the vector.

@@ -41,7 +41,7 @@ class Audit:
     """An audit.
 
     Args:
-        kind: "canary" or "reconstruct".
+        kind: "canary", "reconstruct" or "inputs".
         title: what was audited.
         what: what was done, in a sentence or two.
         answers: what came of it.

@@ -33,7 +33,6 @@ from fedseed.tasks.data import Picture
 from fedseed_papers.audits.inverting import (
     STEPS,
     SoftmaxLayer,
-    cosine,
     estimated_gradient,
     gradient_by,
     last_layer,
@@ -41,6 +40,7 @@ from fedseed_papers.audits.inverting import (
     relative_error,
 )
 from fedseed_papers.audits.observing import Known, observed
+from fedseed_papers.reconstruction import cosine
 
 Pixels = NDArray[np.float32]
 Say = Callable[[str], None]
@@ -428,10 +428,13 @@ def _assigned(reconstructed: Pixels, truth: Pixels) -> list[int]:
     """Return which of the pictures that were found is taken for which of the true ones: the
     nearest pairs first.
     """
-    distances = np.array([[_distance(s, t) for t in truth] for s in reconstructed])
+    distances = np.empty((len(reconstructed), len(truth)))
+    for s, guess in enumerate(reconstructed):
+        distances[s] = [_distance(guess, picture) for picture in truth]
     order = [0] * len(truth)
     for _ in truth:
-        s, t = np.unravel_index(distances.argmin(), distances.shape)
-        order[int(t)] = int(s)
-        distances[s, :] = distances[:, t] = np.inf
+        nearest = np.unravel_index(distances.argmin(), distances.shape)
+        found, true = int(nearest[0]), int(nearest[1])
+        order[true] = found
+        distances[found, :] = distances[:, true] = np.inf
     return order

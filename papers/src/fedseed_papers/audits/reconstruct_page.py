@@ -50,7 +50,7 @@ NUMBERS = (
 )
 
 
-def numbers(result: Reconstruction) -> dict[str, Any]:
+def reconstruction_data(result: Reconstruction) -> dict[str, Any]:
     """Return what audit.json holds of this."""
     attempts = []
     for a in result.attempts:
@@ -63,11 +63,14 @@ def attempts_csv(result: Reconstruction) -> str:
     text_buffer = io.StringIO()
     writer = csv.writer(text_buffer, lineterminator="\n")
     writer.writerow(NUMBERS)
-    writer.writerows([[getattr(a, name) for name in NUMBERS] for a in result.attempts])
+    for attempt in result.attempts:
+        writer.writerow([getattr(attempt, name) for name in NUMBERS])
     return text_buffer.getvalue()
 
 
-def audit(result: Reconstruction, name: str, facts: Mapping[str, str], picture: Path) -> Audit:
+def build_reconstruction_page(
+    result: Reconstruction, name: str, facts: Mapping[str, str], picture: Path
+) -> Audit:
     """Return the page's content.
 
     Args:

@@ -1,6 +1,6 @@
 """Holds a model, applies steps, and trains for the hosted clients."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from fedseed.federation.cost import Cost
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import Method, without_gradients
 from fedseed.methods.payload import DecodeContext
+from fedseed.models.stored import stored_weights
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
@@ -22,6 +23,7 @@ from fedseed.privacy.protection import check_dtypes
 from fedseed.privacy.settings import WITHHELD
 from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.memory import Memory
+from fedseed.training.summing import GradientSum
 from fedseed.training.together import Look, Seen, SharedLosses
 from fedseed.weights.change import expected_norm
 from fedseed.weights.devices import wait_for
@@ -75,12 +77,16 @@ class Worker:
         # whether the run shows nothing that depends on data except what the method sends
         self.private = self.protection is not None
         self.state = method.start(self.space.layout, self.seed)
-        self.memory = Memory()  # what clients keep from round to round
-        # a hash of the applied steps, kept if clients have accounts; together with the base it
-        # identifies the weights of a question
+        self.memory = Memory()  # of clients, from round to round
+        # where clients' gradients are added up, once they were
+        self._total: GradientSum | None = None
+        # a hash of the applied steps, where clients keep accounts: with the base it identifies the
+        # weights of a question
         self.history = hash_of()
         if method.from_base:
-            self.space.keep_base()
+            self.space.keep_base(stored_weights(model), often=method.rebuilds_each_step)
+        elif method.retakes_steps:
+            self.space.follow_steps(stored_weights(model))
 
     def train(self, plan_message: bytes, client: int, items: Sequence[Any]) -> Answer:
         """Train for a client as the plan asks. Afterwards the weights are as before."""
@@ -118,6 +124,53 @@ class Worker:
             self._answer(message, client)
             for message, client in zip(messages, trainers, strict=True)
         ]
+
+    def sum_gradients(
+        self,
+        plans: Sequence[bytes],
+        clients: Sequence[int],
+        items: Sequence[Sequence[Any]],
+        weigh: Callable[[Sequence[int], Sequence[int]], Sequence[float]],
+    ) -> tuple[list[Answer], memoryview]:
+        """Train for several clients whose gradients are added up in the memory of one.
+
+        A client whose loss is not finite is left out, and the sum is computed again.
+
+        Args:
+            plans: as for `train_all`.
+            clients: as for `train_all`.
+            items: as for `train_all`.
+            weigh: returns c_i of each client, from their numbers and their losses' terms.
+
+        Returns:
+            The clients' answers, which lack the gradients, and sum_i c_i g_i; it stays as it is
+            until the next call.
+        """
+        if self._total is None:
+            self._total = GradientSum(self.space)
+        batch: int | None = getattr(self.method, "batch", None)
+        silent: dict[int, Answer] = {}
+        while True:
+            messages, local_clients = self._locals(plans, clients, items)
+            terms = [
+                0 if client.number in silent else client.count_terms(batch)
+                for client in local_clients
+            ]
+            answers: list[Answer] = []
+            self._total.clear()
+            for message, client, share in zip(
+                messages, local_clients, weigh(clients, terms), strict=True
+            ):
+                client.total, client.share = self._total, share
+                answer = silent.get(client.number) or self._answer(message, client)
+                answers.append(answer)
+                if answer.message is None and client.number not in silent:
+                    silent[client.number] = answer
+                    if share:
+                        # its part is in the sum
+                        break
+            else:
+                return answers, self._total.data()
 
     def look(
         self,

@@ -17,8 +17,7 @@ from fedseed.errors import MessageError
 from fedseed.federation.coordinator.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods import Method
-from fedseed.methods.base import Answer, Answers
-from fedseed.methods.base import Round as PlannedRound
+from fedseed.methods.base import Answer, Answers, Round
 from fedseed.methods.payload import Content, DecodeContext, Payload, State
 from fedseed.privacy import find_misfit, protection_of
 from fedseed.randomness import Domain, permutation
@@ -29,8 +28,8 @@ OUTCOME = "aggregation.outcome."  # prefix of the parts of the rule's last outco
 
 
 @dataclass
-class Round:
-    """An open round."""
+class CurrentRound:
+    """A round while it is open."""
 
     number: int
     clients: list[int]  # in ascending order
@@ -64,6 +63,8 @@ class Coordinator:
 
     # whether the coordinator learns only sums of answers (`fedseed.federation.secure`)
     sums: ClassVar[bool] = False
+    # whether it takes a sum of gradients from clients of its own process (`summed`)
+    adds_gradients: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -83,6 +84,11 @@ class Coordinator:
         problem = find_misfit(method, self.aggregation, per_round)
         if problem:
             raise ValueError(problem)
+        if method.sums_gradients and not self.adds_gradients:
+            raise ValueError(
+                "method.summed = true: gradients are added up in a simulation by one process, "
+                "without secure sums (fedseed run); leave it out"
+            )
         self.state = method.start(layout, seed)
         # the number of steps made; it alone determines the privacy that they have spent
         self.steps = 0
@@ -93,9 +99,9 @@ class Coordinator:
         self._steps = LastSteps(self.bounds)
         # the rule's last outcome, if the rule uses it
         self._outcome: Sequence[NDArray[Any]] | None = None
-        self._open: Round | None = None
-        self.closed = Content()  # content of the last round's step
-        self.closed_payload = b""  # bytes of that step, without the frame
+        self._open: CurrentRound | None = None
+        self.closed = Content()  # of the last round's step
+        self.closed_payload = b""  # that step's bytes, without the frame
 
     def open(
         self, number: int, attempt: int = 0, alive: Collection[int] | None = None
@@ -111,7 +117,7 @@ class Coordinator:
             The clients that take part, in ascending order.
         """
         clients = self.sample_clients(number, alive)
-        self._open = Round(number, clients, attempt)
+        self._open = CurrentRound(number, clients, attempt)
         return clients
 
     def sample_clients(self, number: int, alive: Collection[int] | None = None) -> list[int]:
@@ -190,8 +196,8 @@ class Coordinator:
         return self.sums or self.protection is not None
 
     @property
-    def current(self) -> Round:
-        """The open round. Raises RuntimeError if no round is open."""
+    def current(self) -> CurrentRound:
+        """The open round. Raises RuntimeError if there is none."""
         if self._open is None:
             raise RuntimeError("no round is open")
         return self._open
@@ -199,7 +205,7 @@ class Coordinator:
     def plan(self, client: int) -> bytes:
         """Return the plan message, addressed to everybody, for a client of the open round."""
         current = self.current
-        plan = self.method.plan(self.state, PlannedRound(current.number, client, current.clients))
+        plan = self.method.plan(self.state, Round(current.number, client, current.clients))
         payload = plan.encode()
         current.planned = plan.content(self.state.layout.size, payload)
         return Message(
@@ -249,7 +255,7 @@ class Coordinator:
         current.received[sender] = update.content(self.state.layout.size, message.payload)
         current.updates[sender], current.sizes[sender] = update, size
 
-    def _decode_update(self, current: Round, data: bytes) -> tuple[Any, float]:
+    def _decode_update(self, current: CurrentRound, data: bytes) -> tuple[Any, float]:
         """Decode an update; return it and its size. Raises MessageError."""
         update = self.method.decode_update(self.state, current.number, data)
         return update, update.size(DecodeContext(self.method, self.state, "update", current.number))
@@ -283,8 +289,8 @@ class Coordinator:
                 del current.updates[client], current.received[client], current.sizes[client]
         return current.outliers
 
-    def close(self) -> bytes:
-        """End the round: combine the answers into a step for all clients.
+    def close(self) -> Message:
+        """End the round: combine the answers into a step for everybody, and return its message.
 
         The step is not applied if it is not finite, is out of proportion to earlier steps, or has
         fewer answers than the rule needs. Then the step is empty, `untaken` has the reason, and the
@@ -315,9 +321,7 @@ class Coordinator:
         self.closed_payload = payload
         self._advance(step)
         self._open = None
-        return Message(
-            MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload
-        ).encode()
+        return Message(MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload)
 
     def _step(self, answers: Answers) -> tuple[State, bytes, Payload, float]:
         """Return the state after the answers, the step's bytes and content, and its size.

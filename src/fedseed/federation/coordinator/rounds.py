@@ -146,7 +146,7 @@ class Rounds:
 
     def _receive(self, current: OpenRound, client: int, message: bytes) -> None:
         self.coordinator.receive(message, client)
-        current.bytes_up[client] = len(message) - FRAME_BYTES
+        current.bytes_up[client] = self.coordinator.current.received[client].bytes
         current.silent.pop(client, None)
         self._stop_waiting(current, client, in_time=True)
 

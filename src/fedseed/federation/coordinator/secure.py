@@ -9,7 +9,7 @@ import numpy as np
 
 from fedseed.errors import FedseedError, MessageError
 from fedseed.federation.control import MOST_EXAMPLES
-from fedseed.federation.coordinator.coordinator import Coordinator, Round
+from fedseed.federation.coordinator.coordinator import Coordinator, CurrentRound
 from fedseed.federation.coordinator.membership import Roster
 from fedseed.federation.coordinator.session import RESEND_SECONDS, Session, Stragglers, Wait
 from fedseed.federation.messages import EVERYBODY
@@ -142,7 +142,7 @@ class SecureCoordinator(Coordinator):
         current, self._sum = self.current, reason
         current.updates, current.received = {}, {}
 
-    def _decode_update(self, current: Round, data: bytes) -> tuple[Any, float]:
+    def _decode_update(self, current: CurrentRound, data: bytes) -> tuple[Any, float]:
         word_type = self.summing.form.dtype
         count = count_words(self.method, self.state)
         setup_name = data[:SETUP_BYTES]
@@ -180,8 +180,8 @@ class SecureCoordinator(Coordinator):
             answers, answers=(Answer(EVERYBODY, 1.0, kind.from_vector(vector, context)),)
         )
 
-    def _impossible(self, current: Round, words: Words, counted: bool) -> str | None:
-        """Return the reason why a sum can't come from honest clients, or has no weight.
+    def _impossible(self, current: CurrentRound, words: Words, counted: bool) -> str | None:
+        """Return the reason why a sum can't be that of honest clients, or has no weight.
 
         None if there is no such reason.
         """

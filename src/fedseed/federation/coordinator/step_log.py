@@ -21,8 +21,8 @@ from fedseed.transport.base import CoordinatorEnd, LogWriter
 
 
 @dataclass(frozen=True)
-class Logged:
-    """The contents of a run's log on a server."""
+class StepLogContents:
+    """The contents of the log of a run on a server."""
 
     run: str  # the run's name on the server
     last: int = 0  # the last step
@@ -111,8 +111,8 @@ class StepLog:
         self._looked = last
         return sum(data[:1] == b"S" for data in await self.end.entries(last)) > self._sessions
 
-    async def take_up(self, run: str, waits: bool) -> Logged:
-        """Return the contents of earlier sessions. New steps are added after them.
+    async def take_up(self, run: str, waits: bool) -> StepLogContents:
+        """Return the contents of earlier sessions; new steps follow these.
 
         Args:
             run: the run's name.
@@ -136,7 +136,9 @@ class StepLog:
         payloads = [
             (await fetch(self.end, carried, None))[FRAME_BYTES:] for carried in carried_steps
         ]
-        return Logged(run, len(steps), payloads, changed, self.marks, waits, self.end.lasting)
+        return StepLogContents(
+            run, len(steps), payloads, changed, self.marks, waits, self.end.lasting
+        )
 
     async def publish(self, number: int, step: bytes) -> None:
         """Append a step. It counts from here on."""

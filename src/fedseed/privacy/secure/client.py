@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedseed.durable import write_whole
 from fedseed.errors import MessageError, StorageError
 from fedseed.privacy.secure import OpenedBeforeError, keys
-from fedseed.privacy.secure.dealing import Fault, Part, deal, name_part, part_bytes, read_parts
+from fedseed.privacy.secure.dealing import Fault, HeldPart, deal, name_part, part_bytes, read_parts
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import (
     HASH_BYTES,
@@ -57,7 +57,7 @@ class _Setup:
     bundles: dict[int, Bundle] = field(default_factory=dict)  # everybody's public keys
     agreed: bytes = b""  # their digest
     # by holder: a part of this client's secrets, and the key that seals it
-    dealt_parts: dict[int, tuple[X25519PrivateKey, Part]] = field(default_factory=dict)
+    dealt_parts: dict[int, tuple[X25519PrivateKey, HeldPart]] = field(default_factory=dict)
     members: tuple[int, ...] = ()  # clients to mask against; empty until all shares have come
     # the shares of both secrets of each member, for each round
     shares: dict[int, list[bytes]] = field(default_factory=dict)
@@ -260,7 +260,7 @@ class SecureClient:
         ):
             part_id = name_part(setup.terms.setup, member, self.number)
             try:
-                part = Part.decode(data, setup.terms.count)
+                part = HeldPart.decode(data, setup.terms.count)
                 setup.shares[member] = part.shares(setup.sealing, part.key, part_id)
             except MessageError:
                 accused[member] = sha256(data).digest()

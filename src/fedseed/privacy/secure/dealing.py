@@ -21,7 +21,7 @@ PROOF_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Part:
+class HeldPart:
     """A holder's part of a dealer's secrets: the sealing key, sealed shares, and their hashes."""
 
     key: bytes
@@ -33,7 +33,7 @@ class Part:
         return self.key + self.text + b"".join(self.hashes)
 
     @classmethod
-    def decode(cls, data: bytes, count: int) -> "Part":
+    def decode(cls, data: bytes, count: int) -> "HeldPart":
         """Return the inverse of `encode`, for two secrets in each of `count` rounds.
 
         The data must have the length `part_bytes`.
@@ -86,7 +86,7 @@ def deal(
     dealer: int,
     bundles: Mapping[int, Bundle],
     threshold: int,
-) -> dict[int, tuple[X25519PrivateKey, Part]]:
+) -> dict[int, tuple[X25519PrivateKey, HeldPart]]:
     """Return a part of a dealer's secrets for each holder, and the key that seals it.
 
     Raises MessageError.
@@ -100,14 +100,16 @@ def deal(
         part_id = name_part(setup, dealer, holder)
         sealing_key = keys.agree(key, bundle.sealing, part_id)
         text = keys.seal(sealing_key, b"".join(shares), part_id)
-        parts[holder] = key, Part(keys.public(key), text, tuple(map(hash_share, shares)))
+        parts[holder] = key, HeldPart(keys.public(key), text, tuple(map(hash_share, shares)))
     return parts
 
 
-def read_parts(body: bytes, holders: Sequence[int], count: int) -> dict[int, Part]:
+def read_parts(body: bytes, holders: Sequence[int], count: int) -> dict[int, HeldPart]:
     """Return a dealer's parts, by holder. Raises MessageError."""
     parts = pieces(body, len(holders), part_bytes(count))
-    return {holder: Part.decode(data, count) for holder, data in zip(holders, parts, strict=True)}
+    return {
+        holder: HeldPart.decode(data, count) for holder, data in zip(holders, parts, strict=True)
+    }
 
 
 def fits(bundle: Bundle, position: int, is_self_mask: bool, secret: bytes | None) -> bool:
@@ -145,7 +147,7 @@ class Fault:
         return cls(dealers[0], rest[:1] == b"\1", shares, rest[stop:])
 
     def is_proven(
-        self, parts: Mapping[int, Part], bundle: Bundle, position: int, threshold: int
+        self, parts: Mapping[int, HeldPart], bundle: Bundle, position: int, threshold: int
     ) -> bool:
         """Return whether the dealer's parts and public keys prove the fault.
 

@@ -23,7 +23,7 @@ from fedseed.errors import MessageError
 from fedseed.privacy.secure import LostError, TooFewError, keys, shamir
 from fedseed.privacy.secure.dealing import (
     Fault,
-    Part,
+    HeldPart,
     fits,
     hash_share,
     name_part,
@@ -66,7 +66,7 @@ class Setup:
     bundles: Mapping[int, Bundle] = field(default_factory=dict)  # public keys by client
     agreed: bytes = b""  # the digest of the keys
     # sealed shares by dealer and holder; the dealers are the members
-    parts: Mapping[int, Mapping[int, Part]] = field(default_factory=dict)
+    parts: Mapping[int, Mapping[int, HeldPart]] = field(default_factory=dict)
     # the hash of the shares delivered to each member
     delivered: Mapping[int, bytes] = field(default_factory=dict)
     heard: list[Heard] = field(default_factory=list)  # all answers so far

@@ -23,7 +23,7 @@ from fedseed.randomness.kernels.reference import (
     project_finish,
     sum_in_order,
 )
-from fedseed.randomness.matrices import Matrices, Run
+from fedseed.randomness.matrices import Matrices, MatrixRun
 from fedseed.randomness.stream import Domain
 
 PIECE = 1 << 22  # elements whose sums are kept at a time, for many directions
@@ -271,7 +271,7 @@ class Kernels:
                 sums += run_sums.cpu().numpy() if self.TENSORS else run_sums
         return sums
 
-    def _whole_rows(self, run: Run, start: int, values: Any) -> tuple[int, Any]:
+    def _whole_rows(self, run: MatrixRun, start: int, values: Any) -> tuple[int, Any]:
         """(first row, rows), with zeros where the run has no elements."""
         first, last = run.rows(start)
         columns = run.matrix.columns
