@@ -96,7 +96,7 @@ def test_other_kinds_of_examples(original):
         "the loss is about which option follows" in done.stdout
         and "options: terrible / great" in done.stdout
     )
-    refused(2, "its examples are pictures; a preview shows tokens", "preview", "digits-zo-fedsgd")
+    refused(2, "its examples are pictures, but a preview shows tokens", "preview", "digits-zo-fedsgd")
 
 
 IMPORTED = """

@@ -308,7 +308,7 @@ def _complete(
     wrong_class = not loader.classes().intersection(checkpoint.classes)
     fault = f"its files do not have {of_all}"
     if wrong_class:
-        fault += f"; the task needs {loader.description} (see model.architecture)"
+        fault += f", but the task needs {loader.description} (see model.architecture)"
     elif _newer_saver(checkpoint.place):
         fault += f": {_newer_saver(checkpoint.place)}"
     raise problem(checkpoint.name, fault)

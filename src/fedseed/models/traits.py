@@ -325,7 +325,7 @@ def examine(model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool =
 
 
 def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
-    """Complete a model's traits by what a probe finds."""
+    """Complete a model's traits with a probe's findings."""
     stored = {name: parameter.dtype for name, parameter in model.named_parameters()}
     _rest_unreached(model, traits, unreached(model, lambda: probe.logits([probe.longer])))
     _refuse_casts(model, traits.base, stored)

@@ -207,7 +207,7 @@ class Images(Scoring):
     def scores(
         self, model: Any, items: Sequence[Picture], at_once: int | None = None
     ) -> torch.Tensor:
-        """Return the classes' logits."""
+        """Return the logits of the classes."""
         first = next(model.parameters())
         values = to_device(self.pixel_values(items), first.device).to(first.dtype)
         logits: torch.Tensor = model(pixel_values=values).logits

@@ -106,7 +106,7 @@ class TextTokens:
         return str(first[0] if first else "").startswith(BLANKS)
 
     def ids(self, text: str) -> list[int]:
-        """Return a text's tokens, without special ones around it."""
+        """Return a text's tokens, without special tokens around it."""
         last = self._last
         if not text or last[0] != text:
             last = (text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"]))
@@ -239,7 +239,7 @@ def stated_positions(config: Any) -> int | None:
     states none.
     """
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    # XLNet's configuration has -1, for any number of positions
+    # XLNet's configuration has -1, which means any number of positions
     if limit is None or limit < 1:
         return None
     return limit

@@ -67,8 +67,8 @@ class Run(ABC):
 
     def __init__(self, progress: Progress) -> None:
         self.progress = LoggedProgress(progress)
-        self.folder: RunFolder | None = None  # what the run writes; None: nothing
-        self.store: StepStore | None = None  # where steps are kept, in the folder
+        self.folder: RunFolder | None = None  # where the run writes; None: nowhere
+        self.store: StepStore | None = None  # keeps the steps, in the folder
         self._warned = False
         self._warned_of_divergence = False
         self._began = ""
@@ -91,10 +91,12 @@ class Run(ABC):
         """Open a round, send the plans, and pass the answers to the coordinator."""
 
     def apply(self, step: Message, line: RoundLine, log: bool) -> None:  # noqa: B027
-        """Apply the step if the model is here, and add to `line` what is known then."""
+        """Apply the step if this process holds the model, and add the figures it gives to
+        `line`.
+        """
 
     def publish(self, step: Message, line: RoundLine) -> None:  # noqa: B027
-        """Tell others of the step: where there is a log, the round counts from here on."""
+        """Send the step to the clients. Where there is a log, the round counts from here on."""
 
     def recorded(self, line: RoundLine, log: bool) -> None:  # noqa: B027
         """Record that the round counts."""

@@ -437,7 +437,7 @@ class Simulation(Run):
             if number < self.spec.rounds:
                 self.clients.begin(number + 1)
         start = time.perf_counter()
-        # no frame is checked: within one process a message can't be damaged or mixed up
+        # the frame need not be checked: a message within one process can't be damaged or mixed up
         norm = self.worker.apply_payload(step.payload)
         line.seconds["rebuild"] = time.perf_counter() - start
         line.weights_digest = self.worker.space.digest() if self.spec.digests(line.round) else None

@@ -47,7 +47,7 @@ class StoredWeights:
 
 
 def _write_weights(path: Path, weights: StoredWeights) -> None:
-    """Write the file in place of an older one; it is on disk when this returns."""
+    """Write the file, replacing an older one. It is on disk when this returns."""
     header = base64.b64encode(begin(weights.header)).decode()
     description = {
         "round": weights.round,
@@ -93,7 +93,7 @@ def read_weights(path: Path) -> StoredWeights:
             len(weights) != header.layout.dense_bytes
             or header.digest_of(weights) != description["digest"]
         ):
-            raise ValueError("the weights' digest differs from the one written with them")
+            raise ValueError("the weights do not match the digest written with them")
         return StoredWeights(
             header,
             int(description["round"]),
@@ -224,7 +224,7 @@ class StepStore(ABC):
         """Close the file without finishing it."""
 
     def _elsewhere(self, logged: StepLogContents) -> FedseedError:
-        """Return the error for a folder that has nothing of the run in the log."""
+        """Return the error for a folder that does not hold the run of the log."""
         return FedseedError(
             f"the server holds a run {logged.run} of {logged.last} steps, but {self.folder} does "
             "not: continue in the run's folder (--out), choose another name (--run), or delete "
@@ -259,7 +259,7 @@ class OrbitStore(StepStore):
     _writer: OrbitWriter | None = None
 
     def restore(self, has_rounds: bool, warn: Callable[[str], None]) -> Restored:
-        """Read the orbit; it and the log are repaired from each other."""
+        """Read the orbit. Orbit and log are completed from each other."""
         exists, logged = self.path.exists(), self.logged or StepLogContents("")
         if logged.last and not exists:
             raise self._elsewhere(logged)

@@ -308,7 +308,7 @@ def _openai(turn: FileRow) -> Message:
 
 
 def _calls_of(turn: FileRow) -> list[Message]:
-    """Return a message's calls of functions: `tool_calls`, or the older `function_call`."""
+    """Return a message's function calls: `tool_calls`, or the older `function_call`."""
     if turn.values.get("tool_calls"):
         return [_call(call) for call in _parsed(turn, "tool_calls").records("tool_calls")]
     if turn.values.get("function_call"):
@@ -336,7 +336,7 @@ def _sharegpt(turn: FileRow) -> Message:
 
 
 def _content(turn: FileRow, name: str) -> str:
-    """Return a content as text: as it is, or the texts of its parts one after the other."""
+    """Return a message's content as text: the text itself, or its parts joined."""
     if not isinstance(turn.values.get(name), list):
         return str(turn.field(name, str))
     texts = []

@@ -89,7 +89,7 @@ class FileRow:
         for index, values in enumerate(self.field(name, list)):
             place = f"{self.place}: {name}[{index}]"
             if not isinstance(values, dict):
-                raise RecipeError(f"{place}: a JSON object is expected, not {_short(values)}")
+                raise RecipeError(f"{place}: expected a JSON object, not {_short(values)}")
             records.append(FileRow(place, values))
         return records
 
@@ -162,7 +162,7 @@ def read_json(path: Path, hint: str = "") -> FileRow:
     """
     content = parse_json(read_text(path, hint), f"{path}: not valid JSON")
     if not isinstance(content, dict):
-        raise RecipeError(f"{path}: a JSON object is expected")
+        raise RecipeError(f"{path}: expected a JSON object")
     return FileRow(str(path), content)
 
 
@@ -268,7 +268,7 @@ def _json(path: Path) -> Iterator[FileRow | RecipeError]:
             if not is_list:
                 values = parse_json(row, f"{place}: not valid JSON", hint)
             if not isinstance(values, dict):
-                raise RecipeError(f"{place}: a JSON object is expected, not {_short(values)}")
+                raise RecipeError(f"{place}: expected a JSON object, not {_short(values)}")
             yield FileRow(place, values)
         except RecipeError as error:
             yield error
@@ -411,7 +411,7 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[FileR
 
 
 def _saved(folder: Path, split: str) -> list[FileRow | RecipeError]:
-    datasets = _library(f"{folder}: a saved data set is read by", "")
+    datasets = _library(f"{folder}: reading a saved data set needs", "")
     try:
         dataset = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
@@ -460,7 +460,7 @@ def _library(purpose: str, hint: str) -> Any:
 def _arrow_records(
     location: str, rows: Iterable[Mapping[str, Any]], columns: ArrowColumns
 ) -> list[FileRow | RecipeError]:
-    """Return the rows of an Arrow table, with an error in place of each malformed one."""
+    """Return the rows of an Arrow table, with an error in place of each malformed row."""
     records: list[FileRow | RecipeError] = []
     for number, row in enumerate(rows, 1):
         place = f"{location} row {number}"

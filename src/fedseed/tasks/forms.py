@@ -51,13 +51,15 @@ class Form:
     fields: str  # the form's name in messages
     # a row with all of these fields has this form; "a|b" means one of the two
     keys: tuple[str, ...]
-    make_example: Callable[[FileRow, Style], Made]  # makes an example of a row
+    make_example: Callable[[FileRow, Style], Made]  # makes an example from a row
 
     # fields that may be empty, for example the label of a text without one
     may_be_null: tuple[str, ...] = ()
 
     def fits(self, row: FileRow, keys: int | None = None) -> bool:
-        """Return whether a row has the form's fields, or the first `keys` of them."""
+        """Return whether a row has the form's fields; with `keys`, only the first so many are
+        checked.
+        """
         return all(self._has_any(row, key.split("|")) for key in self.keys[:keys])
 
     def _has_any(self, row: FileRow, names: Sequence[str]) -> bool:
@@ -88,7 +90,7 @@ def _instruction(row: FileRow, style: Style) -> Example:
 
 
 def _question_of(row: FileRow, style: Style) -> str:
-    """Return a row's instruction and input, as they are asked."""
+    """Return a row's instruction and input as a prompt."""
     input_field = "context" if "context" in row.values else "input"
     text = ""
     if row.values.get(input_field) is not None:
@@ -148,7 +150,7 @@ def _label(row: FileRow, style: Style) -> Choice | Unusable:
 
 
 def _second_text(row: FileRow) -> str:
-    """Return the text that a row has beside the first one; "" if it has one text."""
+    """Return a row's second text; "" if it has only one."""
     if row.values.get("text_pair") is None:
         return ""
     return str(row.field("text_pair", str))
@@ -316,7 +318,7 @@ class FormReader:
         return lines
 
     def _count_remarkable(self, form: Form, example: Made, row: FileRow) -> None:
-        """Count the oddities of a row that are no errors, but may be mistakes."""
+        """Count a row's oddities, which are not errors but may be mistakes."""
         if isinstance(example, Example):
             self.unwanted += row.values.get("label") is False
             self.scored_texts += form is TEXT and isinstance(row.values.get("score"), float)
@@ -370,7 +372,7 @@ class FormReader:
         return [*notes, *left_out]
 
     def _renamed(self, row: FileRow) -> FileRow:
-        """Return a row with its fields by the form's names, too."""
+        """Return a row that has its fields also under the form's names."""
         for name, column in self.fields.items():
             if column not in row.values:
                 raise RecipeError(
@@ -389,7 +391,7 @@ class FormReader:
         )
 
     def _forms_for(self, row: FileRow) -> tuple[Form, ...]:
-        """Return the forms that a row may have, by its fields."""
+        """Return the forms that are possible for a row's fields."""
         if are_preferences(row.values) and not LANGUAGE_FIELDS.intersection(self.fields):
             return (PREFERENCES,)
         if "text_pair" in row.values:  # then the row's text is not a text by itself
@@ -397,8 +399,8 @@ class FormReader:
         return FORMS
 
     def _form_of(self, row: FileRow) -> Form:
-        """Return the first form that the row has, or else the first of which it has the leading
-        field.
+        """Return the first form whose fields the row has; if there is none, the first whose first
+        field it has.
         """
         if self.style.score_field is not None:
             self.form = SCORED

@@ -272,7 +272,7 @@ class GSM8KTask(InstructionData):
 
 
 def _alpaca_example(row: FileRow, unwanted: str = "") -> Example:
-    """Return a row in Alpaca's template, with something taken out of instruction and output."""
+    """Return a row in Alpaca's template; `unwanted` is removed from instruction and output."""
     instruction, output = (
         row.field(name, str).replace(unwanted, "") for name in ("instruction", "output")
     )

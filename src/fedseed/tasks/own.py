@@ -308,7 +308,7 @@ class FilesTask(Task):
         )
 
     def _read_test(self, reader: FormReader) -> list[SourceLine]:
-        """Return the lines of the evaluation file, or split; none if the task has neither."""
+        """Return the lines of the evaluation file or split; empty if the task has neither."""
         if self.evaluation_file:
             return reader.read_rows(each_row(Path(self.evaluation_file).expanduser(), self.split))
         if self.evaluation_split:
@@ -415,7 +415,7 @@ class FilesTask(Task):
         )
 
     def _objective_notes(self, reader: FormReader) -> list[str]:
-        """Return a line about what is learnt, where that is neither language nor a label."""
+        """Return a note on what is learnt, if it is neither language nor a label."""
         if reader.form is PREFERENCES:
             beta = BETA
             if self.beta is not None:

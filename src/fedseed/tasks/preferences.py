@@ -175,7 +175,7 @@ def _common_prompt(
 
 
 def _system(row: FileRow) -> list[Message]:
-    """Return a row's system message, where a field has it."""
+    """Return a row's system message, if it is in a separate field."""
     system = row.values.get("system")
     if isinstance(system, str) and system.strip():
         return [{"role": "system", "content": system}]
@@ -183,7 +183,7 @@ def _system(row: FileRow) -> list[Message]:
 
 
 def _with_parsed_messages(row: FileRow, names: Sequence[str]) -> FileRow:
-    """Return a row with lists of messages where a table has them as JSON text."""
+    """Return a row with its messages as lists, parsed if a table has JSON text."""
     parsed_fields: dict[str, Any] = {}
     for name in names:
         value = row.values.get(name)

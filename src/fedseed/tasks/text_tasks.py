@@ -151,8 +151,8 @@ class DrawnTask(DealtTask):
 
 
 def _rows_in(whole: FileRow, place: Sequence[str]) -> Iterator[FileRow]:
-    """Yield the objects that lie at a place in another (text_tasks.toml), with the fields of those
-    they lie in.
+    """Yield the objects at a path inside another object (text_tasks.toml), each with the fields of
+    the objects around it.
     """
     if not place:
         yield whole
@@ -174,8 +174,8 @@ def _rows_in(whole: FileRow, place: Sequence[str]) -> Iterator[FileRow]:
 
 
 def _class_of(row: FileRow, classes: Sequence[str], field: str) -> int:
-    """Return the number of a row's class, from a name, or from a number as copies in other formats
-    have it.
+    """Return the number of a row's class, given by name, or by number as in copies in other
+    formats.
     """
     # a JSON true may stand for a class with that name
     value = row.field(field, (str, int, bool) if "true" in classes else (str, int))
@@ -191,7 +191,7 @@ def _class_of(row: FileRow, classes: Sequence[str], field: str) -> int:
 
 
 def _filled(prompt: str, row: FileRow) -> str:
-    """Return a prompt with a row's fields in it: "{name}", "{object.name}" or "{name:form}"."""
+    """Return a prompt with a row's fields filled in: "{name}", "{object.name}" or "{name:form}"."""
 
     def fill(match: re.Match[str]) -> str:
         *objects, name = match[1].split(".")
@@ -409,12 +409,12 @@ def _lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, str]]:
 
 
 def _trees(path: Path) -> Iterator[FileRow]:
-    """Yield the sentences of a treebank, each with its root's class."""
+    """Yield the sentences of a treebank, each with the class of its root."""
     brackets = {"-LRB-": "(", "-RRB-": ")"}
     for place, line in _lines(path):
         leaves = re.findall(r"\(\d ([^()]+)\)", line)
         if not re.match(r"\(\d ", line) or not leaves or line.count("(") != line.count(")"):
-            raise RecipeError(f"{place}: a tree is expected, such as (3 (2 It) (4 works))")
+            raise RecipeError(f"{place}: expected a tree, such as (3 (2 It) (4 works))")
         yield FileRow(
             place, {"label": line[1], "text": " ".join(brackets.get(leaf, leaf) for leaf in leaves)}
         )

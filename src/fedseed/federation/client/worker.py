@@ -77,11 +77,11 @@ class Worker:
         # whether the run shows nothing that depends on data except what the method sends
         self.private = self.protection is not None
         self.state = method.start(self.space.layout, self.seed)
-        self.memory = Memory()  # of clients, from round to round
+        self.memory = Memory()  # what clients keep from round to round
         # where clients' gradients are added up, once they were
         self._total: GradientSum | None = None
-        # a hash of the applied steps, where clients keep accounts: with the base it identifies the
-        # weights of a question
+        # a hash of the applied steps, kept if clients have accounts; together with the base it
+        # identifies the weights of a question
         self.history = hash_of()
         if method.from_base:
             self.space.keep_base(stored_weights(model), often=method.rebuilds_each_step)

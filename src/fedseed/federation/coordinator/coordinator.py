@@ -29,7 +29,7 @@ OUTCOME = "aggregation.outcome."  # prefix of the parts of the rule's last outco
 
 @dataclass
 class CurrentRound:
-    """A round while it is open."""
+    """An open round."""
 
     number: int
     clients: list[int]  # in ascending order
@@ -100,8 +100,8 @@ class Coordinator:
         # the rule's last outcome, if the rule uses it
         self._outcome: Sequence[NDArray[Any]] | None = None
         self._open: CurrentRound | None = None
-        self.closed = Content()  # of the last round's step
-        self.closed_payload = b""  # that step's bytes, without the frame
+        self.closed = Content()  # content of the last round's step
+        self.closed_payload = b""  # bytes of that step, without the frame
 
     def open(
         self, number: int, attempt: int = 0, alive: Collection[int] | None = None
@@ -197,7 +197,7 @@ class Coordinator:
 
     @property
     def current(self) -> CurrentRound:
-        """The open round. Raises RuntimeError if there is none."""
+        """The open round. Raises RuntimeError if no round is open."""
         if self._open is None:
             raise RuntimeError("no round is open")
         return self._open

@@ -22,7 +22,7 @@ from fedseed.transport.base import CoordinatorEnd, LogWriter
 
 @dataclass(frozen=True)
 class StepLogContents:
-    """The contents of the log of a run on a server."""
+    """The contents of a run's log on a server."""
 
     run: str  # the run's name on the server
     last: int = 0  # the last step
