@@ -68,7 +68,8 @@ def test_whose_how_many_and_how_they_are_cut_can_be_chosen(folder):
     ]
     done = well(*words, "--set", "task.loss_on=last", cwd=folder)
     assert (
-        done.stdout.count("bert, example ") == 5 and "256 tokens, 2 of them count, " in done.stdout
+        done.stdout.count("bert, example ") == 5
+        and ("256 tokens, 2 of them count for the loss") in done.stdout
     )
     assert "more were cut" in done.stdout
     assert "[[I| am" not in done.stdout
@@ -96,7 +97,9 @@ def test_other_kinds_of_examples(original):
         "the loss is about which option follows" in done.stdout
         and "options: terrible / great" in done.stdout
     )
-    refused(2, "its examples are pictures, but a preview shows tokens", "preview", "digits-zo-fedsgd")
+    refused(
+        2, ("its examples are pictures, but a preview shows tokens"), "preview", "digits-zo-fedsgd"
+    )
 
 
 IMPORTED = """

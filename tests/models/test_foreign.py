@@ -124,6 +124,7 @@ def test_a_tokenizer_that_fails_is_refused(base, values):
 def test_layers_without_end_are_refused(base, make):
     change(base / "config.json", num_hidden_layers=10**9)
     with pytest.raises(
-        RecipeError, match=r"num_hidden_layers = 1,000,000,000 in config.json: at most 4,096"
+        RecipeError,
+        match=(r"num_hidden_layers = 1,000,000,000 in config.json: fedseed builds at most 4,096"),
     ):
         make(str(base))

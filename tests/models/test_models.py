@@ -32,7 +32,7 @@ CASES = {
     "a masked model for text to continue": (
         None,
         "causal",
-        "the model is RobertaForMaskedLM; .*continues text",
+        "the model is RobertaForMaskedLM, .*continues text",
     ),
     "a causal model for masks": (OPT, "masked", "is OPTForCausalLM, .*masked language model"),
     "an image model": (VIT, "causal", "is ViTForImageClassification, .*text"),
@@ -40,7 +40,7 @@ CASES = {
     "a body without a head": (
         ("roberta", "AutoModel", TEXTS),
         "masked",
-        r"do not have all weights .* \(lm_head",
+        r"do not have all weights .* \(missing: lm_head",
     ),
 }
 

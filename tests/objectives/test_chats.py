@@ -280,5 +280,5 @@ def test_template_arguments_of_recipe_and_row(tmp_path):
     with pytest.raises(RecipeError, match=r"task\.chat_template_kwargs: tools can't be set"):
         FilesTask(path=str(path), chat_template_kwargs={"tools": []}).load_party("north")
     wrong = write_lines(tmp_path / "wrong.jsonl", [{**row, "chat_template_kwargs": "x"}])
-    with pytest.raises(RecipeError, match='line 1: "chat_template_kwargs" is no JSON'):
+    with pytest.raises(RecipeError, match='line 1: "chat_template_kwargs" is not valid JSON'):
         FilesTask(path=str(wrong)).load_party("north")

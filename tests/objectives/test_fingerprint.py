@@ -103,8 +103,7 @@ def test_a_fingerprint_of_this_machine():
 def test_differences_name_both_sides():
     assert MINE == SAME and MINE.difference_from(SAME) is None
     assert (
-        MINE.version_difference(SAME)
-        == "transformers 5.24.0, where the run has transformers 4.56.2"
+        MINE.version_difference(SAME) == "transformers 5.24.0, but the run has transformers 4.56.2"
     )
     said = OTHER.difference_from(MINE)
     assert said.startswith("the same texts have different tokens: fedseed 0.9, transformers 4.56.2")

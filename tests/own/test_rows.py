@@ -118,7 +118,7 @@ def test_the_model_says_what_is_learnt_of_rows(tmp_path):
     assert [item.gold for item in classifier([10, 2, 0], num_labels=11).items[0]] == [10, 2, 0]
     with pytest.raises(
         RecipeError,
-        match=r"client-0, row 0, evaluation, row 0: \"label\" = 'great': task.labels has ",
+        match=r"client-0, row 0, evaluation, row 0: \"label\" = 'great': not in task.labels ",
     ):
         classifier(["great", "negative", "neutral"], **named)
 

@@ -262,7 +262,9 @@ def test_a_missing_file_is_named_with_what_to_do(original):
     folder = original("cb")
     found = task("cb", folder)
     (folder / found.train_files[0]).unlink()
-    with pytest.raises(RecipeError, match=rf"the folder has no {found.train_files[0]}.*; give "):
+    with pytest.raises(
+        RecipeError, match=rf"the folder does not have {found.train_files[0]}.*; give "
+    ):
         found.load()
 
 

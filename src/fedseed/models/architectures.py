@@ -55,7 +55,7 @@ class Loader:
         Raises OSError or ValueError if its files are incomplete.
         """
         if self.auto is AutoModelForImageClassification:
-            # it brings image libraries, which take a second to load
+            # imported here because it imports image libraries, which takes a second
             from transformers import AutoImageProcessor
 
             return AutoImageProcessor.from_pretrained(place, trust_remote_code=trust_remote_code)

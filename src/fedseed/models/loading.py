@@ -290,12 +290,12 @@ def _complete(
     if misfits:
         name = misfits[0]
         file_shape, config_shape = sizes[name]
-        shapes = f"{name} of shape {file_shape}, config.json asks for {config_shape}"
+        shapes = f"{name} of shape {file_shape}, but config.json requires {config_shape}"
         if file_shape is None:
-            shapes = f"{name} of another shape than config.json asks for, {config_shape}"
+            shapes = f"{name} of another shape than config.json requires ({config_shape})"
         if len(misfits) > 1:
             shapes += f" (and {len(misfits) - 1:,} more)"
-        reason = _newer_saver(checkpoint.place) or "one of the two is another model's"
+        reason = _newer_saver(checkpoint.place) or "one of the two files belongs to another model"
         raise problem(checkpoint.name, f"its file has {shapes}: {reason}")
     unexpected = [str(name) for name in report.get("unexpected_keys") or ()]
     if any("lora_" in name or "base_layer" in name for name in unexpected):
@@ -315,10 +315,10 @@ def _complete(
 
 
 def _misfits(report: dict[str, Any], model: Any) -> dict[str, tuple[list[int] | None, list[int]]]:
-    """Return the tensors that a file has in another shape than the model, by name: the file's shape
-    (None: not known) and the model's.
+    """Return the tensors whose shapes in the file and in the model differ. The result has by name
+    the file's shape (None: not known) and the model's.
 
-    Before 5 transformers reports names alone.
+    Before version 5, transformers reports only names.
     """
     found: dict[str, tuple[list[int] | None, list[int]]] = {}
     for key in report["mismatched_keys"]:
@@ -330,18 +330,18 @@ def _misfits(report: dict[str, Any], model: Any) -> dict[str, tuple[list[int] | 
 
 
 def _newer_saver(place: str) -> str:
-    """Return what to do about a folder that a newer transformers saved; "" if none did."""
+    """Return advice for a folder that was saved by a newer transformers; "" if it was not."""
     saver, here = _saver_version(place), transformers.__version__
     if _numbers(saver) <= _numbers(here):
         return ""
     return (
-        f"it was saved by transformers {saver}, and this one ({here}) may read it otherwise: "
-        f"install transformers {saver} here, or save the base with the older one"
+        f"it was saved by transformers {saver}, and the installed version ({here}) may read it "
+        f"differently: install transformers {saver}, or save the base with the installed version"
     )
 
 
 def _numbers(version: str) -> list[int]:
-    """Return the numbers of a version: of 5.0.0rc1 5, 0 and 0."""
+    """Return the numbers of a version, such as 5, 0 and 0 for "5.0.0rc1"."""
     return [int(number) for number in findall(r"\d+", version)[:3]]
 
 
@@ -441,12 +441,13 @@ def outline(
 def read_config(
     base: str, trust_remote_code: bool, architecture: Architecture, head: Head | None
 ) -> Any:
-    """Return the configuration of the model that `load_model` would load, without its class.
+    """Return the configuration of the model that `load_model` would load, without importing its
+    class.
 
-    The class of a model takes seconds to import; the arguments are `load_model`'s.
+    Importing a model's class takes seconds. The arguments are those of `load_model`.
 
     Raises:
-        RecipeError: it can't be had.
+        RecipeError: the configuration can't be read.
     """
     checkpoint = find_checkpoint(base)
     options = _configured(checkpoint, architecture, head)
@@ -454,7 +455,7 @@ def read_config(
 
 
 def _read_config(checkpoint: Checkpoint, trusted: bool, options: dict[str, Any]) -> Any:
-    """Return a base's configuration as transformers reads it. Raises RecipeError."""
+    """Return a base's configuration as transformers reads it. Raises RecipeError if that fails."""
     try:
         return AutoConfig.from_pretrained(checkpoint.place, trust_remote_code=trusted, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -462,7 +463,7 @@ def _read_config(checkpoint: Checkpoint, trusted: bool, options: dict[str, Any])
 
 
 def _no_model(base: str, error: Exception) -> RecipeError:
-    """Return the error about a configuration that no model can be made from."""
+    """Return the error for a configuration from which no model can be made."""
     return problem(base, f"no model can be made from its configuration ({first_line(error)})")
 
 

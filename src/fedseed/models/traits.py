@@ -247,10 +247,10 @@ def unreached(model: torch.nn.Module, run: Callable[[], Any]) -> list[str]:
 
 
 def _is_one_of_several(model: torch.nn.Module, name: str, met: set[str]) -> bool:
-    """Return whether a parameter lies in one of several numbered members of the same class, such as
-    an expert, and another of them was reached.
+    """Return whether a parameter belongs to one of several numbered members of the same class, such
+    as experts, of which another was reached.
 
-    The members are those of a list, or of a dictionary whose keys end with a number ("expert_3").
+    The members are in a list, or in a dictionary whose keys end with a number ("expert_3").
     """
     parts = name.split(".")
     for depth in range(1, len(parts)):
@@ -347,23 +347,24 @@ def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
 
 
 def _refuse_casts(model: Any, base: str, stored: dict[str, torch.dtype]) -> None:
-    """Raise RecipeError if a forward pass has cast parameters for good.
+    """Raise RecipeError if a forward pass has permanently cast parameters to another dtype.
 
-    A router of Switch Transformers in 16 bits becomes one of 32 when it first computes. Steps would
-    be of that one, which neither an orbit's replay nor an export's reader begins with.
+    For example, a 16-bit router of Switch Transformers becomes a 32-bit one in its first pass.
+    Steps would be for that model, but a replay of the orbit or a reader of an export starts from
+    the 16-bit one.
 
     Args:
-        model: after a forward pass.
-        base: its name.
+        model: the model after a forward pass.
+        base: the model's name.
         stored: the parameters' dtypes before that pass, by name.
     """
     cast = [name for name, parameter in model.named_parameters() if parameter.dtype != stored[name]]
     if cast:
         now = str(model.get_parameter(cast[0]).dtype).removeprefix("torch.")
         raise RecipeError(
-            f'model.base = "{base}": a {type(model).__name__} casts parameters of its own to {now} '
-            f"when it computes ({listed(cast, SHOWN)}), and goes on as another model than was "
-            f'loaded: set model.dtype = "{now}"'
+            f'model.base = "{base}": a {type(model).__name__} casts some of its parameters to '
+            f"{now} when it computes ({listed(cast, SHOWN)}), so it is no longer the model that "
+            f'was loaded: set model.dtype = "{now}"'
         )
 
 

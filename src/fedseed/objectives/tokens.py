@@ -90,8 +90,8 @@ class TextTokens:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        # the text that was asked for last, and its tokens: a prompt is asked for by itself, and
-        # again for the response after it
+        # the newest text and its tokens, because a prompt is tokenised alone and then again before
+        # its response
         self._last: tuple[str, list[int]] = ("", [])
 
     @cached_property
@@ -110,7 +110,7 @@ class TextTokens:
         last = self._last
         if not text or last[0] != text:
             last = (text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"]))
-            self._last = last  # in one step, as threads of a server share this object
+            self._last = last  # a single assignment, because threads of a server share this object
         return list(last[1])
 
     def from_start(self, ids: Sequence[int]) -> list[int]:
@@ -235,8 +235,8 @@ def _shift_spans(spans: tuple[Span, ...], offset: int, first: int, end: int) -> 
 
 
 def stated_positions(config: Any) -> int | None:
-    """Return the number of positions that a model's configuration states; None: any number, or it
-    states none.
+    """Return the number of positions in a model's configuration; None if there is none, or if any
+    number is possible.
     """
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     # XLNet's configuration has -1, which means any number of positions

@@ -107,7 +107,7 @@ class RunFolder:
         self.path = path
         self._recipe, self._chat_template = recipe, chat_template
         self._data, self._fingerprint, self._threads = data, fingerprint, threads
-        # the number of threads that the run began with, where it is another one
+        # number of threads that the run began with, if it differs from this run's
         self.earlier_threads: int | None = None
         self._begun = False
         # if true, `progress` reaches the disk only through `sync`: in a network run the server's
@@ -465,9 +465,9 @@ def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) 
 
 
 def read_threads(path: Path) -> int | None:
-    """Return the number of threads that a folder's run began with; None if that is not known.
+    """Return the number of threads that a folder's run began with; None if not known.
 
-    The last bits of torch's sums depend on it.
+    The last bits of torch's sums depend on this number.
     """
     try:
         threads = json.loads((path / DATA).read_text(encoding="utf-8"))["threads"]
@@ -482,7 +482,7 @@ def _write_data(
     path: Path, data: DataRecord, fingerprint: Fingerprint | None, threads: int | None
 ) -> None:
     tokens = None
-    # without the data's digests (a private run's) nothing of the tokens is written either
+    # a private run writes no digests of the data, and then nothing about the tokenizer either
     if fingerprint is not None and data:
         tokens = fingerprint.to_json()
     table = {"data": record_to_json(data), "tokens": tokens, "threads": threads}

@@ -75,7 +75,9 @@ class Run(ABC):
 
     @property
     def threads(self) -> int | None:
-        """Return the number of threads that each process trains with; None: nothing trains here."""
+        """Return the number of threads with which each process trains; None if this process does
+        not train.
+        """
         return None
 
     def logged(self) -> StepLogContents | None:
@@ -170,10 +172,10 @@ class Run(ABC):
                 earlier_threads = self.folder.earlier_threads
                 if earlier_threads is not None:
                     self.progress.warn(
-                        f"{spec.folder}: the run began with {plural(earlier_threads, 'thread')} a "
-                        f"process and goes on with {self.threads}: the last bits of the weights "
-                        "will not be those of a run without interruption; --threads "
-                        f"{earlier_threads} keeps them"
+                        f"{spec.folder}: the run began with {plural(earlier_threads, 'thread')} "
+                        f"in each process but now has {self.threads}, so the last bits of the "
+                        "weights will differ from an uninterrupted run's; use --threads "
+                        f"{earlier_threads} to keep them equal"
                     )
             if self.folder.finished:
                 return self._finished(spec.folder)

@@ -171,11 +171,12 @@ def choose_kind(
 
 
 def room_left(recipe: Recipe, room: int | None) -> int | None:
-    """Return the number of tokens that a base takes besides those of the recipe's adapter.
+    """Return how many tokens an example may have: what the base can take, minus the adapter's
+    virtual tokens.
 
     Args:
         recipe: the recipe.
-        room: the number of tokens that the base takes. None: any number.
+        room: the number of tokens that the base can take; None: any number.
     """
     adapter = adapters.choose_adapter(
         recipe.model.adapter, recipe.method.adapter, recipe.method.name
@@ -222,25 +223,26 @@ def make_objective(
     processor: Any,
     positions: int | None,
 ) -> tuple[Objective, EvaluationSettings, str, tuple[str, ...]]:
-    """Return what makes items and losses of a recipe's examples. It needs no model.
+    """Make the objective of a recipe's examples, without a model.
 
-    The processor is given the chat template that the data is written by.
+    The processor gets the chat template that the data uses.
 
     Args:
         recipe: the recipe.
-        data: its task's.
-        kind: of the examples.
-        config: the model's configuration, of transformers.
+        data: the task's data.
+        kind: the kind of the examples.
+        config: the model's transformers configuration.
         processor: the base's tokenizer or image processor.
-        positions: the number of tokens that an example may have at most; None: any number.
+        positions: the most tokens of an example; None: any number.
 
     Returns:
-        The objective, the evaluation's settings within the model's positions, the limit of an
-        example for messages, and a classifier's classes in the order of its outputs.
+        The objective; the evaluation settings, limited to the model's positions; the limit on an
+        example's length as a text for messages; and a classifier's classes in the order of its
+        outputs.
 
     Raises:
-        RecipeError: the examples can't be made ready by such a processor, or the model tells other
-            classes apart than the data have.
+        RecipeError: this processor can't prepare the examples, or the model's classes differ from
+            the data's.
     """
     measured, limit = limit_settings(recipe.evaluation, positions)
     if data.chat_template:

@@ -108,10 +108,11 @@ def _step_size(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _prepare(recipe: Recipe, data: TaskData) -> tuple[Objective, str, list[Prepared]]:
-    """Make all clients' examples ready; return them with their objective and the limit of one.
+    """Prepare all clients' examples, and return them with their objective and the limit on an
+    example's length.
 
-    The class of a model takes seconds to import. It is needed only where it decides something: of
-    examples that may be too long for the model, or may have tokens that it has no embedding for.
+    A model's class takes seconds to import. It is imported only if it is needed: when examples may
+    be too long for the model, or may have tokens without an embedding.
     """
     kind, head = choose_kind(recipe, data)
     if kind.example is Picture:
@@ -138,12 +139,12 @@ def _prepare(recipe: Recipe, data: TaskData) -> tuple[Objective, str, list[Prepa
 def _prepare_by_config(
     recipe: Recipe, data: TaskData, kind: ExampleKind, config: Any, processor: Any
 ) -> tuple[Objective, str, list[Prepared]] | None:
-    """Do what `_prepare` does by the model's configuration alone.
+    """Do the work of `_prepare` with only the model's configuration.
 
     Returns:
-        None where only the model itself can tell what becomes of an example.
+        None if only the model itself can show how an example is prepared.
     """
-    # models of RoBERTa's kind have no positions up to that of padding
+    # models such as RoBERTa have no positions below that of padding
     positions = stated_positions(config)
     if positions is not None:
         positions -= 1 + (config.get_text_config().pad_token_id or 0)

@@ -276,13 +276,13 @@ def sum_round(
     plans: Mapping[int, bytes],
     items: Sequence[Sequence[Any]],
 ) -> list[Answer]:
-    """Let clients add their gradients up, hand the coordinator the sum, and return the answers.
+    """Let clients add up their gradients, give the sum to the coordinator, and return the answers.
 
     Args:
-        coordinator: the open round's.
+        coordinator: the coordinator of the open round.
         worker: the model.
-        plans: each client's plan, by its number.
-        items: the clients' examples, in the plans' order.
+        plans: each client's plan, by the client's number.
+        items: the clients' examples, in the order of the plans.
     """
     answers, total = worker.sum_gradients(
         list(plans.values()), list(plans), items, coordinator.weigh
@@ -292,11 +292,11 @@ def sum_round(
 
 
 def check_processes(method: Method, workers: object | None) -> None:
-    """Raise RecipeError if a method works in one process, and there are workers."""
+    """Raise RecipeError if there are workers but the method works only in one process."""
     if method.sums_gradients and workers is not None:
         raise RecipeError(
-            "method.summed = true: gradients are added up in one process; leave out --workers and "
-            "--ray"
+            "method.summed = true: gradients are added up in a single process; leave out "
+            "--workers and --ray"
         )
 
 

@@ -78,7 +78,7 @@ class Worker:
         self.private = self.protection is not None
         self.state = method.start(self.space.layout, self.seed)
         self.memory = Memory()  # what clients keep from round to round
-        # where clients' gradients are added up, once they were
+        # the memory in which clients' gradients are added up; None: not used yet
         self._total: GradientSum | None = None
         # a hash of the applied steps, kept if clients have accounts; together with the base it
         # identifies the weights of a question
@@ -132,19 +132,20 @@ class Worker:
         items: Sequence[Sequence[Any]],
         weigh: Callable[[Sequence[int], Sequence[int]], Sequence[float]],
     ) -> tuple[list[Answer], memoryview]:
-        """Train for several clients whose gradients are added up in the memory of one.
+        """Train for several clients, and add up their gradients in the memory of a single gradient.
 
-        A client whose loss is not finite is left out, and the sum is computed again.
+        If a client's loss is not finite, the client is left out and the sum is computed again.
 
         Args:
             plans: as for `train_all`.
             clients: as for `train_all`.
             items: as for `train_all`.
-            weigh: returns c_i of each client, from their numbers and their losses' terms.
+            weigh: returns the weights c_i of clients, given their numbers and the numbers of terms
+                in their losses.
 
         Returns:
-            The clients' answers, which lack the gradients, and sum_i c_i g_i; it stays as it is
-            until the next call.
+            The clients' answers without gradients, and sum_i c_i g_i. The next call reuses the
+            sum's memory.
         """
         if self._total is None:
             self._total = GradientSum(self.space)
@@ -167,7 +168,7 @@ class Worker:
                 if answer.message is None and client.number not in silent:
                     silent[client.number] = answer
                     if share:
-                        # its part is in the sum
+                        # the sum already has a part of its gradient, so compute it again
                         break
             else:
                 return answers, self._total.data()

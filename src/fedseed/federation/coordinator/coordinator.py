@@ -63,7 +63,7 @@ class Coordinator:
 
     # whether the coordinator learns only sums of answers (`fedseed.federation.secure`)
     sums: ClassVar[bool] = False
-    # whether it takes a sum of gradients from clients of its own process (`summed`)
+    # whether the coordinator takes a sum of gradients from clients in its own process (`summed`)
     adds_gradients: ClassVar[bool] = False
 
     def __init__(
@@ -86,8 +86,8 @@ class Coordinator:
             raise ValueError(problem)
         if method.sums_gradients and not self.adds_gradients:
             raise ValueError(
-                "method.summed = true: gradients are added up in a simulation by one process, "
-                "without secure sums (fedseed run); leave it out"
+                "method.summed = true: gradients can be added up only in a simulation in one "
+                "process without secure sums (fedseed run); remove this key"
             )
         self.state = method.start(layout, seed)
         # the number of steps made; it alone determines the privacy that they have spent
