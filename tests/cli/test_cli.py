@@ -154,7 +154,7 @@ def test_a_killed_run_is_resumed(finished, tmp_path):
     assert again.returncode == 1 and "unfinished" in again.stderr and "--resume" in again.stderr
     refused(
         2,
-        "rounds is 2 there, 3 here (--resume --rounds 3 lets it",
+        "rounds is 2 there, 3 here (--resume --rounds 3 changes",
         *words,
         "--set",
         "rounds=3",

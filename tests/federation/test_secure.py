@@ -504,7 +504,7 @@ def test_one_of_five_lies(case, problem, network, shared_server):
     # here; and whoever lets one pass is left out for twice as long at the least, each time for
     # twice as long as before. So all waiting is at most the rest of the time, where that is a
     # deadline or more.
-    why = r"client-(\d) (?:has not answered \w+ of secure sums within (\S+) s|says can't be taken)"
+    why = r"client-(\d) (?:has not answered \w+ of secure sums within (\S+) s|can't be accepted)"
     late = why + r": it will not be asked for (\S+) s"
     found = [
         (int(who), float(seconds or 2), float(out))

@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_said(place):
     ):
         Federation.from_file(recipe(place, "bert", "answers"))
     with pytest.raises(
-        RecipeError, match="the model is LlamaForCausalLM; the task needs an encoder-decoder"
+        RecipeError, match="the model is LlamaForCausalLM, but the task needs an encoder-decoder"
     ):
         Federation.from_file(recipe(place, "llama", "answers"), ["model.architecture=seq2seq"])
 

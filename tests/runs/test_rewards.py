@@ -71,7 +71,7 @@ def test_a_function_is_not_run_unasked(place):
     [
         (
             ["method.name=ferret"],
-            "ferret needs gradients, which a reward has not: choose method.name among fedkseed",
+            "ferret needs gradients, but a reward has none: choose method.name among fedkseed",
         ),
         (["reward.name=exact_match"], "reward: give either name or function"),
         (["reward={}"], "reward: give either name or function"),

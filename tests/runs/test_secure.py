@@ -258,12 +258,12 @@ secure_sums = {threshold = 3}
         ("method={name='zo-fedsgd'}", r'zo-fedsgd: seeds = "own".*set method.seeds = "shared"'),
         ("method={name='ferret'}", r'ferret: seeds = "per-client".*set method.seeds = "shared"'),
         ("method={name='fedkseed',importance=true}", "importance = true needs every single pair"),
-        ("method={name='fedavg'}", "fedavg: its steps are no sums of vectors of one length"),
+        ("method={name='fedavg'}", "fedavg: its steps are not sums of vectors of equal length"),
         (
             "method={name='fedmezo'}",
             r'fedmezo: seeds = "own" with travel = "pairs".*set method.seeds = "shared"',
         ),
-        ("method={name='fedmezo',travel='tensors'}", "fedmezo: its steps are no sums"),
+        ("method={name='fedmezo',travel='tensors'}", "fedmezo: its steps are not sums"),
         (
             "secure_sums.threshold=6",
             r"threshold = 6: a round has 5 clients \(federation.per_round\)",

@@ -7,8 +7,8 @@ entry of the log is a byte for its kind, and a body:
 
     H   header    length u32 | JSON (epoch: the log's incarnation; names) | the orbit's beginning,
                   as in its file
-    S   session   8 random bytes: a coordinator has begun to write, so no earlier one may continue T
-    step      link | step message; link: a hash of the previous link and the message, so that
+    S   session   8 random bytes: a coordinator has begun to write, so no earlier one may continue
+    T   step      link | step message; link: a hash of the previous link and the message, so that
                   steps are chained
     M   mark      round u32 | digest of the weights after that round, as reported by the clients
     E   end       the run is over

@@ -1,11 +1,12 @@
 """Adapters: a few parameters that are added to a frozen base and tuned instead of it. Built on
 `peft`.
 
-    lora       Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: W +
-    (alpha / r) B A
+    lora       Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022:
+               W + (alpha / r) B A
     p-tuning   Liu et al., "GPT Understands, Too", 2021: virtual tokens that an MLP computes from an
-    embedding prompt     Lester, Al-Rfou, Constant, "The Power of Scale for Parameter-Efficient
-    Prompt Tuning", EMNLP 2021
+               embedding
+    prompt     Lester, Al-Rfou, Constant, "The Power of Scale for Parameter-Efficient Prompt
+               Tuning", EMNLP 2021
 
 An adapter is installed before the parameter space is made. So every method that can tune a model
 can also tune an adapter, and it then sends only the adapter's part. The adapter's first weights are

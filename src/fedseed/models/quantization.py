@@ -3,9 +3,9 @@ not need torch.
 
     int4, int8         fedseed's own layers (`fedseed.models.quantized_layers`), on any machine
     nf4, fp4           bitsandbytes: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized
-    LLMs", NeurIPS 2023; one scale for every 64 weights llm-int8           bitsandbytes: Dettmers et
-    al., "LLM.int8()", NeurIPS 2022 torchao-int8       torchao: 8-bit weights, one scale for every
-    row
+                       LLMs", NeurIPS 2023; one scale for every 64 weights
+    llm-int8           bitsandbytes: Dettmers et al., "LLM.int8()", NeurIPS 2022
+    torchao-int8       torchao: 8-bit weights, one scale for every row
 
 A base whose files are already quantised needs no setting (`fedseed.models.quantized_loading`). A
 run tunes an adapter and leaves the codes frozen; with int4 and int8 it can tune the scales instead.

@@ -1,10 +1,10 @@
 """The traits of a loaded base besides its weights. Only this module determines them.
 
-    settings      settings in config.json that must not affect losses or answers are switched off
-    (`settle`)
-    at rest       parameters that are not tuned: those that the architecture freezes, never saves,
-    or changes at each loading, and those that no text reaches (a vision tower) padding
-    whether an example's loss or answer depends on the other examples in its batch
+    settings   settings in config.json that must not affect losses or answers are switched off
+               (`settle`)
+    at rest    parameters that are not tuned: those that the architecture freezes, never saves, or
+               changes at each loading, and those that no text reaches (a vision tower)
+    padding    whether an example's loss or answer depends on the other examples in its batch
 
 `load_model` determines some of a model's traits; `examine` determines the others by short forward
 passes.

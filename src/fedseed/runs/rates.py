@@ -2,8 +2,8 @@
 successive halving of short runs.
 
 1. A run of a few rounds at a tiny rate r moves the weights by D. The loss on validation examples is
-measured at three points along D, l0 = l(w), l+- = l(w +- eps D / |D|). This gives slope and
-curvature:
+   measured at three points along D, l0 = l(w), l+- = l(w +- eps D / |D|). This gives slope and
+   curvature:
 
        s = (l- - l+) / 2 eps,    c = (l+ + l- - 2 l0) / eps^2,    rate = (s / c) r / |D|
 
@@ -12,9 +12,9 @@ curvature:
    one round. If the curvature is not positive, the search starts at the rate that moves the weights
    by a hundredth of their norm.
 2. Short runs try rates that are three times higher and lower, as long as the validation loss
-improves; then the two best rates run three times as long (Jamieson, Talwalkar: "Non-stochastic Best
-Arm Identification", 2016). If a round is one step along a random direction, a few steps show only
-chance, so two runs use all the remaining budget.
+   improves; then the two best rates run three times as long (Jamieson, Talwalkar: "Non-stochastic
+   Best Arm Identification", 2016). If a round is one step along a random direction, a few steps
+   show only chance, so two runs use all the remaining budget.
 
 The search takes about a tenth of the run's passes. With a `share` of 1 or more, that number of
 whole runs follows: at the found rate, at three times higher or lower rates as long as the loss

@@ -1,9 +1,10 @@
 """Lets a party check a run that somebody else coordinated, from the run's folder and its own data.
 
     steps     every round's step is recomputed from the recorded answers, as the coordinator did
-    (`retracing`) answers   in sampled rounds a client's own answer is recomputed, with that round's
-    seeds and batches, at that round's weights, which are replayed; it must match within the noise
-    of float arithmetic
+              (`retracing`)
+    answers   in sampled rounds a client's own answer is recomputed, with that round's seeds and
+              batches, at that round's weights, which are replayed; it must match within the noise
+              of float arithmetic
 
 The first check needs no data, and finds a step that does not fit the answers. The second check
 finds a forged or swapped answer, even if the step fits it: the answer recorded under a client's

@@ -1,8 +1,8 @@
 """Natural Instructions v2.8 from its original folder, with a client for each train task.
 
-    splits/default/train_tasks.txt, test_tasks.txt    a task's name per line
-    tasks/<name>.json                                 {"Definition": [text], "Instances": [{"input",
-    "output": [text]}]}
+    splits/default/train_tasks.txt, test_tasks.txt    one task name in each line
+    tasks/<name>.json                                 {"Definition": [text],
+                                                       "Instances": [{"input", "output": [text]}]}
 
 The defaults are those of FedKSeed (Qin et al., ICML 2024, Appendix G.1, and its code): the first
 definition, the first output, Alpaca's template, 20% of each train task's instances, and max(20, 2%)

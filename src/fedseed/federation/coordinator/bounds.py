@@ -1,11 +1,12 @@
 """Decides which updates of a round count, and which steps are applied.
 
-    an update   refused if it is larger than any honest one (LARGEST), or more than `proportion`
-    times the median of its round
-    a claim     refused with its update if it is more than `claims` times the median number of
-    examples, or of terms of a loss a step      not applied, and its answers are forgotten, if it is
-    not finite, exceeds the range of the weights' dtype, or is more than `proportion` times the
-    median of the last WINDOW steps
+    an update   is refused if it is larger than any honest one (LARGEST), or more than `proportion`
+                times the median of its round
+    a claim     is refused, with its update, if it is more than `claims` times the median number of
+                examples, or of terms of a loss
+    a step      is not applied, and its answers are forgotten, if it is not finite, exceeds the
+                range of the weights' dtype, or is more than `proportion` times the median of the
+                last WINDOW steps
 
 Payloads report their size (`Payload.size`). The median is the lower median of the sizes above zero,
 so a minority can't move it far in either direction. It needs MIN_SIZES sizes, because fewer can't

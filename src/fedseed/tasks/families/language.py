@@ -8,8 +8,8 @@ and:
     choice(people)            one item of a list, which may be "women + men" or "range(2, 60)"
     sample(people, 2)         a list of two different items
     chance(50)                true in half of the draws
-    others(colours, colour)   the items except one by(who, ages)             the items in the order
-    of their keys
+    others(colours, colour)   the items except one
+    by(who, ages)             the items in the order of their keys
 
 If an expression has a condition ("choice(praise) if liked") and the condition is false, its names
 get no value. A text has expressions in braces, such as "{animal.name|a}". Lists are written with
