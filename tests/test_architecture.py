@@ -28,6 +28,7 @@ FLOORS = [
         "experiments flower own",
         "runs",
         "recipe",
+        "decentralised",
         "federation",
         "reports tracking",
         "transport",

@@ -149,6 +149,12 @@ def federation(folder):
     return folder
 
 
+def decentralised(folder):
+    page = blocks(ROOT / "docs" / "decentralised.md")
+    (folder / "mesh.toml").write_text(next(b.text for b in page if b.language == "toml"))
+    return folder
+
+
 def models(folder):
     text_bases.write(folder / "my-llama", "llama")
     rows = [
@@ -174,6 +180,7 @@ BEFORE = {
     "choosing.md": new,
     "commands.md": commands,
     "data.md": data,
+    "decentralised.md": decentralised,
     "evolution.md": rewards,
     "extending.md": extending,
     "federation.md": federation,

@@ -106,6 +106,13 @@ OWN: dict[str, Command] = {
         "join",
         "Take part in a federation over NATS, for one client or many.",
     ),
+    "mesh": Command(
+        "Federate",
+        "mesh",
+        "mesh",
+        "Tune without a coordinator: as one node among neighbours, or with all nodes simulated "
+        "here.",
+    ),
     "status": Command(
         "Federate",
         "network",

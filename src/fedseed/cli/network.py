@@ -416,11 +416,15 @@ def keys(
         str | None,
         typer.Option("--run", help="With a recipe: the run's name. Default: the recipe's."),
     ] = None,
+    mesh: Annotated[
+        bool,
+        typer.Option("--mesh", help="For `fedseed mesh`: clients are nodes, none above others."),
+    ] = False,
 ) -> None:
     """Make NKEYs, a certificate and a nats-server configuration: TLS, and each client its own
     subjects only.
     """
-    from fedseed.transport.keys import make
+    from fedseed.transport.keys import make, make_for_mesh
 
     name, recipe, own_data, clients = run, "recipe.toml", False, client
     if Path(run).suffix == ".toml":
@@ -433,6 +437,10 @@ def keys(
             "federation.clients"
         )
     hosts = host or ["localhost", "127.0.0.1"]
+    if mesh:
+        for line in make_for_mesh(check_run(name), folder, clients, hosts, port, days, recipe):
+            say(line)
+        return
     for line in make(check_run(name), folder, clients, hosts, port, days, recipe, own_data):
         say(line)
 

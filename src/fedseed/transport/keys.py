@@ -3,7 +3,8 @@ nats-server that uses them.
 
 A client's key may publish only under fedseed.RUN.up.CLIENT and into its own object store. It may
 read the run's log, the coordinator's object store and broadcasts, and gets replies in an inbox of
-its own. The key files list the signatures to accept (signatures.py).
+its own. In a mesh a node's key may publish only under fedseed.RUN.node.NODE, and reads all nodes.
+The key files list the signatures to accept (signatures.py).
 """
 
 import ipaddress
@@ -36,7 +37,7 @@ from fedseed.transport.nats_server import (
     server_version,
 )
 from fedseed.transport.signatures import key_file
-from fedseed.transport.subjects import Subjects, name_problem
+from fedseed.transport.subjects import Subjects, name_problem, token
 
 MOST_DAYS = 36_500  # the years in a certificate's dates have four digits
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
@@ -75,22 +76,8 @@ def make(
     """
     check_run(run)
     hosted = _hosted(clients)
-    hosts = [_checked_host(host) for host in hosts]
-    if not 0 < port < 1 << 16:
-        raise RecipeError(f"--port {port}: from 1 to 65535")
-    if not 1 <= days <= MOST_DAYS:
-        raise RecipeError(f"--days {days}: from 1 to {MOST_DAYS}, for which certificates are valid")
-    check_quotable(folder, "--out")  # the configuration contains its path
-    if folder.exists():
-        raise FedseedError(f"{folder} is there already: keys are not overwritten")
-    folder.mkdir(parents=True, mode=0o700)
-    seeds = {
-        name: nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER).decode()
-        for name in ("coordinator", "watcher", *hosted)
-    }
-    public = {
-        name: nkeys.from_seed(seed.encode()).public_key.decode() for name, seed in seeds.items()
-    }
+    hosts = _make_folder(folder, hosts, port, days)
+    seeds, public = _make_nkeys(["coordinator", "watcher", *hosted])
     signers = [(client, public[name]) for name, part in hosted.items() for client in part]
     key_files = {name: key_file(seed, public["coordinator"]) for name, seed in seeds.items()}
     key_files["coordinator"] = key_file(seeds["coordinator"], None, signers)
@@ -124,6 +111,103 @@ def make(
         "other files stay here."
     )
     return lines
+
+
+def make_for_mesh(
+    run: str,
+    folder: Path,
+    nodes: Sequence[str],
+    hosts: Sequence[str],
+    port: int,
+    days: int = 365,
+    recipe: str = "recipe.toml",
+) -> list[str]:
+    """Write keys, certificates and configuration for nodes without a coordinator.
+
+    Each node's key file has its own seed and the public keys of all nodes. A server of this
+    configuration lets each node write under its own subject alone, and keeps nothing.
+
+    Returns:
+        Lines for a shell: comments, and the commands that each node types.
+
+    Args:
+        run: the run's name.
+        folder: the new folder.
+        nodes: names.
+        hosts: names and addresses of the server, or of all servers, for the certificate.
+        port: the servers' port.
+        days: validity of the certificates, from 1 to 36,500.
+        recipe: the recipe's file, for the commands.
+
+    Raises:
+        FedseedError: the folder exists.
+        RecipeError: the run's or a node's name is not valid, or is used twice; a host, the port or
+            the days are not valid.
+    """
+    check_run(run)
+    names = list(_hosted(nodes))
+    hosts = _make_folder(folder, hosts, port, days)
+    seeds, public = _make_nkeys(names)
+    for name in names:
+        text = key_file(seeds[name], None, public.items())
+        _write_secret(folder / f"{name}.nk", text.encode())
+    _certificates(folder, hosts, days)
+    subjects = Subjects(run)
+    allowed = {
+        name: (
+            [f"{subjects.root}.node.{token(name)}.>"],
+            [f"{subjects.root}.node.>", f"{subjects.inbox(name)}.>"],
+        )
+        for name in names
+    }
+    text = _server_configuration(subjects, public, allowed, port, folder.resolve())
+    if set(hosts) <= LOCAL:
+        text = f'host: "{hosts[0]}"\n{text}'
+    _write_secret(folder / "nats-server.conf", text.encode())
+    lines = [
+        "# a server, for all or at each site",
+        _command(_as_typed(find_server()), "-c", folder / "nats-server.conf"),
+    ]
+    server = f"tls://{bracket_host(hosts[0])}:{port}"
+    for name in names:
+        lines += [
+            f"# {name}, in a folder with {Path(recipe).name}, {name}.nk and ca.pem",
+            _command(
+                *("fedseed", "mesh", Path(recipe).name, "--run", run, "--node", name),
+                *("--nats", server, "--key", f"{name}.nk", "--ca", "ca.pem"),
+            ),
+        ]
+    lines.append(
+        f"# Give each node {Path(recipe).name}, its .nk file and ca.pem, over a safe way; who runs "
+        "a server needs server.pem, server.key and nats-server.conf, too."
+    )
+    return lines
+
+
+def _make_folder(folder: Path, hosts: Sequence[str], port: int, days: int) -> list[str]:
+    """Make the new folder, and return the checked hosts; the arguments are those of `make`."""
+    checked_hosts = [_checked_host(host) for host in hosts]
+    if not 0 < port < 1 << 16:
+        raise RecipeError(f"--port {port}: from 1 to 65535")
+    if not 1 <= days <= MOST_DAYS:
+        raise RecipeError(f"--days {days}: from 1 to {MOST_DAYS}, for which certificates are valid")
+    check_quotable(folder, "--out")  # the configuration contains its path
+    if folder.exists():
+        raise FedseedError(f"{folder} is there already: keys are not overwritten")
+    folder.mkdir(parents=True, mode=0o700)
+    return checked_hosts
+
+
+def _make_nkeys(names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return new seeds and their public keys, each by name."""
+    seeds = {
+        name: nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER).decode()
+        for name in names
+    }
+    public = {
+        name: nkeys.from_seed(seed.encode()).public_key.decode() for name, seed in seeds.items()
+    }
+    return seeds, public
 
 
 def _join_lines(
@@ -263,6 +347,28 @@ def configuration(
         "watcher": ([subjects.status, info], [replies["watcher"]]),
         **{name: permissions(subjects, clients) for name, clients in hosted.items()},
     }
+    streams = jetstream_block(folder / "store", version)
+    return _server_configuration(subjects, public, allowed, port, folder, streams)
+
+
+def _server_configuration(
+    subjects: Subjects,
+    public: dict[str, str],
+    allowed: dict[str, tuple[list[str], list[str]]],
+    port: int,
+    folder: Path,
+    streams: str = "",
+) -> str:
+    """Return a configuration by what each key may do.
+
+    Args:
+        subjects: the run's subjects.
+        public: all public keys, by name.
+        allowed: the subjects to publish and to subscribe to, by name.
+        port: the port to listen on.
+        folder: the folder with the certificates; it also gets the log.
+        streams: the part about streams; "": the server keeps none.
+    """
     users = [
         f"    # {name}\n    {{ nkey: {public[name]}\n      permissions: {{\n"
         f"        publish: {json.dumps(publish)}\n        subscribe: {json.dumps(subscribe)} }} "
@@ -275,7 +381,7 @@ def configuration(
         "max_payload: 1MB          # larger messages go through the object store\n"
         "write_deadline: 10s\n"
         f'log_file: "{folder / "nats-server.log"}"\n'
-        f"{jetstream_block(folder / 'store', version)}"
+        f"{streams}"
         f'tls {{\n  cert_file: "{folder / "server.pem"}"\n  key_file: "{folder / "server.key"}"\n  '
         f"timeout: 5\n}}\n"
         "authorization {\n  users: [\n" + "".join(users) + "  ]\n}\n"

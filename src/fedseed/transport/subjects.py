@@ -6,6 +6,8 @@ fedseed.RUN.down                coordinator to everybody, not stored
 fedseed.RUN.up.CLIENT.KIND      from a client: only CLIENT may publish here
 fedseed.RUN.status              questions for the status
 fedseed.RUN.in.NAME.>           replies to NAME
+fedseed.RUN.node.NODE.all       from a node of a mesh to all neighbours: only NODE may publish here
+fedseed.RUN.node.NODE.to.OTHER  to one of them: the same
 fedseed.RUN.in.watcher.all      the status, for all who ask; fedseed.RUN.in.coordinator.all for
                                 another coordinator
 """
@@ -79,6 +81,12 @@ class Subjects:
     def from_client(self, client: str, kind: str) -> str:
         """Return the subject of a client's messages of a kind."""
         return f"{self.root}.up.{token(client)}.{kind}"
+
+    def from_node(self, node: str, receiver: str | None = None) -> str:
+        """Return the subject of a mesh node's messages to one neighbour, or (None) to all."""
+        if receiver is None:
+            return f"{self.root}.node.{token(node)}.all"
+        return f"{self.root}.node.{token(node)}.to.{token(receiver)}"
 
     def inbox(self, name: str) -> str:
         """Return the prefix of the subjects for replies to somebody."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,19 @@ from fedseed.weights.vector import Vector, flat, move_entries
 
 # weights of fewer bytes are copied where a base is kept: reading files would spare next to nothing
 LARGE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class SavedWeights:
+    """A copy of the weights, and of what steps keep besides them."""
+
+    tensors: Sequence[torch.Tensor]
+    moments: Moments | None  # of steps by momentum or Adam
+
+
+def copy_moments(moments: Moments) -> Moments:
+    """Return a copy of running averages held by torch."""
+    return Moments(moments.rule, moments.first.clone(), moments.second.clone(), moments.steps)
 
 
 class ParameterSpace:
@@ -509,6 +522,16 @@ class ParameterSpace:
         with torch.no_grad():
             for p, s in zip(self.parameters, saved, strict=True):
                 p.copy_(s)
+
+    def save(self) -> SavedWeights:
+        """Return copies of the trainable tensors and of the steps' running averages."""
+        moments = None if self._moments is None else copy_moments(self._moments)
+        return SavedWeights(self.snapshot(), moments)
+
+    def load(self, saved: SavedWeights) -> None:
+        """Put back what `save` returned, which may be put back again later."""
+        self.restore(saved.tensors)
+        self._moments = None if saved.moments is None else copy_moments(saved.moments)
 
     def difference(
         self, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None

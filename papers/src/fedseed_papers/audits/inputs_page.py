@@ -142,12 +142,22 @@ def _answer(found: Found, attempts: Sequence[Attempt]) -> Answer:
         f"{100 * fmean(span):.0f}% of the {inputs} by the span, {100 * fmean(pursuit):.0f}% by "
         f"pursuit; at chance {100 * chance:.1f}% (p = {p:.2g})."
     )
-    others = fmean(attempt.other for attempt in attempts)
-    is_above = p < SURE and share > others
+    is_above = p < SURE and _exceeds_others(attempts, best)
     short = "not by these attacks"
     if is_above:
         short = f"{100 * share:.0f}% of the {inputs}"
     return Answer(_describe(attempts[0]), text, short, "warn" if is_above else "good")
+
+
+def _exceeds_others(attempts: Sequence[Attempt], attack: str) -> bool:
+    """Return whether picks hit a client of the sum more often than one that has no part.
+
+    Common tokens are in many texts: picks of them hit anybody more often than random ones do.
+    """
+    if fmean(attempt.other for attempt in attempts) <= fmean(a.chance for a in attempts):
+        return True
+    gaps = [getattr(attempt, attack) - attempt.other for attempt in attempts]
+    return fmean(gaps) - interval(gaps) > 0
 
 
 def _table(found: Found) -> Sheet:

@@ -5,6 +5,7 @@ It holds no model and does not import torch.
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -381,6 +382,14 @@ class Coordinator:
                 self._steps.take(step.size(DecodeContext(self.method, self.state, "step")))
             self._advance(step)
         return contents
+
+    def snapshot(self) -> "Coordinator":
+        """Return a copy that goes on by itself; no round is open in it."""
+        duplicate = copy(self)
+        duplicate._steps = deepcopy(self._steps)
+        duplicate._turns = self._turns.copy()
+        duplicate._open = None
+        return duplicate
 
     @property
     def weights(self) -> bytes | None:
